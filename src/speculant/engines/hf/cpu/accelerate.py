@@ -36,6 +36,7 @@ from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.pass_plan import PassPlans
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
+from speculant.engines.hf.quantized.model_weights import rounding_dtype
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.products import native
 
@@ -204,6 +205,10 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
     forwards |= {layer.module: layer for layer in layers}
+    notes: tuple[str, ...] = ()
+    if fuse and not layers and rounding_dtype(model) is not model.dtype:
+        reason = "last bits can depend on the number of rows, and the inputs of products are rounded to 8 bits"
+        notes = (f"its layers run operation by operation, whose {reason}: near-ties can flip against plain decoding.",)
     matrices = Counter(
         f"{each.outs} x {each.k}, {each.bits} bits in groups of {each.group}"
         for _, module in quantized_modules(model)
@@ -216,6 +221,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
         table=table,
         shadows=Shadows(model, forwards, attention.rename, groups=1),
         plans=plans,
+        notes=notes,
         quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),
     )
 
