@@ -9,7 +9,8 @@ from typing import Any
 
 from speculant.core.errors import UsageError
 from speculant.engines.hf.quantized.gguf_file import open_gguf
-from speculant.engines.hf.quantized.gguf_model import DTYPES, GgufPlan, count_kinds, plan_gguf, read_weights
+from speculant.engines.hf.quantized.gguf_model import read_weights
+from speculant.engines.hf.quantized.gguf_plan import DTYPES, GgufPlan, count_kinds, plan_gguf
 from speculant.engines.hf.quantized.gguf_tokenizer import Vocabulary, build_tokenizer, read_vocabulary
 
 ACTIVATIONS = ("int8", "float")
