@@ -9,9 +9,11 @@ from typing import Any
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
 from speculant.core.hub import hub_advice, why_missing
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
+from speculant.engines.llamacpp.file import begins_as_gguf
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+_FOLDER = "name the folder that holds config.json and the weights"
 _OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
@@ -53,8 +55,10 @@ def find_model(name: str | None) -> str:
     if name is None or means_bundled(name):
         return str(bundled_model())
     path = Path(name)
+    if begins_as_gguf(path):
+        raise ModelNotFoundError(f"{name} is a GGUF file, which --model and Speculator.from_gguf take; or {_FOLDER}.")
     if path.is_file():
-        raise ModelNotFoundError(f"{name} is a file; name the folder that holds config.json and the weights.")
+        raise ModelNotFoundError(f"{name} is a file; {_FOLDER}.")
     if path.is_dir() and not any((path / each).exists() for each in ("config.json", "adapter_config.json")):
         raise ModelNotFoundError(f"there is no model in {name}: the folder has no config.json.")
     if reason := why_missing(name):
@@ -167,12 +171,18 @@ def load_config(source: str) -> Any:
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
 
-    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`.
+    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`; a
+    GGUF file has a whole tokenizer.
 
     Raises:
         TokenizerError: it is required and there is none.
+        ModelError, UnsupportedError: it is a GGUF file that is damaged, or whose tokenizer is of another kind.
     """
     source = find_tokenizer(source)
+    if begins_as_gguf(source):
+        from speculant.engines.hf.quantized.gguf_loading import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(Path(source))
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
     names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None
