@@ -42,8 +42,8 @@ PROMPTS = (
 )
 TOKENS = 128  # of each prompt
 QUANTIZED = (
-    "the text is compared with that of the same quantised weights without drafts; what quantising itself changes is said "
-    "when weights are rounded."
+    "the text is compared with that of the same quantised weights without drafts; what quantising itself changes is "
+    "said when weights are rounded."
 )
 MARKS = {True: "near-tie", False: "WRONG"}
 
