@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, SpeculantError, TokenizerError, UsageError
 from speculant.core.hub import hub_advice, why_missing
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
+from speculant.engines.llamacpp.file import begins_as_gguf
 
 if TYPE_CHECKING:
-    from speculant.engines.hf.quantized.products import Activations
     from speculant.engines.hf.quantized.rounding import Scheme
 
 logger = logging.getLogger(__name__)
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+_FOLDER = "name the folder that holds config.json and the weights"
 _OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
@@ -60,8 +61,10 @@ def find_model(name: str | None) -> str:
     if name is None or means_bundled(name):
         return str(bundled_model())
     path = Path(name)
+    if begins_as_gguf(path):
+        raise ModelNotFoundError(f"{name} is a GGUF file, which --model and Speculator.from_gguf take; or {_FOLDER}.")
     if path.is_file():
-        raise ModelNotFoundError(f"{name} is a file; name the folder that holds config.json and the weights.")
+        raise ModelNotFoundError(f"{name} is a file; {_FOLDER}.")
     if path.is_dir() and not any((path / each).exists() for each in ("config.json", "adapter_config.json")):
         raise ModelNotFoundError(f"there is no model in {name}: the folder has no config.json.")
     if reason := why_missing(name):
@@ -140,7 +143,8 @@ def load_model(
             on a CPU those of GPTQ, AWQ, compressed-tensors and torchao are read packed.
         packed_cache: whether quantised weights are kept packed in the user's cache folder, from where the next start
             maps them; None and True for yes.
-        activations: "int8" rounds inputs of quantised weights as llama.cpp does, "float" keeps them; None for int8.
+        activations: "int8" rounds the inputs of quantised matrices by row and group of 32, "float" keeps them; None for
+            int8. Refused where no weights are quantised.
         sample: text on which the loss of quantising is measured; None for a built-in one.
 
     Raises:
@@ -152,6 +156,8 @@ def load_model(
     source = find_model(name)
     check_dtype(dtype)
     check_quantize(quantize, dtype=dtype, device=device)
+    if activations not in (None, "int8", "float"):
+        raise UsageError(f"activations must be int8 or float, not {activations!r}.")
     import torch
 
     device = device or ("cpu" if quantize else default_device())
@@ -174,16 +180,13 @@ def load_model(
                 dtype=asked_dtype,
                 attention=attention,
                 keep=packed_cache is not False,
-                activations=cast("Activations", activations or "int8"),
+                activations="float" if activations == "float" else "int8",
                 tokenizer=tokenizer,
                 sample=sample,
             )
             return load_quantized(asked), tokenizer
         if activations is not None:
-            raise UsageError(
-                "activations are those of quantised weights, which this checkpoint has not. Leave the option out, or "
-                "add quantize."
-            )
+            raise UsageError("activations would be ignored: no weights are quantised. Leave it out, or add quantize.")
         model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)
@@ -247,12 +250,18 @@ def load_config(source: str) -> Any:
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
 
-    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`.
+    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`; a
+    GGUF file has a whole tokenizer.
 
     Raises:
         TokenizerError: it is required and there is none.
+        ModelError, UnsupportedError: it is a GGUF file that is damaged, or whose tokenizer is of another kind.
     """
     source = find_tokenizer(source)
+    if begins_as_gguf(source):
+        from speculant.engines.hf.quantized.gguf_loading import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(Path(source))
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
     names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None
