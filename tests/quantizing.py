@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speculant.engines.hf.quantized.experts import expert_weights, is_experts
 from speculant.engines.hf.quantized.modules import replace_weights
 from speculant.engines.hf.quantized.products import Activations
 from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales, QuantizedWeight, pack, pad
@@ -30,13 +31,17 @@ def rounded(weight: Tensor, *, bits: int = 8, group: int = 32) -> QuantizedWeigh
 def quantized_model(
     model: Any, *, bits: int = 8, group: int = 32, activations: Activations = "int8", but: tuple[str, ...] = ()
 ) -> Any:
-    """Return a copy of a model whose linear layers and embeddings are rounded, but for those with a name in `but`."""
+    """Return a copy of a model whose matrices are rounded, but for those of modules with a name in `but`."""
     model = copy.deepcopy(model)
     weights = {
         f"{name}.weight": rounded(module.weight, bits=bits, group=group)
         for name, module in model.named_modules()
         if type(module) in (nn.Linear, nn.Embedding) and not any(each in name for each in but)
     }
+    for name, module in model.named_modules():
+        if is_experts(module):
+            for projection, weight in expert_weights(module).items():
+                weights[f"{name}.{projection}"] = rounded(weight, bits=bits, group=group)
     tied = model.config.get_text_config(decoder=True).tie_word_embeddings
     if tied:
         weights.pop("lm_head.weight", None)

@@ -33,7 +33,7 @@ METHODS_HERE = [  # that draft from tokens or from the target's logits
 def stories() -> dict[str, Speculator]:
     """Return the bundled model in transformers, and in llama.cpp without and with drafts."""
     needs_llamacpp()
-    plain = Speculator.from_gguf(bundled_gguf(), method="none", threads=1)
+    plain = Speculator.from_gguf(bundled_gguf(), method="none", threads=1, engine="llamacpp")
     return {
         "transformers": Speculator.from_pretrained(method="none", fast=False),
         "plain": plain,
@@ -62,7 +62,7 @@ def test_a_model_that_is_not_ours(tmp_path: Path) -> None:
     model, tokenizer = load_model(str(Path(os.environ["SPECULANT_DATA"]) / "models" / "stories260K"))
     write_gguf(model, tmp_path / "model.gguf", tokenizer=tokenizer)
     expected = Speculator.from_transformers(model, tokenizer, method="none", fast=False)
-    mix = Speculator.from_gguf(tmp_path / "model.gguf", nodes=8, threads=1)
+    mix = Speculator.from_gguf(tmp_path / "model.gguf", nodes=8, threads=1, engine="llamacpp")
     for prompt in PROMPTS * 2:
         options = {"max_new_tokens": TOKENS, "temperature": 0}
         assert mix.generate(prompt, **options).text == expected.generate(prompt, **options).text
@@ -75,7 +75,7 @@ def test_other_weights(kind: str) -> None:
     """Drafts leave the text of quantised weights as it is, but for near-ties, which are counted."""
     from speculant.bench.suite.margins import MarginSummary, margins
 
-    plain = Speculator.from_gguf(bundled_gguf(kind), method="none", threads=1)
+    plain = Speculator.from_gguf(bundled_gguf(kind), method="none", threads=1, engine="llamacpp")
     mix = Speculator.from_transformers(plain.model, plain.tokenizer, nodes=12)
     for _ in range(2):
         for prompt in PROMPTS:
@@ -176,7 +176,7 @@ def test_memories_fit_both(stories: dict[str, Speculator], tmp_path: Path) -> No
     """What a GGUF model's drafter learned serves transformers' model, whose vocabulary is the same, and no other."""
     stories["mix"].save(tmp_path / "m")
     Speculator.from_pretrained(memory=tmp_path / "m", fast=False)
-    Speculator.from_gguf(bundled_gguf("q8_0"), memory=tmp_path / "m", threads=1)
+    Speculator.from_gguf(bundled_gguf("q8_0"), memory=tmp_path / "m", threads=1, engine="llamacpp")
     with pytest.raises(MemoryFileError):
         Speculator.from_transformers(_tiny(), memory=tmp_path / "m")
 

@@ -66,15 +66,26 @@ def check_engine_can(model: Any, *, method: str | None, head: Any) -> None:
         raise UsageError(f"the model is the text {model!r}. Use Speculator.from_gguf({model!r}).")
     if not isinstance(model, LlamaCppModel):
         return
-    why, found = None, None if method is None else find_method(method)
-    if (found and found.heads) or head is not None:
-        why = "trained heads read hidden states of decoder layers"
-    elif found and found.takes_layers:
-        why = f"the method '{method}' runs a part of the target's layers"
-    elif found and found.takes_rows:
-        why = f"the method '{method}' runs the target on a part of its cache"
-    if why is not None:
+    why = find_layer_use(method=method, head=head)
+    if why:
         raise UnsupportedError(
-            f"{why}, which llama.cpp does not offer. Use a method such as 'mix' or 'draft-model', or the model in "
-            "transformers' format."
+            f"{why}, which llama.cpp does not offer. Use a method such as 'mix' or 'draft-model', Speculant's own "
+            "passes (--engine speculant) where they run the file, or the model in transformers' format."
         )
+
+
+def find_layer_use(*, method: str | None, head: Any) -> str:
+    """Return why drafting needs more of its target than logits of tokens; "" if it does not.
+
+    Args:
+        method: the drafting method's name, or None.
+        head: what was given as one, or None.
+    """
+    found = None if method is None else find_method(method)
+    if (found and found.heads) or head is not None:
+        return "trained heads read hidden states of decoder layers"
+    if found and found.takes_layers:
+        return f"the method '{method}' runs a part of the target's layers"
+    if found and found.takes_rows:
+        return f"the method '{method}' runs the target on a part of its cache"
+    return ""

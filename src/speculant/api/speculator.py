@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,18 +154,25 @@ class Speculator(Decoder):
         device: str | None = None,
         attention: str | None = None,
         quantize: str | None = None,
+        activations: str | None = None,
         packed_cache: bool | None = None,
         **options: Unpack[DraftingKeywords],
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
-            name, dtype, device, attention, quantize, packed_cache: see `speculant.api.loading.load_model`.
+            name, dtype, device, attention, quantize, activations, packed_cache: see `speculant.api.loading.load_model`.
             options: fields of `speculant.options.drafting.DraftingOptions`.
         """
         check_before_loading(options)
         model, tokenizer = load_model(
-            name, dtype=dtype, device=device, attention=attention, quantize=quantize, packed_cache=packed_cache
+            name,
+            dtype=dtype,
+            device=device,
+            attention=attention,
+            quantize=quantize,
+            activations=activations,
+            packed_cache=packed_cache,
         )
         return cls.from_transformers(model, tokenizer, **options)
 
@@ -172,6 +181,10 @@ class Speculator(Decoder):
         cls,
         path: str | Path,
         *,
+        engine: str = "auto",
+        dtype: str | None = None,
+        attention: str | None = None,
+        activations: str | None = None,
         threads: int | None = None,
         gpu_layers: int | None = None,
         context: int | None = None,
@@ -182,21 +195,34 @@ class Speculator(Decoder):
         mmap: bool = True,
         **drafting: Unpack[DraftingKeywords],
     ) -> Speculator:
-        """Load a GGUF file with llama.cpp, weights, tokenizer and chat template, and wrap it.
+        """Load a GGUF file, weights, tokenizer and chat template, and wrap it.
 
-        Trained heads and methods that run a part of the target's layers need a model of transformers.
+        Speculant's own passes run it as a model of transformers whose quantised weights stay packed, on CPUs. llama.cpp
+        runs other architectures, and layers on accelerators; trained heads and methods that run a part of the target's
+        layers are for Speculant's own passes. Which was chosen, and why, is logged by `speculant.gguf`.
 
         Args:
-            path: of the file.
-            threads, gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: see
+            path: of the file; of a model in several files, any of them.
+            engine: "speculant", "llamacpp", or "auto" for Speculant's own where they run the file and are faster.
+            dtype: of Speculant's own passes: "float32", which None stands for, or "bfloat16".
+            attention: transformers' attn_implementation; None for its default.
+            activations: "int8" rounds inputs of quantised weights as llama.cpp does, "float" keeps them; None for int8.
+            threads: of passes on the CPU; None for PyTorch's number, which Speculant's own passes else set.
+            gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: of llama.cpp, see
                 `engines.llamacpp.options.LlamaCppOptions`.
             drafting: fields of `speculant.options.drafting.DraftingOptions`.
 
         Raises:
             ModelNotFoundError, ModelError: there is no such file, or it is damaged.
-            UnsupportedError: llama.cpp is not installed, or drafts cannot be verified on this model.
+            UnsupportedError: the engine cannot run it, llama.cpp is needed and not installed, or drafts cannot be
+                verified on this model.
+            UsageError: an option of one engine was given for the other.
             OutOfMemoryError: it does not fit.
         """
+        import torch
+
+        from speculant.api.engines import find_layer_use
+        from speculant.api.gguf_engine import choose_engine
         from speculant.engines.llamacpp.options import LlamaCppOptions
         from speculant.engines.llamacpp.request_model import load_gguf
 
@@ -211,7 +237,24 @@ class Speculator(Decoder):
             sequences=sequences,
             mmap=mmap,
         )
-        model, tokenizer = load_gguf(path, options)
+        defaults = LlamaCppOptions(threads=threads)
+        given = {each.name: getattr(options, each.name) for each in fields(options)}
+        chosen = choose_engine(
+            path,
+            engine=engine,
+            dtype=dtype,
+            attention=attention,
+            own={"activations": activations, "fast": drafting.get("fast") or None},
+            llamacpp={name: None if value == getattr(defaults, name) else value for name, value in given.items()},
+            needed=find_layer_use(method=drafting.get("method"), head=drafting.get("head")),
+        )
+        logging.getLogger("speculant.gguf").info(chosen.reason)
+        if chosen.planned is None:
+            model, tokenizer = load_gguf(path, options)
+        else:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            model, tokenizer = chosen.planned.load(activations=activations)
         return cls.from_transformers(model, tokenizer, **drafting)
 
 

@@ -220,7 +220,7 @@ def target(asked: BenchOptions) -> tuple[Any, Any]:
     if asked.config is not None:
         model, tokenizer = random_model(Path(asked.config), **placement(asked)), None
     else:
-        model, tokenizer, _ = load(asked.loading, gguf=True)
+        model, tokenizer, _ = load(asked.loading)
     if asked.inflate is not None:
         layers, mlp = inflation(asked.inflate)
         model = inflate(model, layers=layers, mlp=mlp)

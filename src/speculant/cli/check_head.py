@@ -34,7 +34,7 @@ def report_head(
 
     source = str(drafting.head)
     found = read_head(source)
-    model, tokenizer, _ = load(loading)
+    model, tokenizer, _ = load(loading, needed="trained heads read hidden states of decoder layers")
     from speculant.api.speculator import Speculator
     from speculant.bench.suite.head_report import HeadFacts, HeadReport
     from speculant.bench.suite.pair_report import ModelFacts

@@ -28,7 +28,7 @@ def report_pair(
     from speculant.cli.env import environment
     from speculant.cli.loading import load, load_draft_model, model_title
 
-    model, tokenizer, _ = load(loading)
+    model, tokenizer, _ = load(loading, needed="the report reads the config of transformers")
     [name] = drafting.draft_model
     draft_model, draft_tokenizer = load_draft_model(name, drafting, loading)
     import numpy as np

@@ -16,6 +16,7 @@ from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
 from speculant.cli.terminal import importing
 
+FLOATS = ("f32", "f16", "bf16")  # weights of llama.cpp that are not quantised
 PACKAGES = ("transformers", "numba", "numpy")
 HELP = "Describe this machine and the versions in use, for bug reports. Names nobody and no folder."
 
@@ -60,7 +61,24 @@ def environment(model: Any = None) -> dict[str, Any]:
         **{name: _version(name) for name in PACKAGES},
         "device": device,
         "dtype": default_dtype if model is None else str(model.dtype).removeprefix("torch."),
+        **describe_weights(model),
     }
+
+
+def describe_weights(model: Any) -> dict[str, Any]:
+    """Return {"weights": how many weights of each kind a quantised model has}; {} for others."""
+    kinds: dict[str, int] | None = getattr(getattr(model, "config", None), "weight_kinds", None)
+    return {} if kinds is None else {"weights": kinds}
+
+
+def has_quantized_weights(model: Any) -> bool:
+    """Return whether a loaded model has quantised weights, in llama.cpp or in modules of Speculant's own."""
+    from speculant.engines.hf.quantized.modules import quantized_modules
+    from speculant.engines.llamacpp.request_model import LlamaCppModel
+
+    if isinstance(model, LlamaCppModel):
+        return str(model.dtype) not in FLOATS
+    return any(True for _ in quantized_modules(model))
 
 
 def cpu_model() -> str:

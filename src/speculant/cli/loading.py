@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,13 @@ from speculant.api.loading import (
     means_bundled,
 )
 from speculant.cli.compiling import compilation_announced
+from speculant.cli.gguf_loading import (
+    check_gguf_options,
+    check_no_gguf_options,
+    is_gguf_model,
+    load_gguf_model,
+    open_gguf_model,
+)
 from speculant.cli.head_file import find_head, read_head
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
@@ -86,9 +93,9 @@ def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
             method.check_head(None if found is None else found.format.kind)
         if found is not None and not is_gguf_model(loading.model):
             found.check(find_model(loading.model))
-        from speculant.api.engines import check_engine_can
+        from speculant.api.engines import check_engine_can, find_layer_use
         from speculant.api.speculator import Speculator
-    model, tokenizer, threads = load(loading, gguf=True)
+    model, tokenizer, threads = load(loading, needed=find_layer_use(method=method.name, head=found))
     check_engine_can(model, method=method.name, head=found)
     drafts = [load_draft_model(name, drafting, loading) for name in named_drafts]
     head = None if found is None else found.open(model)
@@ -197,13 +204,9 @@ def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) 
         UsageError: an option does not apply to a GGUF file.
     """
     if is_gguf_model(loading.model):
-        from speculant.engines.llamacpp.file import check_file
-        from speculant.engines.llamacpp.library import load_library
-
         check_gguf_options(loading)
-        check_file(Path(str(loading.model)))
-        load_library()
     else:
+        check_no_gguf_options(loading)
         find_model(loading.model)
     check_placement(loading.dtype, loading.device)
     check_quantize(loading.quantize, dtype=loading.dtype, device=loading.device)
@@ -211,7 +214,10 @@ def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) 
         return
     check_placement(drafting.draft_dtype, drafting.draft_device, prefix="draft-")
     for name in drafting.draft_model or ():
-        find_draft_model(name)
+        if is_gguf_model(name):
+            check_gguf_options(ModelOptions(model=name, device=drafting.draft_device))
+        else:
+            find_draft_model(name)
     if drafting.head is not None:
         find_head(drafting.head)
     for base in () if drafting.base == AUTOMATIC else drafting.base:
@@ -230,27 +236,24 @@ def check_placement(dtype: str | None, device: str | None, *, prefix: str = "") 
             check_device(device, option=f"--{prefix}device")
 
 
-def load(loading: ModelOptions, *, gguf: bool = False) -> tuple[Any, Any, str]:
+def load(loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
     """Load a model; return it, its tokenizer or None, and how many threads there are and why.
 
     Args:
         loading: what and how.
-        gguf: whether it may be a GGUF file, which llama.cpp runs.
+        needed: why it must run on transformers, not on llama.cpp; "" if it need not.
 
     Raises:
         ModelError: it cannot be loaded.
         UsageError: there is no such device or dtype, or it does not apply to the model.
-        UnsupportedError: it is a GGUF file, and the command needs a model of transformers.
+        UnsupportedError: it is a GGUF file that Speculant's own passes cannot run, and they are needed.
     """
     name = model_source(loading.model)
-    if name is not None and is_gguf_model(name):
-        if not gguf:
-            raise UnsupportedError(
-                "this command needs a model of transformers, and a GGUF file was named. generate, chat, check, tune "
-                "and bench take GGUF files."
-            )
-        return load_gguf_model(name, loading)
     check_named(loading)
+    if name is not None and is_gguf_model(name):
+        with importing("PyTorch and transformers"):
+            silence_loading()
+        return load_gguf_model(name, loading, needed=needed)
     with importing("PyTorch and transformers"):
         check_device(loading.device)
         silence_loading()
@@ -268,53 +271,8 @@ def load(loading: ModelOptions, *, gguf: bool = False) -> tuple[Any, Any, str]:
 
 def model_keywords(loading: ModelOptions) -> dict[str, Any]:
     """Return the options of `load_model`, and of `Speculator.from_pretrained`, that say how a model is loaded."""
-    names = ("dtype", "device", "attention", "quantize", "packed_cache")
+    names = ("dtype", "device", "attention", "quantize", "activations", "packed_cache")
     return {name: getattr(loading, name) for name in names}
-
-
-def load_gguf_model(name: str, loading: ModelOptions) -> tuple[Any, Any, str]:
-    """Load a GGUF file with llama.cpp; see `load`."""
-    check_named(loading)
-    with importing("PyTorch and transformers"):
-        silence_loading()
-        from speculant.api.engines import open_engine  # noqa: F401  (imported here, where the user sees a reason)
-        from speculant.engines.llamacpp.request_model import load_gguf
-    with waiting(f"loading {name}"):
-        model, tokenizer = load_gguf(name)
-    threads = set_threads_for(model, loading.threads)
-    import torch
-
-    model.context.set_threads(torch.get_num_threads())
-    return model, tokenizer, threads
-
-
-def is_gguf_model(name: str | None) -> bool:
-    """Return whether a model is named by a GGUF file."""
-    from speculant.engines.llamacpp.file import is_gguf
-
-    return name is not None and not Path(name).is_dir() and is_gguf(name)
-
-
-def check_gguf_options(loading: ModelOptions) -> None:
-    """Refuse options that a GGUF file has no use for.
-
-    Raises:
-        UsageError: one was given.
-    """
-    given = {
-        "--dtype": loading.dtype,
-        "--device": None if loading.device == "cpu" else loading.device,
-        "--attn": loading.attention,
-        "--fast": loading.fast,
-        "--quantize": loading.quantize,
-        "--packed-cache": loading.packed_cache,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{option} does not apply to a GGUF file, whose weights, device and attention are llama.cpp's. Leave "
-                "it out; Speculator.from_gguf has options for offloading and the cache."
-            )
 
 
 def load_draft_model(name: str, drafting: DraftingOptions, loading: ModelOptions) -> tuple[Any, Any]:
@@ -329,6 +287,9 @@ def load_draft_model(name: str, drafting: DraftingOptions, loading: ModelOptions
     """
     device = drafting.draft_device or loading.device
     check_device(drafting.draft_device, option="--draft-device")
+    if is_gguf_model(name):
+        placed = replace(loading, model=name, dtype=drafting.draft_dtype or loading.dtype, device=device, engine="auto")
+        return open_gguf_model(name, placed, needed="draft models run on Speculant's own passes")
     with waiting(f"loading {name}"):
         return load_model(find_draft_model(name), dtype=drafting.draft_dtype or loading.dtype, device=device)
 

@@ -132,7 +132,7 @@ def train(
         from speculant.training.workers import find_launched_device, is_first_launched
     folders = Files(**files, options=options)
     loading = replace(model, device=model.device or find_launched_device())
-    target, tokenizer, used = load(loading)
+    target, tokenizer, used = load(loading, needed="training reads hidden states of decoder layers")
     from speculant.training.fingerprint import identify
     from speculant.training.reading import read_data
 

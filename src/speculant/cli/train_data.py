@@ -102,7 +102,7 @@ def data(
 
         shares = shares or parse_temperatures(MIX)
     loading = replace(model, device=model.device or find_launched_device())
-    target, tokenizer, used = load(loading)
+    target, tokenizer, used = load(loading, needed="texts are written with hidden states of decoder layers")
     from speculant.training.fingerprint import identify
     from speculant.training.writing import WritingSettings, write_texts
 

@@ -59,7 +59,7 @@ def tune(
     from speculant.cli.terminal import progress, say
 
     check_result("--json", json, JSON)
-    loaded, tokenizer, used = load(model, gguf=True)
+    loaded, tokenizer, used = load(model)
     from speculant.api.speculator import Speculator
     from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 

@@ -66,7 +66,7 @@ def tune_layers(
     given = [prompt[0] if isinstance(prompt, tuple) else prompt for prompt in read_prompts(prompts)]
     check_named(model)
     check_packages(["optuna"], what="the search of layers to skip", extra="search")
-    loaded, tokenizer, _ = load(model)
+    loaded, tokenizer, _ = load(model, needed="the search leaves layers out")
     from speculant.api.layer_tuning import search_skipped_layers
     from speculant.api.speculator import Speculator
 

@@ -9,7 +9,9 @@ from speculant.core.errors import UsageError
 
 PREFIX = "SPECULANT_"
 # Read outside of settings, by every command.
-ELSEWHERE = frozenset({"SPECULANT_DATA", "SPECULANT_BASES", "SPECULANT_WIDTH", "SPECULANT_EMULATE_BF16"})
+ELSEWHERE = frozenset(
+    {"SPECULANT_DATA", "SPECULANT_BASES", "SPECULANT_WIDTH", "SPECULANT_EMULATE_BF16", "SPECULANT_EMULATE_AMX"}
+)
 
 
 def check_variables(environment: Mapping[str, str], *, known: Iterable[str], what: str) -> None:

@@ -10,6 +10,8 @@ from speculant.options import kinds, option
 
 BUNDLED = "bundled"
 MODEL_HELP = "a folder, a hub id or a .gguf file; default: bundled, the story model that comes with the package"
+ENGINES = ("auto", "speculant", "llamacpp")
+ACTIVATIONS = ("int8", "float")
 
 _option = partial(option.option, panel="Model")
 
@@ -20,7 +22,8 @@ class ModelOptions:
 
     Attributes:
         model: a folder, a hub id or a GGUF file; None for the bundled model.
-        dtype, device, attention, quantize, packed_cache, fast: as in `Speculator.from_pretrained`.
+        dtype, device, attention, quantize, activations, packed_cache, fast: as in `Speculator.from_pretrained`.
+        engine: whose passes run a GGUF file, one of `ENGINES`.
         threads: number of CPU threads; None for a number that fits the model.
     """
 
@@ -59,6 +62,16 @@ class ModelOptions:
         "run passes with Speculant's own kernels on CPUs, as CUDA graphs on GPUs; default: on CPUs, where faster",
         kinds.FLAG,
         tristate=True,
+    )
+    engine: str = _option(
+        "auto",
+        "passes of a GGUF file: speculant, llamacpp, or auto for Speculant's own where they are faster; default: auto",
+        kinds.choice(*ENGINES),
+    )
+    activations: str | None = _option(
+        None,
+        "inputs of quantised weights: int8 rounds them as llama.cpp does, float keeps them; default: int8",
+        kinds.choice(*ACTIVATIONS),
     )
     threads: int | None = _option(
         None, "CPU threads; default: by the model's size, or OMP_NUM_THREADS", kinds.whole(1, 4096)

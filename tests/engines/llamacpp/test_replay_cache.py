@@ -221,7 +221,7 @@ def test_copies_are_probed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, model = state_gguf(kind)
     with monkeypatch.context() as patched:
         patched.setattr(LlamaContext, "copy", lambda *_: None)
-        speculator = Speculator.from_gguf(path, threads=1)
+        speculator = Speculator.from_gguf(path, threads=1, engine="llamacpp")
         result = speculator.generate(PROMPT, **OPTIONS)
         assert result.ids == plain_text(model, IDS, TOKENS)
         assert "decoded plainly, without drafts" in result.stats.notes[-1]
@@ -233,10 +233,10 @@ def test_compressed_caches_are_decoded_plainly(monkeypatch: pytest.MonkeyPatch) 
     """Guards architectures whose cache llama.cpp neither cuts nor shares: one token a pass, with the reason."""
     monkeypatch.setattr(model_module, "_COMPRESSED", ("mamba",))
     path, model = state_gguf("mamba")
-    speculator = Speculator.from_gguf(path, threads=1)
+    speculator = Speculator.from_gguf(path, threads=1, engine="llamacpp")
     result = speculator.generate(PROMPT, **OPTIONS)
     assert result.ids == plain_text(model, IDS, TOKENS)
     assert "'mamba' is compressed" in result.stats.notes[-1]
     assert result.stats.drafted == 0
     with pytest.raises(UnsupportedError, match="is compressed"):
-        Speculator.from_gguf(path, threads=1, strict=True)
+        Speculator.from_gguf(path, threads=1, engine="llamacpp", strict=True)

@@ -120,6 +120,7 @@ def load_model(
     device: str | None = None,
     attention: str | None = None,
     quantize: str | None = None,
+    activations: str | None = None,
     packed_cache: bool | None = None,
     sample: str | None = None,
 ) -> tuple[Any, Any]:
@@ -133,6 +134,8 @@ def load_model(
         quantize: "int8" or "int4" to round the matrices of a checkpoint of floats, on a CPU; None to leave them. The
             model's `quantized_summary` says what became of it. Checkpoints that are quantised already need no option:
             on a CPU those of GPTQ, AWQ, compressed-tensors and torchao are read packed.
+        activations: "int8" rounds the inputs of quantised weights by row and group of 32, "float" keeps them; None for
+            int8.
         packed_cache: whether quantised weights are kept packed in the user's cache folder, from where the next start
             maps them; None and True for yes.
         sample: text on which the loss of quantising is measured; None for a built-in one.
@@ -146,6 +149,8 @@ def load_model(
     source = find_model(name)
     check_dtype(dtype)
     check_quantize(quantize, dtype=dtype, device=device)
+    if activations not in (None, "int8", "float"):
+        raise UsageError(f"activations must be int8 or float, not {activations!r}.")
     import torch
 
     device = device or ("cpu" if quantize else default_device())
@@ -167,11 +172,14 @@ def load_model(
                 scheme=cast("Scheme | None", quantize),
                 dtype=asked_dtype,
                 attention=attention,
+                activations="float" if activations == "float" else "int8",
                 keep=packed_cache is not False,
                 tokenizer=tokenizer,
                 sample=sample,
             )
             return load_quantized(asked), tokenizer
+        if activations is not None:
+            raise UsageError("activations is for models with quantised weights; leave it out, or add quantize.")
         model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)

@@ -21,6 +21,7 @@ BUILDS = {  # flags of the compiler, and what the processor must have
     "avx2": (("-march=haswell",), AVX2),
     "vnni, 256 bits": (("-march=haswell", "-mavx512vl", "-mavx512vnni"), (*AVX2, "avx512vl", "avx512_vnni")),
     "vnni, 512 bits": (("-march=haswell", "-mavx512bw", "-mavx512vnni"), (*AVX2, "avx512bw", "avx512_vnni")),
+    "amx, emulated": (("-march=haswell", "-include", str(Path(__file__).with_name("emulated_amx.h"))), AVX2),
 }
 
 
@@ -175,8 +176,9 @@ def test_lookups_agree(library: ctypes.CDLL) -> None:
 
 def test_instructions_are_built_where_the_compiler_knows_them(tmp_path: Path) -> None:
     """Guards code for processors that are not here: it compiles, to the instruction that it is made for."""
-    for flag, instruction in (("-mavxvnni", "vpdpbusd"),):
-        command = ["g++", "-std=c++17", "-O1", "-w", "-march=haswell", flag, "-S", str(FOLDER / "quantized.cpp")]
+    for flag, instruction in (("-mavxvnni", "vpdpbusd"), ("-mamx-int8", "tdpbsud")):
+        command = ["g++", "-std=c++17", "-O1", "-w", "-march=haswell", flag, "-mamx-tile", "-S"]
+        command.append(str(FOLDER / "quantized.cpp"))
         done = subprocess.run([*command, "-o", str(tmp_path / "code.s")], capture_output=True, text=True, check=False)
         if "unrecognized" in done.stderr:
             pytest.skip(f"this compiler does not know {flag}")

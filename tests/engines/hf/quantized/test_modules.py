@@ -121,7 +121,7 @@ def test_a_module_tells_shape_and_dtype_of_its_weight() -> None:
 def test_half_a_model_is_not_saved() -> None:
     """Guards `state_dict` and `save_pretrained`, which could not hold the weights; copies and pickles do."""
     model = quantized_model(tiny_model("llama"))
-    with pytest.raises(UnsupportedError, match=r"model\.embed_tokens is packed"):
+    with pytest.raises(UnsupportedError, match=r"model\.embed_tokens are packed"):
         model.state_dict()
     with torch.inference_mode():
         expected = model(IDS).logits

@@ -193,7 +193,8 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     forwards |= {layer.module: layer for layer in layers}
     matrices = Counter(
         f"{each.outs} x {each.k}, {each.bits} bits in groups of {each.group}"
-        for each in (module.quantized for _, module in quantized_modules(model))
+        for _, module in quantized_modules(model)
+        for each in module.matrices.values()
     )
     return CpuAcceleration(
         linears=linears,

@@ -41,7 +41,9 @@ SOURCES = tuple(
         "head_draft",
         "checksum",
         "quantized",
+        "gguf_blocks",
         "quantized_rows",
+        "experts",
     )
 )
 HEADERS = tuple(
@@ -57,6 +59,7 @@ HEADERS = tuple(
         "quantized_scales",
         "quantized_activations",
         "quantized_kernel",
+        "quantized_amx",
     )
 )
 
@@ -81,6 +84,8 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "quantized_linear": ("ppppsii", ""),
     "quantized_linears": ("pppipsii", ""),
     "quantized_rows": ("ppsp", ""),
+    "pack_gguf_blocks": ("ippsspppppi", "i"),
+    "experts": ("pppppssi", ""),
 }
 
 

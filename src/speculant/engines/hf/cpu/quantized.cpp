@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "quantized_kernel.h"
+#include "quantized_amx.h"
 
 constexpr int64_t TASK = 1 << 17, TASKS_PER_THREAD = 4;  // bytes of values in a task
 
@@ -40,7 +40,8 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   }
 
   // 2. Where the records of each form are: those of all rows, then those of the next form.
-  const int64_t row_blocks = (rows + ROWS - 1) / ROWS;
+  const bool tiles = !keep && rows >= LEAST_TILE_ROWS && has_tiles();
+  const int64_t most = tiles ? TILE_ROWS : ROWS, row_blocks = (rows + most - 1) / most;
   std::vector<int64_t> starts;
   int64_t bytes = 0;
   for (const Form &form : forms) starts.push_back(bytes), bytes += rows * steps * form.bytes();
@@ -50,7 +51,7 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   std::vector<Task> tasks;
   for (int i = 0; i < count; i++) {
     const int64_t blocks = (ws[i]->outs + 15) / 16, share = TASK / std::max<int64_t>(padded * 2 * ws[i]->bits, 1);
-    const int64_t most = blocks / (threads * TASKS_PER_THREAD), size = std::max<int64_t>(1, std::min(share, most));
+    const int64_t even = blocks / (threads * TASKS_PER_THREAD), size = std::max<int64_t>(1, std::min(share, even));
     for (int64_t first = 0; first < blocks; first += size) tasks.push_back({i, first, std::min(first + size, blocks)});
   }
 
@@ -75,9 +76,16 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
       for (int64_t b = 0; b < row_blocks; b++) {
         const int64_t row = rows * b / row_blocks, n = rows * (b + 1) / row_blocks - row;
         const uint8_t *from = records + starts[form] + row * steps * forms[form].bytes();
-        const Kernel kernel = choose_kernel(w, n, keep);
-        for (int64_t block = task.first; block < task.last; block++)
-          kernel(panel_of(w, block, bias, ys[task.which] + row * w.outs, b == 0), from);
+        float *y = ys[task.which] + row * w.outs;
+        if (tiles) {
+          const Tiles shapes((int)n, forms[form].sub);
+          for (int64_t block = task.first; block < task.last; block++)
+            multiply_tiles(w, panel_of(w, block, bias, y, b == 0), (int)n, from);
+        } else {
+          const Kernel kernel = choose_kernel(w, n, keep);
+          for (int64_t block = task.first; block < task.last; block++)
+            kernel(panel_of(w, block, bias, y, b == 0), from);
+        }
       }
     }
   }

@@ -31,7 +31,7 @@ def expand_weights(model: nn.Module) -> nn.Module:
 
 def count_weights(model: nn.Module) -> int:
     """Return how many weights a model has, quantised ones included; those that modules share count once."""
-    matrices = {id(module.quantized): module.quantized for _, module in quantized_modules(model)}
+    matrices = {id(each): each for _, module in quantized_modules(model) for each in module.matrices.values()}
     return sum(weight.numel() for weight in model.parameters()) + sum(w.outs * w.k for w in matrices.values())
 
 
@@ -41,6 +41,6 @@ def rounding_dtype(model: Any) -> torch.dtype:
     Where one input is rounded the other way, since an operation in front of a product is computed in another order, the
     logits change by about as much as those of bfloat16 passes do.
     """
-    rounds = (each.activations == "int8" for _, each in quantized_modules(model) if isinstance(each, QuantizedLinear))
+    rounds = (getattr(module, "activations", None) == "int8" for _, module in quantized_modules(model))
     dtype: torch.dtype = model.dtype
     return torch.bfloat16 if dtype is torch.float32 and any(rounds) else dtype

@@ -2,15 +2,11 @@
 
 The matrices stay packed (`weight.py`): the layers of a model read them as they are, and nothing is expanded. A row's
 result depends on that row alone, so text decoded with drafts is the text decoded without them.
-
-The packed tensors are buffers, so what watches a model for changes sees them. They are not part of its `state_dict`,
-which refuses to be made: without them it would silently hold half a model. They keep their dtypes when the model is
-cast, and stay on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -18,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.experts import PROJECTIONS, QuantizedExperts, is_experts
+from speculant.engines.hf.quantized.packed_module import PackedModule
 from speculant.engines.hf.quantized.products import Activations as Activations
 from speculant.engines.hf.quantized.products import lookup, multiply
 from speculant.engines.hf.quantized.weight import QuantizedArguments, QuantizedWeight
 
-DTYPES = (torch.float32, torch.bfloat16)
-_PREFIX = "packed_"  # of the buffers' names
 _SCALED = "ScaledWordEmbedding"  # the end of the classes' names whose rows are multiplied by a constant
 
 
@@ -51,21 +47,16 @@ class WeightOutline:
         raise AttributeError(f"a quantised weight is packed and has no {name!r}; use its module's dequantize().")
 
 
-class QuantizedModule(nn.Module):
-    """A module around one quantised matrix.
-
-    Attributes:
-        quantized: the matrix [outs, k].
-        dtype: of the module's outputs.
-    """
+class QuantizedModule(PackedModule):
+    """A module around one quantised matrix."""
 
     def __init__(self, weight: QuantizedWeight, *, dtype: torch.dtype) -> None:
-        super().__init__()
-        _check_dtype(dtype)
-        self.quantized, self.dtype = weight, dtype
-        self._arguments: QuantizedArguments | None = None
-        for name, part in weight.tensors().items():
-            self.register_buffer(_PREFIX + name, part, persistent=False)
+        super().__init__({"": weight}, dtype=dtype)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The matrix [outs, k]."""
+        return self.matrices[""]
 
     @property
     def weight(self) -> WeightOutline:
@@ -78,45 +69,10 @@ class QuantizedModule(nn.Module):
 
     def arguments(self) -> QuantizedArguments:
         """Return the struct that compiled code takes, which lives as long as this module."""
-        if self._arguments is None:
-            self._arguments = self.quantized.arguments()
-        return self._arguments
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_arguments": None}  # addresses, which copies and pickles must not take over
-
-    def packed(self) -> dict[str, Tensor]:
-        """Return the packed tensors by the names of their buffers."""
-        return {name: part for name, part in self._buffers.items() if name.startswith(_PREFIX) and part is not None}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedModule:
-        """Cast the module as a model is cast or moved: the packed tensors stay what they are.
-
-        Raises:
-            UnsupportedError: the target is no CPU, or no dtype that the products have.
-        """
-        like = fn(torch.empty(0, dtype=self.dtype))
-        if like.device.type != "cpu":
-            raise UnsupportedError(
-                f"quantised weights are multiplied on the CPU and cannot be moved to {like.device.type}; load the "
-                "model's own weights there instead."
-            )
-        _check_dtype(like.dtype)
-        held = self.packed()
-        for name in held:
-            del self._buffers[name]
-        try:
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        finally:
-            self._buffers.update(held)
-        self.dtype = like.dtype
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:
-        raise UnsupportedError(
-            f"the weight of {prefix.rstrip('.') or type(self).__name__} is packed and has no place in a state_dict; "
-            "keep the file that the model was loaded from, or save the model before it is quantised."
-        )
+        if self._structs is None:
+            self._structs = self.quantized.arguments()
+        found: QuantizedArguments = self._structs
+        return found
 
 
 class QuantizedLinear(QuantizedModule):
@@ -205,7 +161,8 @@ def replace_weights(
 
     Args:
         model: to change.
-        weights: by the names of the parameters that they replace, such as "lm_head.weight".
+        weights: by the names of the parameters that they replace, such as "lm_head.weight"; those of a layer's experts
+            by the names that `experts.expert_weights` gives them, such as "model.layers.0.mlp.experts.gate_proj".
         activations: whether the products round their inputs to 8 bits.
 
     Raises:
@@ -213,26 +170,36 @@ def replace_weights(
     """
     wanted = dict(weights)
     names = dict(model.named_parameters(remove_duplicate=False))
-    given = {id(names[name]): weight for name, weight in weights.items() if name in names}
+    tied = {id(names[name]): weight for name, weight in weights.items() if name in names}
     for name, parameter in names.items():
-        if id(parameter) in given:
-            wanted.setdefault(name, given[id(parameter)])
+        if id(parameter) in tied:
+            wanted.setdefault(name, tied[id(parameter)])
+    experts: dict[str, dict[str, QuantizedWeight]] = {}
     for name, weight in wanted.items():
         path, _, last = name.rpartition(".")
         try:
-            module = model.get_submodule(path)
+            module: Any = model.get_submodule(path)
         except AttributeError:
             module = None
-        if last != "weight" or module is None:
-            raise UnsupportedError(f"the model has no linear layer or embedding with the weight {name!r}.")
-        parent, _, place = path.rpartition(".")
-        model.get_submodule(parent)._modules[place] = _quantize(name, module, weight, activations)
+        if last in PROJECTIONS and module is not None and is_experts(module):
+            experts.setdefault(path, {})[last] = weight
+        elif last == "weight" and module is not None:
+            _put(model, path, _quantize(name, module, weight, activations))
+        else:
+            raise UnsupportedError(f"the model has no linear layer, embedding or experts with the weight {name!r}.")
+    for path, given in experts.items():
+        _put(model, path, QuantizedExperts(model.get_submodule(path), given, activations=activations))
 
 
-def quantized_modules(model: nn.Module) -> Iterator[tuple[str, QuantizedModule]]:
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, place = path.rpartition(".")
+    model.get_submodule(parent)._modules[place] = module
+
+
+def quantized_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
     """Return the modules of a model that hold quantised matrices, by name."""
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedModule):
+        if isinstance(module, PackedModule):
             yield name, module
 
 
@@ -255,10 +222,3 @@ def _quantize(name: str, module: nn.Module, weight: QuantizedWeight, activations
         padding: Any = module.padding_idx
         return QuantizedEmbedding(weight, dtype=held.dtype, scale=scale, padding_idx=padding)
     raise UnsupportedError(f"{name} belongs to a {kind.__name__}, for which there are no quantised products.")
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        raise UnsupportedError(
-            f"quantised weights are multiplied in float32 or bfloat16, not {dtype}; load the model in one of these."
-        )

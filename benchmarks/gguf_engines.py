@@ -1,0 +1,113 @@
+"""Passes of a GGUF file by Speculant's own engine and by llama.cpp's, in one process, in turns; and what loading takes.
+
+    python benchmarks/gguf_engines.py q8_0.gguf q4_k.gguf --out benchmarks/results/gguf-engines.json
+
+Times are the CPU time of the one thread that runs a pass: a chain after 64 cached tokens. They are the medians of
+rounds in which both engines run every size once. Each file has a process of its own. Memory is what the resident set of
+the process grows by while a file
+is loaded, and seconds are by the clock, the file being in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speculant.api.engines import open_engine
+from speculant.api.gguf_engine import choose_engine
+from speculant.cli.env import environment
+from speculant.core.tree import DraftTree
+from speculant.engines.llamacpp.options import LlamaCppOptions
+from speculant.engines.llamacpp.request_model import load_gguf
+
+ROWS = (1, 2, 3, 4, 6, 8, 16, 32)
+PREFIX = 64
+OWN, LLAMACPP = "speculant", "llamacpp"
+
+
+def main() -> None:
+    """Measure each file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gguf-engines.json"))
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if len(asked.files) == 1 and asked.out.suffix != ".json":
+        print(json.dumps(measure(asked.files[0], asked.rounds)))
+        return
+    found = {path.stem: measure_apart(path, asked.rounds) for path in asked.files}
+    asked.out.write_text(json.dumps({"environment": environment(), "rows": ROWS, "files": found}, indent=2) + "\n")
+    for name, each in found.items():
+        print(name, json.dumps(each["loading"]))
+        for engine in (OWN, LLAMACPP):
+            print(f"  {engine:10}", *(f"{1e3 * seconds:7.1f}" for seconds in each[engine]))
+
+
+def measure_apart(path: Path, rounds: int) -> dict[str, Any]:
+    """Measure a file in a process of its own, whose memory is that file's."""
+    command = [sys.executable, __file__, str(path), "--rounds", str(rounds), "--out", "-"]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
+def measure(path: Path, rounds: int) -> dict[str, Any]:
+    """Return seconds of passes by engine and rows, and what loading by Speculant's own engine takes."""
+    before, began = resident(), time.perf_counter()
+    planned = choose_engine(path, engine=OWN).planned
+    assert planned is not None
+    model, _ = planned.load()
+    loading = {
+        "seconds": time.perf_counter() - began,
+        "resident_bytes": resident() - before,
+        "stated_bytes": planned.plan.packed_bytes + planned.plan.float_bytes,
+        "file_bytes": path.stat().st_size,
+    }
+    theirs, _ = load_gguf(path, LlamaCppOptions(threads=1, context=512, sequences=4))
+    engines = {
+        name: open_engine(each, fast=None, notes=(), strict=True)[0]
+        for name, each in ((OWN, model), (LLAMACPP, theirs))
+    }
+    samples: dict[str, list[list[float]]] = {name: [[] for _ in ROWS] for name in engines}
+    with torch.no_grad():
+        caches = {name: engine.open(torch.ones((1, PREFIX), dtype=torch.long)) for name, engine in engines.items()}
+        for cache in caches.values():
+            cache.prefill()
+        for number in range(rounds + 1):
+            for place, rows in enumerate(ROWS):
+                for name, engine in engines.items():
+                    seconds = time_pass(engine, caches[name], rows)
+                    if number:  # the first of each size allocates
+                        samples[name][place].append(seconds)
+    medians = {name: [statistics.median(each) for each in samples[name]] for name in engines}
+    return {"loading": loading, "kinds": model.config.weight_kinds, **medians}
+
+
+def time_pass(engine: Any, cache: Any, rows: int) -> float:
+    """Return the CPU seconds of a pass over a root and a chain below it, whose root is kept."""
+    nodes = rows - 1
+    tree = DraftTree(np.ones(nodes, np.int32), np.arange(nodes, dtype=np.int32) - 1, np.ones(nodes, np.float32))
+    began = time.thread_time()
+    result = engine.forward([(cache, 1, tree)])[0]
+    engine.read([result.logits.argmax(-1)])
+    cache.keep([0])
+    return time.thread_time() - began
+
+
+def resident() -> int:
+    """Return the bytes of this process in memory."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+if __name__ == "__main__":
+    main()

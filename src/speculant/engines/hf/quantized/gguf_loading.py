@@ -1,0 +1,87 @@
+"""A GGUF file, loaded for Speculant's own passes: the model with its generation config, and the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speculant.core.errors import UsageError
+from speculant.engines.hf.quantized.gguf_file import open_gguf
+from speculant.engines.hf.quantized.gguf_model import DTYPES, GgufPlan, count_kinds, plan_gguf, read_weights
+from speculant.engines.hf.quantized.gguf_tokenizer import Vocabulary, build_tokenizer, read_vocabulary
+
+ACTIVATIONS = ("int8", "float")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlannedModel:
+    """A file that Speculant's own passes can run, checked; nothing of its weights is read yet.
+
+    Attributes:
+        plan: what of the file goes where.
+        vocabulary: of the file; None if it has none.
+    """
+
+    plan: GgufPlan
+    vocabulary: Vocabulary | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the file."""
+        ignored = self.plan.ignored
+        if not ignored:
+            return ()
+        rest = f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
+        return (f"tensors of the file that the model does not use: {', '.join(ignored[:3])}{rest}.",)
+
+    def load(
+        self, *, activations: str | None = None, advance: Callable[[int], object] | None = None
+    ) -> tuple[Any, Any]:
+        """Return the model, and its tokenizer or None. To be called once.
+
+        Args:
+            activations: whether products of quantised matrices round their inputs to 8 bits ("int8", the default), as
+                llama.cpp does, or keep them ("float").
+            advance: told how many more bytes of the file have been read; in all `plan.read_bytes`.
+
+        Raises:
+            UsageError: activations are neither.
+            ModelError: the tokenizer or a weight is damaged.
+            OutOfMemoryError: there is not enough memory.
+        """
+        from transformers import GenerationConfig
+
+        if activations not in (None, *ACTIVATIONS):
+            raise UsageError(f"activations must be {' or '.join(ACTIVATIONS)}, not {activations!r}.")
+        tokenizer = None if self.vocabulary is None else build_tokenizer(self.vocabulary)
+        model = read_weights(self.plan, activations="float" if activations == "float" else "int8", advance=advance)
+        config = model.config
+        ends = list(self.vocabulary.ends) if self.vocabulary is not None else config.eos_token_id
+        model.generation_config = GenerationConfig(
+            bos_token_id=config.bos_token_id, eos_token_id=ends or None, pad_token_id=config.pad_token_id
+        )
+        config.weight_kinds = count_kinds(self.plan)  # on which the latency of passes depends
+        return model, tokenizer
+
+
+def plan_model(path: str | Path, *, dtype: str | None = None, attention: str | None = None) -> PlannedModel:
+    """Read and check all of a file but its weights and scores of tokens.
+
+    Args:
+        path: of a GGUF file; of a model in several files, any of them.
+        dtype: of float weights, activations and cache: "float32", which None stands for, or "bfloat16".
+        attention: transformers' attn_implementation; None for its default.
+
+    Raises:
+        ModelNotFoundError, FileError: there is no such file, or it cannot be read.
+        ModelError: the file is damaged.
+        UnsupportedError: Speculant's own passes cannot run it.
+        UsageError: the dtype is another one.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"GGUF files run in {' or '.join(DTYPES)}, not in '{dtype}'.")
+    file = open_gguf(path)
+    plan = plan_gguf(file, dtype=DTYPES[dtype or "float32"], attention=attention)
+    return PlannedModel(plan=plan, vocabulary=read_vocabulary(file))

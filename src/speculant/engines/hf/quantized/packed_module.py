@@ -1,0 +1,86 @@
+"""A module that holds packed matrices: what a model may do to it, and what not.
+
+The packed tensors are buffers, so what watches a model for changes sees them. They are not part of its `state_dict`,
+which refuses to be made: without them it would silently hold half a model. They keep their dtypes when the model is
+cast, and stay on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.weight import QuantizedWeight
+
+DTYPES = (torch.float32, torch.bfloat16)
+_PREFIX = "packed_"  # of the buffers' names
+
+
+class PackedModule(nn.Module):
+    """A module around quantised matrices.
+
+    Attributes:
+        matrices: by name, "" where there is only one. They are never exchanged; their tensors are the buffers.
+        dtype: of the module's outputs.
+    """
+
+    def __init__(self, matrices: Mapping[str, QuantizedWeight], *, dtype: torch.dtype) -> None:
+        """Take the matrices.
+
+        Raises:
+            UnsupportedError: there are no products in this dtype.
+        """
+        super().__init__()
+        _check_dtype(dtype)
+        self.matrices, self.dtype = dict(matrices), dtype
+        self._structs: Any = None  # what compiled code takes; made when it is first needed
+        for matrix, weight in matrices.items():
+            for name, part in weight.tensors().items():
+                self.register_buffer(f"{_PREFIX}{matrix and matrix + '_'}{name}", part, persistent=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_structs": None}  # addresses, which copies and pickles must not take over
+
+    def packed(self) -> dict[str, Tensor]:
+        """Return the packed tensors by the names of their buffers."""
+        return {name: part for name, part in self._buffers.items() if name.startswith(_PREFIX) and part is not None}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Cast the module as a model is cast or moved: the packed tensors stay what they are.
+
+        Raises:
+            UnsupportedError: the target is no CPU, or no dtype that the products have.
+        """
+        like = fn(torch.empty(0, dtype=self.dtype))
+        if like.device.type != "cpu":
+            raise UnsupportedError(
+                f"quantised weights are multiplied on the CPU and cannot be moved to {like.device.type}; load the "
+                "model's own weights there instead."
+            )
+        _check_dtype(like.dtype)
+        held = self.packed()
+        for name in held:
+            del self._buffers[name]
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            self._buffers.update(held)
+        self.dtype = like.dtype
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:
+        raise UnsupportedError(
+            f"the weights of {prefix.rstrip('.') or type(self).__name__} are packed and have no place in a state_dict; "
+            "keep the file that the model was loaded from, or save the model before it is quantised."
+        )
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise UnsupportedError(
+            f"quantised weights are multiplied in float32 or bfloat16, not {dtype}; load the model in one of these."
+        )
