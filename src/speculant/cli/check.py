@@ -43,10 +43,6 @@ PROMPTS = (
 )
 TOKENS = 128  # of each prompt
 AGAINST = "against the same quantised weights without drafts"
-QUANTIZED = (
-    f"the text is compared with, and is to be lossless {AGAINST}; what quantising itself changes is said when weights "
-    "are rounded."
-)
 MARKS = {True: "near-tie", False: "WRONG"}
 
 
@@ -107,8 +103,6 @@ def check(
 
     if speculator.tokenizer is None:
         raise TokenizerError("the prompts are text, and this model has no tokenizer.")
-    if has_quantized_weights(speculator.model):
-        say(QUANTIZED)
     plain = type(speculator).from_transformers(speculator.model, method="none", fast=False)
     proofs = []
     for number, prompt in enumerate(given, start=1):
