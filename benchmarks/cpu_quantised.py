@@ -42,7 +42,7 @@ SYSTEMS = ("speculant", "llama.cpp", "openvino")
 FILES = ("instructcoder", "sharegpt", "gsm8k", "cnn")
 PARTS = ("passes", "forced", "prompt")
 ROWS, CACHED = (1, 2, 4, 8, 16, 32), 64
-PROMPT, PROMPTS = 1000, 3
+PROMPT, PROMPTS = 1000, 2
 
 
 def main() -> None:
