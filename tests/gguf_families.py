@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ggufs import folder
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, Architecture
+from speculant.engines.hf.quantized.experts import expert_weights, is_experts
+from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 
 gguf: Any = pytest.importorskip("gguf")  # which writes files; `engines/hf/quantized` reads them without it
 
@@ -56,6 +57,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name: architecture in fil
             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         }}),
+    "mixtral": ("llama", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2moe": ("qwen2moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 512}),
+    "qwen3moe": ("qwen3moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "head_dim": 64, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt-oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64,
+        "sliding_window": WINDOW}),
     "phi3": ("phi3", {"tie_word_embeddings": True}),
     "phi3-long": ("phi3", {"rope_parameters": {
         "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
@@ -67,8 +75,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name: architecture in fil
 @functools.cache
 def family_model(name: str) -> Any:
     """Return a random float32 model of a family, whose logits are spread."""
-    written, changes = FAMILIES[name]
-    architecture = ARCHITECTURES[written]
+    _, changes = FAMILIES[name]
+    architecture = architecture_of(name)
     config = AutoConfig.for_model(architecture.model_type, **SHAPE | changes)
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -81,12 +89,17 @@ def family_model(name: str) -> Any:
     return model
 
 
+def architecture_of(family: str) -> Architecture:
+    """Return the architecture of a family's files."""
+    return MIXTRAL if family == "mixtral" else ARCHITECTURES[FAMILIES[family][0]]
+
+
 @functools.cache
 def family_file(name: str, kind: str = "f32") -> Path:
     """Return the model of a family as a GGUF file, in one of `quantize.FORMATS`."""
     path = folder() / f"{name}-{kind}.gguf"
     if kind == "f32":
-        write_family(family_model(name), ARCHITECTURES[FAMILIES[name][0]], path)
+        write_family(family_model(name), architecture_of(name), path)
     else:
         from speculant.engines.llamacpp.quantize import quantize
 
@@ -159,7 +172,14 @@ def _describe(writer: Any, config: Any, name: str) -> None:
         ratio = config.max_position_embeddings / rope["original_max_position_embeddings"]
         factor = (1 + np.log(ratio) / np.log(rope["original_max_position_embeddings"])) ** 0.5
         writer.add_rope_scaling_attn_factors(float(factor))
-    if name in ("gemma2", "gemma3"):
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if name == "qwen2moe":
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+        if name != "llama":
+            writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if name in ("gemma2", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -170,14 +190,19 @@ def _tensors(model: Any, architecture: Architecture) -> dict[str, np.ndarray]:
     config = model.config
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     found = {}
+    for path, module in model.named_modules():
+        if is_experts(module):
+            found |= _expert_tensors(path.split(".")[2], module)
     for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            continue
         tensor, values = architecture.tensor(name), parameter.detach()
         count = heads.get(tensor.split(".")[-2])
         if architecture.paired and count is not None:
             values = values.reshape(count, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
         if architecture.shifted_norms and "norm" in tensor:
             values = values + 1
-        found[tensor] = values.numpy()
+        found[tensor] = (values[0] if "shexp" in tensor and len(values) == 1 else values).numpy()
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         inverse = model.model.rotary_emb.inv_freq
@@ -186,4 +211,17 @@ def _tensors(model: Any, architecture: Architecture) -> dict[str, np.ndarray]:
     for name in ("short", "long"):
         if f"{name}_factor" in rope:
             found[f"rope_factors_{name}.weight"] = np.array(rope[f"{name}_factor"], np.float32)
+    return found
+
+
+def _expert_tensors(layer: str, module: Any) -> dict[str, np.ndarray]:
+    count = len(module.down_proj)
+    found = {
+        f"blk.{layer}.ffn_{name.removesuffix('_proj')}_exps.weight": rows.detach().unflatten(0, (count, -1)).numpy()
+        for name, rows in expert_weights(module).items()
+    }
+    if "gate_up_proj_bias" in module._parameters:
+        both = module.gate_up_proj_bias.detach()
+        for name, values in (("gate", both[:, ::2]), ("up", both[:, 1::2]), ("down", module.down_proj_bias.detach())):
+            found[f"blk.{layer}.ffn_{name}_exps.bias"] = values.numpy()
     return found

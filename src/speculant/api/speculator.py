@@ -153,16 +153,28 @@ class Speculator(Decoder):
         dtype: str | None = None,
         device: str | None = None,
         attention: str | None = None,
+        quantize: str | None = None,
+        packed_cache: bool | None = None,
+        activations: str | None = None,
         **options: Unpack[DraftingKeywords],
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
-            name, dtype, device, attention: see `speculant.api.loading.load_model`.
+            name, dtype, device, attention, quantize, packed_cache, activations: see
+                `speculant.api.loading.load_model`.
             options: fields of `speculant.options.drafting.DraftingOptions`.
         """
         check_before_loading(options)
-        model, tokenizer = load_model(name, dtype=dtype, device=device, attention=attention)
+        model, tokenizer = load_model(
+            name,
+            dtype=dtype,
+            device=device,
+            attention=attention,
+            quantize=quantize,
+            packed_cache=packed_cache,
+            activations=activations,
+        )
         return cls.from_transformers(model, tokenizer, **options)
 
     @classmethod

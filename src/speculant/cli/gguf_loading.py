@@ -41,6 +41,10 @@ def check_gguf_options(loading: ModelOptions) -> None:
     given = [name for name, value in {**own, "--fast": loading.fast or None}.items() if value is not None]
     if given and loading.engine == "llamacpp":
         raise UsageError(f"{given[0]} is for Speculant's own passes, not for --engine llamacpp. Leave one of them out.")
+    rounding = {"--quantize": loading.quantize, "--packed-cache": loading.packed_cache}
+    for option, value in rounding.items():
+        if value is not None:
+            raise UsageError(f"{option} does not apply to a GGUF file, whose weights are as they are. Leave it out.")
     check_file(Path(str(loading.model)))
     if loading.engine == "llamacpp":
         from speculant.engines.llamacpp.library import load_library
@@ -49,15 +53,13 @@ def check_gguf_options(loading: ModelOptions) -> None:
 
 
 def check_no_gguf_options(loading: ModelOptions) -> None:
-    """Refuse options that are for GGUF files, or quantised weights, alone.
+    """Refuse options that are for GGUF files alone.
 
     Raises:
         UsageError: one was given.
     """
     if loading.engine != "auto":
         raise UsageError(f"--engine {loading.engine} is for GGUF files; leave it out.")
-    if loading.activations is not None:
-        raise UsageError("--activations is for quantised weights, such as those of GGUF files; leave it out.")
 
 
 def load_gguf_model(name: str, loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:

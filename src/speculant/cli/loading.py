@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.loading import (
     check_dtype,
+    check_quantize,
     find_draft_model,
     find_model,
     is_bundled,
@@ -208,6 +209,7 @@ def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) 
         check_no_gguf_options(loading)
         find_model(loading.model)
     check_placement(loading.dtype, loading.device)
+    check_quantize(loading.quantize, dtype=loading.dtype, device=loading.device)
     if drafting is None:
         return
     check_placement(drafting.draft_dtype, drafting.draft_device, prefix="draft-")
@@ -261,8 +263,16 @@ def load(loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
     if name is not None and not Path(name).exists():
         say(asking(name))
     with waiting(f"loading {loading.model or 'the bundled model'}"):
-        model, tokenizer = load_model(name, dtype=loading.dtype, device=loading.device, attention=loading.attention)
+        model, tokenizer = load_model(name, **model_keywords(loading))
+    if (summary := getattr(model, "quantized_summary", None)) is not None:
+        say(str(summary))
     return model, tokenizer, set_threads_for(model, loading.threads)
+
+
+def model_keywords(loading: ModelOptions) -> dict[str, Any]:
+    """Return the options of `load_model`, and of `Speculator.from_pretrained`, that say how a model is loaded."""
+    names = ("dtype", "device", "attention", "quantize", "packed_cache", "activations")
+    return {name: getattr(loading, name) for name in names}
 
 
 def load_draft_model(name: str, drafting: DraftingOptions, loading: ModelOptions) -> tuple[Any, Any]:

@@ -36,6 +36,7 @@ COMMANDS = {  # each registered by the module of that name
     "check": "prove that drafts change nothing",
     "replay": "measure methods on recorded answers, without a model",
     "gguf": "write a model as a GGUF file",
+    "quantize": "write a model with weights of 8 or 4 bits",
     "tune": "measure what a target pass costs here",
     "tune-layers": "search the layers that layer-skip leaves out",
     "train": "train a head that drafts for a model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from speculant.options import kinds, option
 
@@ -21,9 +22,8 @@ class ModelOptions:
 
     Attributes:
         model: a folder, a hub id or a GGUF file; None for the bundled model.
-        dtype, device, attention, fast: as in `Speculator.from_pretrained`.
+        dtype, device, attention, quantize, packed_cache, activations, fast: as in `Speculator.from_pretrained`.
         engine: whose passes run a GGUF file, one of `ENGINES`.
-        activations: how quantised weights are multiplied, one of `ACTIVATIONS`; None for int8.
         threads: number of CPU threads; None for a number that fits the model.
     """
 
@@ -45,6 +45,17 @@ class ModelOptions:
         "attention implementation: sdpa and eager verify trees; default: the model's",
         kinds.name(),
         flag="--attn",
+    )
+    quantize: Literal["int8", "int4"] | None = _option(
+        None,
+        "round a checkpoint of floats to this many bits, on CPUs: int8 or int4; default: leave it as it is",
+        kinds.choice("int8", "int4"),
+    )
+    packed_cache: bool | None = _option(
+        None,
+        "keep quantised weights packed in the cache folder, from where the next start maps them; default: on",
+        kinds.FLAG,
+        tristate=True,
     )
     fast: bool | None = _option(
         None,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, TokenizerError, UsageError
+from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, SpeculantError, TokenizerError, UsageError
 from speculant.core.hub import hub_advice, why_missing
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
+from speculant.engines.llamacpp.file import begins_as_gguf
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.quantized.rounding import Scheme
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+_FOLDER = "name the folder that holds config.json and the weights"
 _OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
@@ -53,8 +58,10 @@ def find_model(name: str | None) -> str:
     if name is None or means_bundled(name):
         return str(bundled_model())
     path = Path(name)
+    if begins_as_gguf(path):
+        raise ModelNotFoundError(f"{name} is a GGUF file, which --model and Speculator.from_gguf take; or {_FOLDER}.")
     if path.is_file():
-        raise ModelNotFoundError(f"{name} is a file; name the folder that holds config.json and the weights.")
+        raise ModelNotFoundError(f"{name} is a file; {_FOLDER}.")
     if path.is_dir() and not any((path / each).exists() for each in ("config.json", "adapter_config.json")):
         raise ModelNotFoundError(f"there is no model in {name}: the folder has no config.json.")
     if reason := why_missing(name):
@@ -94,12 +101,32 @@ def check_dtype(dtype: str | None) -> None:
         raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
 
 
+def check_quantize(scheme: str | None, *, dtype: str | None, device: str | None) -> None:
+    """Check how a model is to be quantised, without PyTorch.
+
+    Raises:
+        UsageError: there is no such way, or not on this device or in this dtype.
+    """
+    if scheme is None:
+        return
+    if scheme not in ("int8", "int4"):
+        raise UsageError(f"quantize must be int8 or int4, not {scheme!r}.")
+    if device not in (None, "cpu"):
+        raise UsageError(f"weights are quantised on CPUs, not on {device}. Use device cpu, or leave quantize out.")
+    if dtype not in (None, "auto", "float32", "bfloat16"):
+        raise UsageError(f"quantised models run in float32 or bfloat16, not {dtype}. Leave the dtype out.")
+
+
 def load_model(
     name: str | None = None,
     *,
     dtype: str | None = None,
     device: str | None = None,
     attention: str | None = None,
+    quantize: str | None = None,
+    packed_cache: bool | None = None,
+    activations: str | None = None,
+    sample: str | None = None,
 ) -> tuple[Any, Any]:
     """Load a causal LM, or a multimodal model that writes text, and its tokenizer (None if it has none).
 
@@ -108,35 +135,85 @@ def load_model(
         dtype: a torch dtype's name or "auto"; None for float32 on a CPU, the checkpoint's own elsewhere.
         device: a torch device, or "auto" to spread the model (accelerate); None for an accelerator if there is one.
         attention: transformers' attn_implementation; None for its default.
+        quantize: "int8" or "int4" to round the matrices of a checkpoint of floats, on a CPU; None to leave them. The
+            model's `quantized_summary` says what became of it. Checkpoints that are quantised already need no option:
+            on a CPU those of GPTQ, AWQ, compressed-tensors and torchao are read packed.
+        packed_cache: whether quantised weights are kept packed in the user's cache folder, from where the next start
+            maps them; None and True for yes.
+        activations: "int8" rounds the inputs of quantised matrices by row and group of 32, "float" keeps them; None for
+            int8. Refused where no weights are quantised.
+        sample: text on which the loss of quantising is measured; None for a built-in one.
 
     Raises:
         ModelNotFoundError: no model there, or the hub cannot be reached.
         OutOfMemoryError: it does not fit.
-        UsageError: no such dtype or device.
+        UsageError: no such dtype, device or way to quantise, or not together.
+        UnsupportedError: the checkpoint cannot be quantised, or is in a way for which there is no layout.
     """
     source = find_model(name)
     check_dtype(dtype)
+    check_quantize(quantize, dtype=dtype, device=device)
+    if activations not in (None, "int8", "float"):
+        raise UsageError(f"activations must be int8 or float, not {activations!r}.")
     import torch
 
-    device = device or default_device()
-    dtype = dtype or ("float32" if device == "cpu" else "auto")
+    device = device or ("cpu" if quantize else default_device())
+    asked_dtype, dtype = dtype, dtype or ("float32" if device == "cpu" else "auto")
     try:
         torch.device("cpu" if device == "auto" else device)
     except RuntimeError:
         raise UsageError(f"there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
     placement = {"device_map": device} if device == "auto" else {}
     try:
-        model = _auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
+        if quantize is not None or _packed(source, device):
+            from speculant.engines.hf.quantized.loading import load_quantized
+            from speculant.engines.hf.quantized.making import QuantizeRequest
+
+            tokenizer = load_tokenizer(source, required=False)
+            asked = QuantizeRequest(
+                source=source,
+                kind=auto_class(source),
+                scheme=cast("Scheme | None", quantize),
+                dtype=asked_dtype,
+                attention=attention,
+                keep=packed_cache is not False,
+                activations="float" if activations == "float" else "int8",
+                tokenizer=tokenizer,
+                sample=sample,
+            )
+            return load_quantized(asked), tokenizer
+        if activations is not None:
+            raise UsageError("activations would be ignored: no weights are quantised. Leave it out, or add quantize.")
+        model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"{source} does not fit on {device}. Use a smaller dtype or --device cpu.") from error
+    except SpeculantError:
+        raise
     except Exception as error:  # configs, weights and hubs fail in many ways; each ends here with its reason
         raise ModelNotFoundError(_why_not(source, error)) from error
     return model.eval(), load_tokenizer(source, required=False)
 
 
-def _auto_class(source: str) -> Any:
+def _packed(source: str, device: str) -> bool:
+    """Return whether a checkpoint is quantised in a way that is read packed on this device.
+
+    Raises:
+        UnsupportedError: it is in a folder of `speculant quantize`, which only CPUs run.
+    """
+    from transformers import AutoConfig
+
+    from speculant.engines.hf.quantized.checkpoints.formats import find_format, quantization_settings
+
+    try:
+        settings = quantization_settings(AutoConfig.from_pretrained(source))
+    except (OSError, ValueError):  # an adapter's folder, or what loading the model says best
+        return False
+    return settings is not None and find_format(settings, device) is not None
+
+
+def auto_class(source: str) -> Any:
     """Return the class of transformers that knows a model's config: for causal models, or for multimodal ones."""
     import transformers
 
@@ -167,12 +244,18 @@ def load_config(source: str) -> Any:
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
 
-    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`.
+    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`; a
+    GGUF file has a whole tokenizer.
 
     Raises:
         TokenizerError: it is required and there is none.
+        ModelError, UnsupportedError: it is a GGUF file that is damaged, or whose tokenizer is of another kind.
     """
     source = find_tokenizer(source)
+    if begins_as_gguf(source):
+        from speculant.engines.hf.quantized.gguf_loading import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(Path(source))
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
     names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None

@@ -6,7 +6,7 @@ a file and the model of transformers, beside names:
 - *paired rows*: llama.cpp rotates neighbouring pairs of a head's dimensions for `llama` and `mistral3`, so rows of q
   and k are permuted in their files; transformers pairs the two halves.
 - *shifted norms*: files of Gemma hold 1 + w of each norm, transformers adds the 1 itself.
-- *experts*: a file has one tensor for all experts of a layer; see `experts.py`.
+- *experts*: a file has one tensor for all experts of a layer and projection; see `gguf_experts.py`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,26 @@ _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_ROUTED = {**_EXPERTS, "ffn_gate_inp": "mlp.gate"}
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_SINKS = {
+    **_EXPERTS,
+    "ffn_gate_inp": "mlp.router",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+}
+_BARE = ("self_attn.sinks", *_EXPERTS.values())  # parameters that are no weight of a module
+_EXPERT_SETTINGS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 
@@ -84,16 +104,21 @@ class Architecture:
         if found is None:
             return None
         layer, module, kind = found.groups()
-        known = {**_INNER, **self.inner}
-        return f"model.layers.{layer}.{known[module]}.{kind}" if module in known else None
+        name = {**_INNER, **self.inner}.get(module)
+        if name in _BARE:
+            return f"model.layers.{layer}.{name}{'_bias' if kind == 'bias' else ''}"
+        return None if name is None else f"model.layers.{layer}.{name}.{kind}"
 
     def tensor(self, parameter: str) -> str:
         """Return the name of the tensor that holds a parameter; for messages."""
         outer = {value: key for key, value in OUTER.items()}
-        parts = parameter.removeprefix("model.layers.").split(".")
+        if parameter in outer:
+            return outer[parameter]
+        layer, _, rest = parameter.removeprefix("model.layers.").partition(".")
         inner = {value: key for key, value in {**_INNER, **self.inner}.items()}
-        module = ".".join(parts[1:-1])
-        return outer.get(parameter) or f"blk.{parts[0]}.{inner.get(module, module)}.{parts[-1]}"
+        bare = rest.removesuffix("_bias")
+        module, kind = (bare, "bias" if rest != bare else "weight") if bare in _BARE else rest.rsplit(".", 1)
+        return f"blk.{layer}.{inner.get(module, module)}.{kind}"
 
     def row_order(self, tensor: str, outs: int, *, heads: int, key_heads: int) -> Tensor | None:
         """Return which row of a tensor each row in transformers is, int64 [outs]; None for the file's order.
@@ -126,6 +151,21 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 settings=("attention.temperature_scale",),
             ),
             Architecture(name="qwen2", model_type="qwen2"),
+            Architecture(
+                name="qwen2moe",
+                model_type="qwen2_moe",
+                inner={**_ROUTED, **_SHARED},
+                settings=(*_EXPERT_SETTINGS, "expert_shared_feed_forward_length"),
+            ),
+            Architecture(
+                name="qwen3moe", model_type="qwen3_moe", inner={**_QK_NORMS, **_ROUTED}, settings=_EXPERT_SETTINGS
+            ),
+            Architecture(
+                name="gpt-oss",
+                model_type="gpt_oss",
+                inner=_SINKS,
+                settings=(*_EXPERT_SETTINGS, "attention.sliding_window", "attention.sliding_window_pattern"),
+            ),
             Architecture(name="qwen3", model_type="qwen3", inner=_QK_NORMS),
             Architecture(
                 name="gemma2",
@@ -160,4 +200,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ),
         )
     }
+)
+MIXTRAL = Architecture(  # which files of experts call "llama" too
+    name="llama", model_type="mixtral", inner=_ROUTED, paired=True, rope=(ROPE_FREQS,), settings=_EXPERT_SETTINGS
 )

@@ -1,0 +1,67 @@
+"""`speculant quantize`: a model's weights rounded to 8 or 4 bits, in a folder of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speculant.cli.binding import Take, bind
+from speculant.cli.commands import Command
+from speculant.core.errors import FileError
+from speculant.core.hub import asking
+from speculant.options.model import ModelOptions
+
+HELP = """\
+Write a model with quantised weights into a new folder, which is loaded on CPUs as any other model is.
+
+Checkpoints of GPTQ, AWQ, compressed-tensors and torchao are packed without rounding them again. Without this command,
+--quantize rounds a model while it is loaded and keeps the result in the cache folder."""
+
+EXAMPLES = """
+speculant quantize your/model --to small                    # int8
+speculant quantize your/model --to small --quantize int4 --sample notes.txt
+speculant generate "Why?" --model small
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("quantize", cls=Command, help=HELP, epilog=EXAMPLES)(bind(quantize))
+
+
+def quantize(
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER", help="the new folder")],
+    sample: Annotated[
+        str | None,
+        typer.Option("--sample", metavar="FILE", help="text on which the loss is measured; default: a built-in one"),
+    ] = None,
+    *,
+    named: Annotated[ModelOptions, Take(only=("model", "quantize"), arguments={"model": "MODEL"})],
+) -> int:
+    """Check, load, round, write."""
+    from speculant.api.loading import find_model
+    from speculant.cli.loading import model_source, silence_loading
+    from speculant.cli.terminal import importing, say, waiting
+
+    source = find_model(model_source(named.model))
+    text = None if sample is None else _read(Path(sample))
+    if not Path(source).exists():
+        say(asking(source))
+    with importing("PyTorch and transformers"):
+        from speculant.api.quantize import quantize_model
+
+        silence_loading()
+    with waiting(f"quantising {named.model or 'the bundled model'}"):
+        summary = quantize_model(source, to, scheme=named.quantize, sample=text)
+    say(str(summary))
+    print(f"speculant generate PROMPT --model {to} runs it.")
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"--sample {path} cannot be read: {error}.") from error

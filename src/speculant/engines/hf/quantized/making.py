@@ -1,0 +1,123 @@
+"""The parts of a quantised model: rounded from a checkpoint of floats, or read from one that is quantised already.
+
+A checkpoint is mapped, and each matrix is rounded or unpacked and let go before the next is read, so that only the
+packed weights take memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.checkpoint_files import open_checkpoint
+from speculant.engines.hf.quantized.checkpoints.formats import find_format
+from speculant.engines.hf.quantized.loss import Predictions, predict, sample_ids
+from speculant.engines.hf.quantized.modules import Activations
+from speculant.engines.hf.quantized.parts import Parts, matrices, named_floats
+from speculant.engines.hf.quantized.rounding import Scheme, choose_scheme, round_weight
+from speculant.engines.hf.quantized.summary import count_bytes
+from speculant.engines.hf.quantized.tensor_names import match_names
+from speculant.engines.hf.quantized.weight import pack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeRequest:
+    """How a checkpoint is quantised.
+
+    Attributes:
+        source: a folder or hub id.
+        kind: the class of transformers that knows its config.
+        scheme: "int8" or "int4" for a checkpoint of floats; None for one that is quantised already.
+        dtype: of the model's floats, by name: float32, bfloat16, or auto for the checkpoint's; None for float32.
+        attention: transformers' attn_implementation; None for its default.
+        activations: whether the products round their inputs to 8 bits.
+        keep: whether the packed weights are kept in the user's cache folder, and taken from there.
+        tokenizer: for the sample, or None.
+        sample: the text on which the loss is measured; None for a built-in one.
+    """
+
+    source: str
+    kind: Any
+    scheme: Scheme | None
+    dtype: str | None = None
+    attention: str | None = None
+    activations: Activations = "int8"
+    keep: bool = True
+    tokenizer: Any = None
+    sample: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """A quantised checkpoint, and how it was made.
+
+    Attributes:
+        parts: its weights.
+        before: bytes of its float weights; None if they were packed.
+        predictions: of the float model on the sample, or None.
+    """
+
+    parts: Parts
+    before: int | None = None
+    predictions: Predictions | None = None
+
+
+def quantize(asked: QuantizeRequest) -> Quantized:
+    """Load a checkpoint of floats and round its matrices.
+
+    Raises:
+        UnsupportedError: its decoder layers are not found, or a weight is not finite.
+    """
+    assert asked.scheme is not None
+    model = asked.kind.from_pretrained(asked.source, dtype="auto", attn_implementation=asked.attention).eval()
+    if getattr(model, "peft_config", None):
+        raise UnsupportedError(
+            "an adapter cannot be quantised with its model; merge it first, or leave out `quantize`."
+        )
+    ids = sample_ids(model, asked.tokenizer, asked.sample)
+    predictions = None if ids is None else predict(model, ids)
+    before = count_bytes(dict(named_floats(model)))
+    ends = {
+        id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each is not None
+    }
+    weights = {}
+    for name in matrices(model):
+        parameter = model.get_parameter(name)
+        try:
+            chosen = choose_scheme(asked.scheme, name, parameter, end=id(parameter) in ends)
+            weights[name] = round_weight(parameter, chosen)
+        except ValueError as error:
+            raise UnsupportedError(f"{name} cannot be rounded to {asked.scheme}: {error}.") from error
+        parameter.data = parameter.data.new_empty(0)  # let go, wherever it is tied
+    floats = {name: each.detach() for name, each in named_floats(model) if name not in weights}
+    return Quantized(parts=Parts(weights=weights, floats=floats), before=before, predictions=predictions)
+
+
+def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]) -> Quantized:
+    """Read a checkpoint that is quantised already.
+
+    Args:
+        asked: what and how.
+        model: an empty model of its config.
+        settings: the config's `quantization_config`.
+
+    Raises:
+        UnsupportedError: there is no reader for its format, or no layout for one of its matrices.
+        ModelNotFoundError: weights are missing or damaged.
+    """
+    form = find_format(settings)
+    if form is None or form.read is None:
+        raise UnsupportedError(f"there is no reader for weights in the format {settings.get('quant_method')!r}.")
+    with open_checkpoint(asked.source) as files:
+        weights, orders, used = {}, {}, set[str]()
+        names = match_names(model, files)
+        for matrix in form.read(files, settings):
+            name = names(matrix.name)
+            weights[name] = pack(matrix.values)
+            if matrix.order is not None:
+                orders[name] = matrix.order
+            used.update(matrix.tensors)
+        floats = {names(name): files.read(name).clone() for name in files if name not in used}
+    return Quantized(parts=Parts(weights=weights, floats=floats, orders=orders))

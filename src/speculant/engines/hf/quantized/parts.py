@@ -1,0 +1,157 @@
+"""The parts of a quantised model: which of its weights are packed, and a model made of packed weights and floats.
+
+Packed are the linear layers of the decoder layers, the embedding and the output head: what a pass reads. Norms, biases,
+routers of experts, convolutions, and the parts for images and sound stay floats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.errors import ModelNotFoundError, UnsupportedError
+from speculant.engines.hf.quantized.modules import Activations, QuantizedModule, replace_weights
+from speculant.engines.hf.quantized.weight import QuantizedWeight
+from speculant.engines.hf.views.model_view import find_layers
+
+_ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a rounded one would send tokens to other experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The weights of a model.
+
+    Attributes:
+        weights: packed matrices by the names of the parameters that they replace; tied ones once.
+        floats: all other parameters and persistent buffers by name.
+        orders: Int64 [k], by the name of a packed matrix: the order in which it takes its inputs, if another.
+    """
+
+    weights: Mapping[str, QuantizedWeight]
+    floats: Mapping[str, Tensor]
+    orders: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def matrices(model: Any) -> list[str]:
+    """Return the names of the parameters of a float model that are packed; of tied ones the first.
+
+    Raises:
+        UnsupportedError: the decoder layers are not found.
+    """
+    place = find_layers(model)
+    if place is None:
+        raise UnsupportedError(
+            f"the decoder layers of {type(model).__name__} are not where they are looked for, so its weights are not "
+            "quantised; leave out `quantize`."
+        )
+    wanted = [
+        layer
+        for layer_name, layer in place.layers.named_modules()
+        if type(layer) is nn.Linear and layer_name.rpartition(".")[2] not in _ROUTERS
+    ]
+    wanted += [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if _is_plain(each)]
+    chosen = {id(each.weight) for each in wanted}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in chosen]
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether there is a quantised module for an embedding or output head."""
+    return type(module) in (nn.Linear, nn.Embedding) or type(module).__name__.endswith("ScaledWordEmbedding")
+
+
+def named_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Return parameters and persistent buffers of a model that are not packed, by name; shared ones once."""
+    yield from model.named_parameters()
+    for path, module in model.named_modules():
+        if not isinstance(module, QuantizedModule):
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    yield (f"{path}.{name}" if path else name), buffer
+
+
+def empty_model(config: Any, kind: Any, *, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """Return a model whose parameters have not been written: their memory is not taken before they are.
+
+    Args:
+        config: of transformers.
+        kind: the class of transformers that knows it, such as AutoModelForCausalLM.
+        dtype: of the parameters.
+        attention: transformers' attn_implementation; None for its default.
+    """
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = kind.from_config(config, dtype=dtype, attn_implementation=attention)
+    model.tie_weights()
+    return model.eval()
+
+
+def assemble(
+    parts: Parts, model: Any, *, dtype: torch.dtype, activations: Activations = "int8", source: str = "the checkpoint"
+) -> Any:
+    """Put packed weights and floats into an empty model, and return it.
+
+    Args:
+        parts: of the model.
+        model: an empty one; changed.
+        dtype: of floats, but those that the class keeps in float32.
+        activations: whether the products round their inputs to 8 bits.
+        source: what the weights come from, for messages.
+
+    Raises:
+        ModelNotFoundError: a weight is missing, or has another shape.
+        UnsupportedError: a packed weight is of no linear layer or embedding.
+    """
+    for name, order in parts.orders.items():
+        _check_order(name, order, parts.weights[name])
+    held = dict(named_floats(model))
+    packed = {id(held[name]) for name in parts.weights if name in held}
+    missing = [name for name, each in held.items() if name not in parts.floats and id(each) not in packed]
+    if missing:
+        raise ModelNotFoundError(
+            f"{source} has no {missing[0]}" + f", nor {len(missing) - 1} others" * bool(missing[1:])
+        )
+    for name, value in parts.floats.items():
+        if name not in held:
+            continue
+        if held[name].shape != value.shape:
+            shapes = f"{tuple(value.shape)} instead of {tuple(held[name].shape)}"
+            raise ModelNotFoundError(f"{name} in {source} has the shape {shapes}")
+        wanted = value.dtype if not value.is_floating_point() else _dtype(model, name, dtype)
+        held[name].data = value.detach().to(wanted)
+    replace_weights(model, parts.weights, activations=activations)
+    for name, order in parts.orders.items():
+        path, _, place = name.removesuffix(".weight").rpartition(".")
+        parent = model.get_submodule(path)
+        parent._modules[place] = nn.Sequential(InputOrder(order), parent._modules[place])
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+class InputOrder(nn.Module):
+    """Inputs in the order in which a matrix takes them, which a checkpoint has sorted by importance."""
+
+    def __init__(self, order: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., k] of [..., k]."""
+        return x.index_select(-1, self.get_buffer("order"))
+
+
+def _check_order(name: str, order: Tensor, weight: QuantizedWeight) -> None:
+    if not torch.equal(order.sort().values, torch.arange(weight.k)):
+        raise ModelNotFoundError(f"the order of inputs of {name} is none of {weight.k} inputs")
+
+
+def _dtype(model: Any, name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a parameter in a model of a dtype."""
+    always = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return torch.float32 if any(re.search(rf"(^|\.){each}(\.|$)", name) for each in always) else dtype
