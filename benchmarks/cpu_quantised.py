@@ -7,10 +7,10 @@ plain, with drafts, and with the systems' own prompt lookup. The time to the fir
 those of a process for each system. `cpu` is the process's own time, `wall` the clock's: on a machine that is doing
 other work, compare the former, with one thread.
 
-    python benchmarks/cpu_quantised.py $SHAPE --folder FILES -o benchmarks/results/cpu-quantised.json
+    python benchmarks/cpu_quantised.py $SHAPE --folder FILES -o FILE
 
-FILES keeps the GGUF files, and has OpenVINO's in openvino-int8 and openvino-int4, by `optimum-cli export openvino`.
-Needs speculant[llamacpp], openvino and openvino-genai.
+What FILE holds of other formats, parts and recorded files is kept. FILES keeps the GGUF files, and has OpenVINO's in
+openvino-int8 and openvino-int4, by `optimum-cli export openvino`. Needs speculant[llamacpp], openvino, openvino-genai.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SYSTEMS = ("speculant", "llama.cpp", "openvino")
 FILES = ("instructcoder", "sharegpt", "gsm8k", "cnn")
 PARTS = ("passes", "forced", "prompt")
 ROWS, CACHED = (1, 2, 4, 8, 16, 32), 64
-PROMPT, PROMPTS = 1000, 3
+PROMPT, PROMPTS = 1000, 2
 
 
 def main() -> None:
@@ -68,13 +68,11 @@ def main() -> None:
         return
     formats, names, parts = args.formats.split(","), args.systems.split(","), args.parts.split(",")
     make_files(args.shape, args.folder, formats)
-    report: dict[str, Any] = {
-        "environment": environment() | {"commit": commit(), "packages": versions()},
-        "shape": args.shape.name,
-        "threads": args.threads,
-        "formats": {kind: {} for kind in formats},
-    }
-    for kind, found in report["formats"].items():
+    report: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"formats": {}}
+    report["environment"] = environment() | {"commit": commit(), "packages": versions()}
+    report |= {"shape": args.shape.name, "threads": args.threads}
+    for kind in formats:
+        found = report["formats"].setdefault(kind, {})
         gguf, openvino = args.folder / f"{kind}.gguf", args.folder / OPENVINO[kind]
         found["bytes"] = {"gguf": gguf.stat().st_size, "openvino": size_of(openvino)}
         if "prompt" in parts:
@@ -85,7 +83,7 @@ def main() -> None:
             found["passes"] = time_passes(systems, args.rounds)
             args.out.write_text(json.dumps(report, indent=1) + "\n")
         if "forced" in parts:
-            found["forced"] = {}
+            found.setdefault("forced", {})
             for file in args.files.split(","):
                 found["forced"][file] = decode_all(systems, file, args)
                 args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""Draw the chart of quantised weights on a CPU, from benchmarks/results/cpu-quantised.json.
+"""Draw the chart of quantised weights on a CPU, from cpu-quantised.json and quantised-replay.json.
 
-Above: what a pass takes over its rows. Below: tokens per second of decoding along recorded outputs, over llama.cpp's
-without drafts. Both by the process's own time.
+Above: what a pass takes over its rows, the process's own time. Below: tokens per second along recorded outputs at these
+costs, over llama.cpp's without drafts.
 
     python benchmarks/quantised_chart.py -o docs/images/quantised.svg
 """
@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).parent / "results" / "cpu-quantised.json"
+RESULTS = Path(__file__).parent / "results"
 FORMATS = {"q8_0": "8 bits", "q4_0": "4 bits"}
 FILES = {"instructcoder": "code edits", "gsm8k": "maths", "cnn": "summaries", "sharegpt": "chat"}
 PASSES = {
@@ -28,7 +28,6 @@ PASSES = {
 DECODING = {
     "speculant none": ("Speculant, plain", "#7fb0e8"),
     "speculant mix": ("Speculant, mix", "#2463b0"),
-    "llama.cpp mix": ("mix on llama.cpp", "#3f9c6d"),
     "llama.cpp lookup:10": ("llama.cpp, its prompt lookup", "#d9d9d9"),
     "openvino none": ("OpenVINO, plain", "#f0c99a"),
     "openvino lookup:5": ("OpenVINO, its prompt lookup", "#d98a2b"),
@@ -40,13 +39,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
-    formats = json.loads(RESULTS.read_text())["formats"]
+    measured, replayed = (
+        json.loads((RESULTS / name).read_text())["formats"] for name in ("cpu-quantised.json", "quantised-replay.json")
+    )
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "quantised", "font.family": "sans-serif", "font.size": 9}
     with matplotlib.rc_context(options):
         figure = Figure(figsize=(8.2, 6.4), layout="constrained")
         for column, (kind, title) in zip(figure.subplots(2, 2).T, FORMATS.items(), strict=True):
-            draw_passes(column[0], formats[kind]["passes"], title)
-            draw_decoding(column[1], formats[kind]["forced"])
+            draw_passes(column[0], measured[kind]["passes"], title)
+            draw_decoding(column[1], replayed[kind])
         figure.savefig(args.out, format="svg", metadata={"Date": None})
 
 
@@ -66,18 +67,16 @@ def draw_passes(axes: Axes, passes: dict[str, Any], title: str) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def draw_decoding(axes: Axes, forced: dict[str, Any]) -> None:
+def draw_decoding(axes: Axes, found: dict[str, Any]) -> None:
     """Draw a group of bars per file: tokens per second over those of llama.cpp without drafts."""
     width = 0.84 / len(DECODING)
-    files = {name: label for name, label in FILES.items() if name in forced}
     for place, (system, (label, color)) in enumerate(DECODING.items()):
-        rates = [forced[file]["systems"] for file in files]
-        values = [each[system]["tokens_per_cpu_second"] / each[BASE]["tokens_per_cpu_second"] for each in rates]
-        left = [i + (place - (len(DECODING) - 1) / 2) * width for i in range(len(files))]
+        values = [found[file][system] / found[file][BASE] for file in FILES]
+        left = [i + (place - (len(DECODING) - 1) / 2) * width for i in range(len(FILES))]
         bars = axes.bar(left, values, width, label=label, color=color)
         axes.bar_label(bars, fmt="%.1f", fontsize=6, padding=1)
     axes.axhline(1.0, color="#444444", linewidth=0.8)
-    axes.set_xticks(range(len(files)), list(files.values()))
+    axes.set_xticks(range(len(FILES)), list(FILES.values()))
     axes.set_ylabel("times llama.cpp, plain")
     axes.margins(y=0.3)
     axes.spines[["top", "right"]].set_visible(False)
