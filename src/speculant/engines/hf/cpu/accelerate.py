@@ -29,6 +29,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer, find_fused_layers
 from speculant.engines.hf.cpu.gqa import GQAttention
+from speculant.engines.hf.cpu.huge_pages import use_huge_pages
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
 from speculant.engines.hf.cpu.measuring import kernel_times
@@ -160,6 +161,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     """
     products, dtype = Products(load_native()), modules[0].weight.dtype
     alike = [module for module in modules if module.weight.dtype is dtype]
+    use_huge_pages(module.weight for module in modules)
     times = kernel_times(alike, products, least=LEAST_WEIGHTS)
     if not times and not fast and dtype is torch.bfloat16 and multiplies_bf16():
         return CpuAcceleration()  # too small to measure, and PyTorch's product is good

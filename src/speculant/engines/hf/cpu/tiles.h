@@ -16,6 +16,8 @@
 #include "vectors.h"
 
 constexpr int OUTS = 4, BLOCK = 32, KEPT = 1024, SHARE = 4, APART = 8192;
+constexpr int CHUNKS = 4;  // that a thread takes at least, where there is enough to do
+constexpr int FEW = 2, AHEAD = 1024, LONGEST = 127;  // rows in one pass over the weights, bytes to prefetch, tiles of a chunk
 // Rows of a tile: as many as leave registers for the sums, the rows and one vector of weights.
 template <class W>
 constexpr int ROWS = WIDTH == 16 ? 6 : WIDTH == 8 ? std::is_same_v<W, float> ? 3 : 2 : 4;
@@ -131,14 +133,39 @@ static void multiply_last(int rows, Tile<X, W> t) {
     for (int o = 0; o < t.count; o++) y[o] = add ? y[o] + sums[r * OUTS + o] : sums[r * OUTS + o];
 }
 
+// For so few rows that the memory sets the pace: a tile reads OUTS long streams of consecutive weight rows, which hardware
+// prefetchers follow. An odd number of rows lies between two streams, lest all fall into the same sets of the caches.
+template <class X, class W>
+static void product_of_few(const X *x, const W *weights, float *y, int64_t n, int64_t outs, int64_t k, int64_t kept,
+                           int threads) {
+  const int64_t share = std::clamp<int64_t>(outs / OUTS / (CHUNKS * threads), 1, LONGEST) | 1;
+  const auto multiply_all = [&](int64_t out, int64_t spread, int count) {
+    for (int64_t start = 0; start < k; start += kept) {
+      const W *w = weights + out * k + start;
+      const Tile<X, W> t{x + start, w, w + AHEAD / sizeof(W), y + out, k, spread * k, outs, spread,
+                         std::min(kept, k - start), count, start > 0};
+      if (count == OUTS) multiply_rows<OUTS, X, W>(n, t);
+      else multiply_last(n, t);
+    }
+  };
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t from = 0; from < outs; from += share * OUTS) {
+    const int64_t to = std::min(outs, from + share * OUTS), spread = (to - from) / OUTS, rest = (to - from) % OUTS;
+    for (int64_t out = from; out < from + spread; out++) multiply_all(out, spread, OUTS);
+    if (rest) multiply_all(to - rest, 1, rest);
+  }
+}
+
 template <class X, class W>
 static void product(const X *x, const W *weights, float *y, int64_t n, int64_t outs, int64_t k, int threads) {
   const int64_t blocks = (n + ROWS<W> - 1) / ROWS<W>, pieces = (k + KEPT - 1) / KEPT;
   const int64_t kept = ((k + pieces - 1) / pieces + STEP<X> - 1) / STEP<X> * STEP<X>;
+  if (n <= FEW) return product_of_few(x, weights, y, n, outs, k, kept, threads);
   int64_t widest = 1;  // distance between the weight rows of a tile
   while (widest < BLOCK / OUTS && widest * k * (int64_t)sizeof(W) < APART) widest *= 2;
   const int64_t fetched = blocks == 1 ? OUTS : blocks < OUTS ? 2 : 1;
-#pragma omp parallel for schedule(dynamic, SHARE) num_threads(threads)
+  const int64_t share = std::clamp<int64_t>(outs / BLOCK / (CHUNKS * threads), 1, SHARE);
+#pragma omp parallel for schedule(dynamic, share) num_threads(threads)
   for (int64_t from = 0; from < outs; from += BLOCK) {
     const int64_t to = std::min<int64_t>(outs, from + BLOCK), spread = to - from == BLOCK ? widest : 1;
     for (int64_t start = 0; start < k; start += kept) {
