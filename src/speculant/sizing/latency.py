@@ -16,6 +16,7 @@ loses half of what it costs above the size below, so that it is tried again.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 
 import numpy as np
@@ -25,8 +26,11 @@ from speculant.core.tree import Float64
 from speculant.sizing.isotonic import rising_fit
 from speculant.sizing.step_cost import StepCost
 
-SIZES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_TRIES = 2  # passes of a size before the next larger one may be tried
+# Kernels take rows by blocks, so that a pass over 6 draft rows may cost half more than one over 5, and no less than one
+# over 11: small sizes are told apart one by one.
+SIZES = (*range(13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
+_RUNGS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sizes that are climbed to, one after the other
+_TRIES = 2  # passes of a rung before the next larger one may be tried, and of a size before it moves the level
 _KNOWN = 2  # a measured curve counts like so many passes of each size
 _UNTRIED = 1.05  # assumed cost of a size that was never tried, in passes of the size below
 _FOLLOW = 0.3  # share of a pass's error that moves the level
@@ -57,6 +61,8 @@ class LatencyModel:
         sizes = [size for size in SIZES if size < most] + [most]
         self.sizes = np.array(sizes)
         self._bucket = np.searchsorted(self.sizes, np.arange(most + 1)).tolist()  # rows -> index of their size
+        self._rungs = [rung for rung in _RUNGS if rung < most] + [most]
+        self._climbed, self._most = [0] * len(self._rungs), self._rungs[0]  # passes of each, and what may be spent
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(most + 1) if known is None else known.of(np.arange(most + 1)) / plain
@@ -78,10 +84,7 @@ class LatencyModel:
     @property
     def most(self) -> int:
         """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
-        if self._known:
-            return int(self.sizes[-1])
-        tried = [i for i, passes in enumerate(self._tried) if passes >= _TRIES]
-        return int(self.sizes[min(tried[-1] + 1, len(self.sizes) - 1)] if tried else self.sizes[0])
+        return int(self.sizes[-1]) if self._known else self._most
 
     @property
     def level(self) -> float:
@@ -118,8 +121,16 @@ class LatencyModel:
         if tried >= _TRIES or sum(map(bool, self._tried)) == 1:
             self._level *= math.exp(_FOLLOW * counted)
         self._forget(i)
+        self._climb(rows)
         if not tried or any(abs(new - old) > _SAME for new, old in zip(self._factors, self._fitted, strict=True)):
             self._fit()
+
+    def _climb(self, rows: int) -> None:
+        """Count a pass; let the next rung be tried once there were enough of its own."""
+        rung = bisect_left(self._rungs, rows)
+        self._climbed[rung] += 1
+        if self._climbed[rung] == _TRIES:
+            self._most = max(self._most, self._rungs[min(rung + 1, len(self._rungs) - 1)])
 
     def _below(self, i: int) -> int | None:
         """Return the largest size below size i that was tried."""
@@ -176,7 +187,7 @@ class LatencyModel:
         free = _lower_quartile(self._free_times) if self._free_times else 0.0
         return max(0.0, (times - self.further_level * levels) / rounds - free)
 
-    def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False, usual: bool = True) -> float:
+    def observe_drafting(self, nodes: float, seconds: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
         What they grow by per node becomes `drafting`, by a straight line through the rounds of late; `further_level` is
