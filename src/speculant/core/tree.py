@@ -100,7 +100,7 @@ class DraftTree:
             accepted; never above its parent's.
         proposal: None if every token was chosen rather than sampled.
         queries: rows asked for their logits only, within the budget's `queries`.
-        levels: levels that took time to draft; None where all of the tree did.
+        levels: levels that took time to draft, or a level's time as often; None where all of the tree's did.
 
     Raises:
         ValueError: the arrays disagree in length, a parent does not come first, or a weight exceeds its parent's.
@@ -111,7 +111,7 @@ class DraftTree:
     weights: Float32
     proposal: Proposal | None = None
     queries: Queries = NO_QUERIES
-    levels: int | None = None
+    levels: float | None = None
     _depths: Int32 | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class DraftTree:
         weights: Float32,
         *,
         queries: Queries = NO_QUERIES,
-        levels: int | None = None,
+        levels: float | None = None,
     ) -> DraftTree:
         """Return a tree of chosen tokens without checking it, for kernels that guarantee what is checked."""
         tree = object.__new__(cls)
@@ -285,8 +285,8 @@ class DraftTree:
             reached[node] &= reached[parent]
         return self._only(np.flatnonzero(reached[:-1]))
 
-    def with_levels(self, levels: int) -> DraftTree:
-        """Return a tree of chosen tokens of which so many levels took time to draft."""
+    def with_levels(self, levels: float) -> DraftTree:
+        """Return a tree of chosen tokens that took the time of so many levels to draft."""
         return DraftTree.trusted(self.tokens, self.parents, self.weights, queries=self.queries, levels=levels)
 
     def _only(self, kept: Int64 | Int32) -> DraftTree:

@@ -193,7 +193,7 @@ class LatencyModel:
         free = _lower_quartile(self._free_times) if self._free_times else 0.0
         return max(0.0, (times - self.further_level * levels) / rounds - free)
 
-    def observe_drafting(self, nodes: int, seconds: float, *, even: bool = False, usual: bool = True) -> float:
+    def observe_drafting(self, nodes: float, seconds: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
 
         What they grow by per node becomes `drafting`, by a straight line through the rounds of late; `further_level` is

@@ -22,7 +22,7 @@ _VAIN = 0.015  # of the time that asking may take, by what drafts are expected t
 _SHARE = 0.005  # of the tokens that drafts may lose
 _DOUBLINGS = 12  # of pauses of debt
 _FIRST_ASKS = 6  # before expectations are believed
-_START, _GRANT, _LIMIT = 2.0, 0.5, 16.0  # tokens: the first balance, what a new request is granted, the most credit
+_START, _GRANT, _LIMIT = 2.0, 0.25, 16.0  # tokens: the first balance, what a new request is granted, the most credit
 
 
 @dataclass(slots=True)

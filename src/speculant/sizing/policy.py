@@ -114,7 +114,8 @@ class AdaptiveSizing:
         if not most:
             return 0.0, 0.0
         price, costs = self._price(sequences), self._pass_costs(sequences - 1, most)[1:]
-        node = price * max(0.0, float((costs / self._counts[1 : most + 1]).min()))
+        few = min(_LEAST_ASKED, most) - 1  # what fewer nodes cost more is too little to be measured
+        node = price * max(0.0, float((costs[few:] / self._counts[few + 1 : most + 1]).min()))
         return price * self._latency.further_level + node, node
 
     def _chain_length(self, state: SequenceSizing, most: int, sequences: int) -> int:
@@ -292,8 +293,8 @@ class AdaptiveSizing:
         return text + "."
 
 
-def _levels_of(draft: DraftTree) -> int:
-    """Return how many levels of a draft took time."""
+def _levels_of(draft: DraftTree) -> float:
+    """Return the time of a draft in levels."""
     return int(draft.depths().max(initial=0)) if draft.levels is None else draft.levels
 
 

@@ -23,7 +23,7 @@ class SequenceSizing:
         rest: rounds that ask for no draft, this one included; 0 where it asks for one.
         asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
         by_level: whether drafting is to be paid by the level in this round, else by the node.
-        levels: of this round's draft before it was trimmed.
+        levels: whose time this round's draft took, before it was trimmed.
         level_price, start_price, node_price: what a further level of this round's draft, drafting by levels at all, and
             a further node have to gain.
         pausing: rounds without a draft.
@@ -42,7 +42,7 @@ class SequenceSizing:
     asked: int = 0
     depth: int = UNLIMITED
     by_level: bool = False
-    levels: int = 0
+    levels: float = 0
     gain: float = 0.0
     level_price: float = 0.0
     start_price: float = 0.0

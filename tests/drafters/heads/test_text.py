@@ -159,11 +159,17 @@ def test_rows_that_are_missing_stay_missing() -> None:
     assert text.known_state.length == 7
 
 
-def test_a_text_begins_anew_after_a_pause() -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_text_begins_anew_after_a_pause(together: bool) -> None:
     """Guards resting heads: of what was committed without states there are no rows, and later ones stay in place."""
     text = begun(states(), PROMPT, 7)
     text.begin()
-    text.follow([12, 30])
+    if together:
+        text.follow([12, 30])
+    else:
+        for token in (12, 30):
+            tokens = np.array([token], np.int32)
+            text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens))
     committed(text, DraftTree.empty(), [], 31)
     expected = begun(states(), [*PROMPT, 7, 12, 30], 31, cached=7)
     torch.testing.assert_close(text.begin(), expected.begin())

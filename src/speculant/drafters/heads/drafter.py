@@ -9,6 +9,7 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
+from speculant.drafters.heads.calibration import Calibration
 from speculant.drafters.heads.head import Head, TargetParts, head_needs
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.ranked_vocabulary import reduce_vocabulary
@@ -99,7 +100,7 @@ class HeadDrafter(Drafter):
         """
         self._settings, self._sampled = settings or HeadSettings(), sampled
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
-        self._acceptance, self._gains = LevelAcceptance(), LevelGains()
+        self._acceptance, self._gains, self._calibration = LevelAcceptance(), LevelGains(), Calibration()
         self.states = KeptStates(head.head, head.target)
         self._shape()  # settings are checked before the first request
         self._needs = replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
@@ -110,7 +111,7 @@ class HeadDrafter(Drafter):
         return self._needs
 
     def open(self, start: SessionRequest) -> Session:
-        return HeadSession(self.open_text(start), start, self._shape())
+        return HeadSession(self.open_text(start), start, self._shape(), self._calibration)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         return propose_together(sessions, budgets)

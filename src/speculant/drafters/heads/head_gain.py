@@ -45,13 +45,13 @@ class HeadGain:
         self._trial = self._left <= 0
         return self._trial
 
-    def observe(self, expected: float, gained: int, levels: int) -> None:
+    def observe(self, expected: float, gained: int, levels: float) -> None:
         """Count a round with the head.
 
         Args:
             expected: as for `pays`.
             gained: tokens of the united draft that were accepted, less those of the memory's own.
-            levels: that the head grew.
+            levels: that the head grew, see `HeadSession.levels`.
         """
         for counts in (self._all, self._bands[bisect_right(_EDGES, expected)]):
             counts[:] = (_DECAY * each + new for each, new in zip(counts, (1.0, gained, levels), strict=True))

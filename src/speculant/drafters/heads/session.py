@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.copying.context import heaviest_first
+from speculant.drafters.heads.calibration import Calibration
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.heads.text import HeadText, grow_whole
 from speculant.drafters.models.level_session import LevelSession
@@ -29,31 +32,43 @@ class HeadTextSession(LevelSession):
 class HeadSession(HeadTextSession):
     """See `LevelSession`."""
 
-    def __init__(self, text: HeadText, start: SessionRequest, shape: Shape) -> None:
+    def __init__(self, text: HeadText, start: SessionRequest, shape: Shape, calibration: Calibration) -> None:
+        """Begin a request; the calibration is of all requests."""
         super().__init__(text, start, shape)
+        self._calibration, self._beside = calibration, 0.0  # levels that rows beside the first of theirs take
         own = start.sampling
         # A temperature alone changes no order of tokens; what cuts the distribution is left to PyTorch.
         self._temperature = own.temperature or 1.0
         self._uncut = not own.temperature or (own.top_k is None and own.top_p is None and own.min_p is None)
 
     def propose(self, budget: Budget) -> DraftTree:
+        self._beside = 0.0
         [draft] = grow_whole_together([self], [budget])
         return super().propose(budget) if draft is None else draft
 
     @property
-    def levels(self) -> int:
-        """How many levels the last draft grew."""
-        return 1 + len(self._shape.extended)
+    def levels(self) -> float:
+        """How many levels of one row the last draft took as much time as."""
+        return 1 + len(self._shape.extended) + self._beside
 
     @property
     def temperature(self) -> float:
         """Of the probabilities of chosen tokens."""
-        return self._temperature
+        return self._temperature * self._calibration.temperature
 
-    def take_grown(self, grown: GrownDraft, budget: Budget) -> DraftTree:
+    def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
+        super().learn(drafted, path)
+        if drafted.proposal is None:
+            self._calibration.observe(drafted, np.array(path, np.int64))
+
+    def take_grown(self, grown: GrownDraft, plan: GrowthPlan, budget: Budget) -> DraftTree:
         """Return the draft within a budget of all candidates."""
         self._shape.take_levels(grown.extended)
-        return DraftTree.trusted(*heaviest_first(grown.tokens, grown.parents, grown.weights, budget.nodes))
+        if budget.level_price:  # every row has `top_k` candidates; those of the root were there
+            rows = len(grown.tokens) // plan.top_k - 1
+            self._beside = self.text.row_share * max(0, rows - len(grown.extended))
+        draft = DraftTree.trusted(*heaviest_first(grown.tokens, grown.parents, grown.weights, budget.nodes))
+        return draft.with_levels(self.levels)
 
     def plan(self, budget: Budget) -> GrowthPlan | None:
         """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan."""
@@ -79,6 +94,6 @@ def grow_whole_together(sessions: Sequence[LevelSession], budgets: Sequence[Budg
             planned[place] = session, plan
     if planned:
         asked = [(session.text, plan, session.temperature) for session, plan in planned.values()]
-        for (place, (session, _)), grown in zip(planned.items(), grow_whole(*zip(*asked, strict=True)), strict=True):
-            drafts[place] = None if grown is None else session.take_grown(grown, budgets[place])
+        for (place, (session, plan)), grown in zip(planned.items(), grow_whole(*zip(*asked, strict=True)), strict=True):
+            drafts[place] = None if grown is None else session.take_grown(grown, plan, budgets[place])
     return drafts

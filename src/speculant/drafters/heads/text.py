@@ -107,6 +107,9 @@ class HeadText(LevelText):
         So rounds without a draft cost no pass of the head, and all that they committed is read in one.
         """
         hidden, following, most = verified.hidden, verified.tokens.tolist(), _UNREAD
+        if hidden is None and self.head.taps:
+            self.follow(following)
+            return
         if hidden is not None and len(verified.tree):
             hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
         if self.state is None:  # of the prompt, as far as it was not cached before, or after a pause

@@ -12,6 +12,7 @@ from speculant.core.drafter import Budget, Drafter, Persistent, Session, Session
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
+from speculant.drafters.heads.calibration import Calibration
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
 from speculant.drafters.heads.head import head_needs
 from speculant.drafters.heads.head_gain import HeadGain
@@ -82,7 +83,7 @@ class UnionHeadDrafter(Drafter, Persistent):
         self.memory, self._settings = memory, settings or UnionHeadSettings()
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._mixture, self._reach, self._gains = Mixture(FIRST_WEIGHTS), Reach(), LevelGains()
-        self._head_gain = HeadGain()
+        self._head_gain, self._calibration = HeadGain(), Calibration()
         warm_up()
         self.states, own = KeptStates(head.head, head.target), head_needs(head.head)
         self._needs = replace(own, top_k=memory.needs.top_k, queries=memory.needs.queries, explores=False)
@@ -100,7 +101,7 @@ class UnionHeadDrafter(Drafter, Persistent):
     def open(self, start: SessionRequest) -> Session:
         s = self._settings
         shape = BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
-        own = HeadSession(HeadText(self.states, start), start, shape)
+        own = HeadSession(HeadText(self.states, start), start, shape, self._calibration)
         return UnitedSession(own, self.memory.open(start), self._mixture, self._reach, self._head_gain, s.proposed)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:

@@ -40,7 +40,7 @@ class Candidates(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def unite(head: Array, memory: Array, weights: Array, limit: int) -> tuple[Array, Array]:
+def unite(head: Array, memory: Array, weights: Array, limit: int) -> tuple[Any, Any]:
     """Return what `Candidates` holds of two drafts, and the `limit` most probable nodes, the most probable first.
 
     Args:

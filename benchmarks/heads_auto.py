@@ -1,0 +1,123 @@
+"""Automatic sizes of heads and of their unions beside a fixed chain and plain decoding, one version at a time.
+
+Systems take turns on held-out stories, greedy, in one process of one thread; times are of the processor, so that other
+work on the machine disturbs little. Results of several runs are added up by version; with another version of the
+package in PYTHONPATH, runs in turns compare the two:
+
+    python benchmarks/heads_auto.py --version after -o benchmarks/results/heads-auto.json
+    PYTHONPATH=BEFORE/src python benchmarks/heads_auto.py --version before -o benchmarks/results/heads-auto.json
+    python benchmarks/heads_auto.py --markdown benchmarks/results/heads-auto.json
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import time
+
+time.perf_counter = time.process_time  # before the package takes it as its clock
+
+import argparse
+import json
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+
+from speculant import Speculator
+from speculant.api.heads import open_head
+from speculant.api.loading import bundled_heads
+from speculant.cli.env import environment
+from speculant.drafters.heads.drafter import LoadedHead
+from targets import Pair, load_pair, story_prompts
+
+CHAIN = 5  # nodes, the best fixed choice of the bundled heads that draft by steps
+WARM = 2  # stories before the first that counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out", type=Path, help="results, which are added to")
+    parser.add_argument("--version", help="of the package, as results name it")
+    parser.add_argument("--target", choices=("bundled", "inflated"), default="bundled")
+    parser.add_argument("--heads", default="eagle,eagle3,mtp,medusa,dflash")
+    parser.add_argument("--first", type=int, default=0, help="story that the run begins with")
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of these results")
+    args = parser.parse_args()
+    if args.markdown:
+        print(table(json.loads(args.markdown.read_text("utf-8"))))
+        return
+    torch.set_num_threads(1)
+    pair = load_pair(args.target, dtype="float32", draft_model=None)
+    systems = make_systems(pair, args.heads.split(","))
+    prompts = story_prompts(pair.tokenizer, count=args.first + WARM + args.requests, tokens=32)[args.first :]
+    results = {"environment": environment(), "versions": {}}
+    if args.out.exists():
+        results = json.loads(args.out.read_text("utf-8"))
+    runs = results["versions"].setdefault(args.version, {}).setdefault(args.target, {})
+    for turn, prompt in enumerate(prompts):
+        texts, plain = set(), 0.0
+        for name, system in systems.items():
+            found = system.generate(prompt, max_new_tokens=args.tokens, temperature=0)
+            texts.add(tuple(found.ids))
+            rate = found.stats.tokens / found.stats.seconds
+            plain = plain or rate
+            if turn >= WARM:
+                rows = runs.setdefault(name, {"speedup": [], "tokens": 0, "rounds": 0})
+                rows["speedup"].append(round(rate / plain, 4))
+                rows["tokens"] += found.stats.tokens - 1
+                rows["rounds"] += found.stats.rounds
+        if len(texts) > 1:
+            raise SystemExit("the systems do not agree on a text")
+    args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print(table(results))
+
+
+def make_systems(pair: Pair, heads: list[str]) -> dict[str, Speculator]:
+    """Return what is measured, plain decoding first."""
+    folders = {folder.name: str(folder) for folder in bundled_heads()}
+
+    def make(method: str, nodes: int | str, head: LoadedHead | None = None, **settings: Any) -> Speculator:
+        own = {} if head is None else {"head": head}
+        return Speculator.from_transformers(
+            pair.model, pair.tokenizer, method=method, nodes=nodes, settings=settings or None, **own
+        )
+
+    found = {"plain": make("none", 0), "mix, automatic": make("mix", "auto")}
+    for name in heads:
+        head = open_head(folders[name], pair.model)
+        found[f"{name}, chain of {CHAIN}"] = make(head.method, CHAIN, head, tree="chain")
+        found[f"{name}, automatic"] = make(head.method, "auto", head, tree="chain" if name == "dflash" else "dynamic")
+        found[f"mix and {name}, automatic"] = make("mix-head", "auto", head)
+    useless = open_head(folders["eagle"], pair.model)
+    modules: Any = useless.head
+    with torch.no_grad():
+        for weight in modules.parameters():
+            weight.copy_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    found["a head that is never right, automatic"] = make(useless.method, "auto", useless, tree="dynamic")
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a Markdown table: median and quartiles of the speed-up of each system, and tokens a round, by version."""
+    lines = list[list[str]]()
+    for target in dict.fromkeys(target for each in results["versions"].values() for target in each):
+        columns = {name: each[target] for name, each in results["versions"].items() if target in each}
+        lines += [[target, *columns], ["---", *["---:"] * len(columns)]]
+        for system in dict.fromkeys(system for each in columns.values() for system in each):
+            lines.append([system, *(cell(each.get(system)) for each in columns.values())])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(rows: dict[str, Any] | None) -> str:
+    if rows is None:
+        return "-"
+    low, middle, high = quantiles(rows["speedup"], n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f}), MAT {rows['tokens'] / rows['rounds']:.2f}"
+
+
+if __name__ == "__main__":
+    main()
