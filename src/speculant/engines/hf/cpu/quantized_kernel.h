@@ -152,7 +152,8 @@ static void multiply(const Panel &p, const void *records) {
         const Record *same = rows;
         if (N < PARTS) asm("" : "+r"(same));  // loaded anew: all numbers of the rows do not fit the registers
         Floats numbers[N];
-        const int64_t at = (step >> p.shift) * 16 * SUB + sub * 16 + first * LANES, factor_at = step / 8 * 16 + first * LANES;
+        const int64_t at = (step >> p.shift) * 16 * SUB + sub * 16 + first * LANES;
+        const int64_t factor_at = step / 8 * 16 + first * LANES;
         for (int part = 0; part < N; part++)
           numbers[part] = read_numbers(scales, at + part * LANES, factor_at + part * LANES);
         add_products<R, FORMAT, SUB, N>({values, table, sub, first}, *same, numbers, p.offset, sums);
