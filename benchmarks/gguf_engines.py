@@ -1,11 +1,11 @@
 """Passes of a GGUF file by Speculant's own engine and by llama.cpp's, in one process, in turns; and what loading takes.
 
-    python benchmarks/gguf_engines.py q8_0.gguf q4_k.gguf --out benchmarks/results/gguf-engines.json
+    python benchmarks/gguf_engines.py SHAPE --folder FILES --out benchmarks/results/gguf-engines.json
 
-Times are the CPU time of the one thread that runs a pass: a chain after 64 cached tokens. They are the medians of
-rounds in which both engines run every size once. Each file has a process of its own. Memory is what the resident set of
-the process grows by while a file
-is loaded, and seconds are by the clock, the file being in the page cache.
+SHAPE is the folder of a config, whose random weights are written to FILES where they are not there yet. Times are the
+CPU time of the one thread that runs a pass: a chain after 64 cached tokens. They are the medians of rounds in which
+both engines run every size once. Each file has a process of its own; memory is what its resident set grows by while the
+file is loaded, and seconds are by the clock, with the file in the page cache.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from llamacpp import make_files
 from speculant.api.engines import open_engine
 from speculant.api.gguf_engine import choose_engine
 from speculant.cli.env import environment
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.cpu.build import load_native
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 
@@ -35,27 +37,35 @@ OWN, LLAMACPP = "speculant", "llamacpp"
 
 
 def main() -> None:
-    """Measure each file."""
+    """Measure each format."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("shape", type=Path)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--formats", default="q8_0,q4_0,q4_k")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gguf-engines.json"))
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    if len(asked.files) == 1 and asked.out.suffix != ".json":
-        print(json.dumps(measure(asked.files[0], asked.rounds)))
+    if asked.file is not None:
+        print(json.dumps(measure(asked.file, asked.rounds)))
         return
-    found = {path.stem: measure_apart(path, asked.rounds) for path in asked.files}
+    formats = asked.formats.split(",")
+    make_files(asked.shape, asked.folder, formats)
+    load_native()  # the first start compiles it
+    found = {kind: measure_apart(asked, kind) for kind in formats}
     asked.out.write_text(json.dumps({"environment": environment(), "rows": ROWS, "files": found}, indent=2) + "\n")
-    for name, each in found.items():
-        print(name, json.dumps(each["loading"]))
+    for kind, each in found.items():
+        print(kind, json.dumps(each["loading"]))
         for engine in (OWN, LLAMACPP):
             print(f"  {engine:10}", *(f"{1e3 * seconds:7.1f}" for seconds in each[engine]))
 
 
-def measure_apart(path: Path, rounds: int) -> dict[str, Any]:
-    """Measure a file in a process of its own, whose memory is that file's."""
-    command = [sys.executable, __file__, str(path), "--rounds", str(rounds), "--out", "-"]
+def measure_apart(asked: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """Measure a format in a process of its own, whose memory is that file's."""
+    file = asked.folder / f"{kind}.gguf"
+    command = [sys.executable, __file__, str(asked.shape), "--folder", str(asked.folder), "--file", str(file)]
+    command += ["--rounds", str(asked.rounds)]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return found
 
