@@ -175,6 +175,8 @@ def _describe(writer: Any, config: Any, name: str) -> None:
     if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+        if name == "qwen2moe":
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
         if name != "llama":
             writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if name in ("gemma2", "gemma3", "gpt-oss"):

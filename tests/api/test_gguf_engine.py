@@ -17,7 +17,7 @@ from speculant.api.gguf_engine import choose_engine
 from speculant.api.speculator import Speculator
 from speculant.core.errors import ModelNotFoundError, UnsupportedError, UsageError
 from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES
-from speculant.engines.hf.quantized.gguf_model import GgufPlan
+from speculant.engines.hf.quantized.gguf_plan import GgufPlan
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 
 PROMPTS = ["Once upon a time there was a little dog named", "Tom and Lily went to the park. Tom and Lily"]
@@ -28,7 +28,7 @@ TOKENS = 40
 def _a_fast_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every machine the processor and the compiler that `auto` asks for, and llama.cpp."""
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr("speculant.engines.hf.cpu.build.load_native", lambda: None)
+    monkeypatch.setattr(gguf_engine, "_kernel_error", lambda: "")
     monkeypatch.setattr(gguf_engine, "_offloads", lambda: False)
     monkeypatch.setattr(gguf_engine, "find_spec", lambda name: ModuleSpec(name, None))
 
@@ -42,6 +42,7 @@ def test_auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for path, change, said in (
         (unknown, None, "has the setting 'qwen2.attention.clamp_kqv'"),
         (family_file("qwen2"), ("torch.backends.cpu.get_cpu_capability", lambda: "DEFAULT"), "has no AVX2"),
+        (family_file("qwen2"), (gguf_engine, "_kernel_error", lambda: "no g++"), "cannot be compiled here (no g++)"),
         (family_file("qwen2"), (gguf_engine, "_offloads", lambda: True), "built for an accelerator"),
         (family_file("qwen2"), (GgufPlan, "check_memory", _no_memory), "takes much memory"),
     ):

@@ -90,8 +90,6 @@ def find_slower(planned: PlannedModel) -> str:
     """Return why llama.cpp suits a file better here; "" if it does not."""
     import torch
 
-    from speculant.engines.hf.cpu.build import BuildError, load_native
-
     plan = planned.plan
     if not torch.backends.cpu.get_cpu_capability().startswith(_FAST):
         return "this processor has no AVX2, which Speculant's own products need to be fast"
@@ -102,11 +100,20 @@ def find_slower(planned: PlannedModel) -> str:
         plan.check_memory()
     except OutOfMemoryError as error:
         return _cause(error)
+    if broken := _kernel_error():
+        return f"Speculant's own products cannot be compiled here ({broken})"
+    return "it was built for an accelerator" if _offloads() else ""
+
+
+def _kernel_error() -> str:
+    """Return why there is no compiled code here; "" if there is."""
+    from speculant.engines.hf.cpu.build import BuildError, load_native
+
     try:
         load_native()
     except BuildError as error:
-        return f"Speculant's own products cannot be compiled here ({error})"
-    return "it was built for an accelerator" if _offloads() else ""
+        return str(error)
+    return ""
 
 
 def _offloads() -> bool:

@@ -154,14 +154,15 @@ class Speculator(Decoder):
         device: str | None = None,
         attention: str | None = None,
         quantize: str | None = None,
-        activations: str | None = None,
         packed_cache: bool | None = None,
+        activations: str | None = None,
         **options: Unpack[DraftingKeywords],
     ) -> Speculator:
         """Load a model from a folder or the hub (None: the bundled story model) and wrap it.
 
         Args:
-            name, dtype, device, attention, quantize, activations, packed_cache: see `speculant.api.loading.load_model`.
+            name, dtype, device, attention, quantize, packed_cache, activations: see
+                `speculant.api.loading.load_model`.
             options: fields of `speculant.options.drafting.DraftingOptions`.
         """
         check_before_loading(options)
@@ -171,8 +172,8 @@ class Speculator(Decoder):
             device=device,
             attention=attention,
             quantize=quantize,
-            activations=activations,
             packed_cache=packed_cache,
+            activations=activations,
         )
         return cls.from_transformers(model, tokenizer, **options)
 

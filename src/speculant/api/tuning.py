@@ -21,7 +21,7 @@ import torch
 from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.model_engine import ModelEngine
-from speculant.core.tree import DraftTree
+from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.cpu.build import processor
 from speculant.sizing.latency import SIZES
 from speculant.sizing.step_cost import StepCost, read_step_cost
@@ -51,6 +51,7 @@ def step_cost_file(engine: ModelEngine, fast: CpuAcceleration) -> Path:
         *fast.settings(),
         torch.__version__,
         *engine.latency_facts,
+        "rows of different tokens",  # earlier files hold passes over rows of one
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
@@ -112,7 +113,8 @@ def _at_prefix(engine: ModelEngine, prefix: int, sizes: list[int], seconds: floa
     positions = engine.capabilities.positions
     samples: list[list[float]] = [[] for _ in sizes]
     with torch.no_grad():
-        cache = engine.open(torch.ones((1, prefix), dtype=torch.long, device=engine.model.device))
+        ids = _tokens(engine, prefix)
+        cache = engine.open(torch.from_numpy(ids).long()[None].to(engine.model.device))
         cache.prefill()
         for size in sizes:
             _timed_pass(engine, cache, size)  # the first of each size allocates
@@ -127,10 +129,15 @@ def _at_prefix(engine: ModelEngine, prefix: int, sizes: list[int], seconds: floa
     return {"prefix": prefix, "seconds": [float(np.median(times)) for times in samples], "rounds": len(samples[0])}
 
 
+def _tokens(engine: ModelEngine, count: int) -> Int32:
+    """Return tokens that differ, as those of drafts do: rows of one token would all choose the same experts."""
+    return np.random.default_rng(count).integers(0, engine.capabilities.vocabulary, count, np.int32)
+
+
 def _timed_pass(engine: ModelEngine, cache: Any, nodes: int) -> float:
     above = np.arange(nodes, dtype=np.int32) - 1
     parents = above // 2 if engine.capabilities.trees else above
-    tree = DraftTree(np.ones(nodes, np.int32), parents, np.ones(nodes, np.float32))
+    tree = DraftTree(_tokens(engine, nodes), parents, np.ones(nodes, np.float32))
     began = time.perf_counter()
     result = engine.forward([(cache, 1, tree)])[0]
     engine.read([result.logits.argmax(-1)])  # as the sampler does: the pass is over when its choices are known

@@ -271,7 +271,7 @@ def load(loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
 
 def model_keywords(loading: ModelOptions) -> dict[str, Any]:
     """Return the options of `load_model`, and of `Speculator.from_pretrained`, that say how a model is loaded."""
-    names = ("dtype", "device", "attention", "quantize", "activations", "packed_cache")
+    names = ("dtype", "device", "attention", "quantize", "packed_cache", "activations")
     return {name: getattr(loading, name) for name in names}
 
 

@@ -22,7 +22,7 @@ class ModelOptions:
 
     Attributes:
         model: a folder, a hub id or a GGUF file; None for the bundled model.
-        dtype, device, attention, quantize, activations, packed_cache, fast: as in `Speculator.from_pretrained`.
+        dtype, device, attention, quantize, packed_cache, activations, fast: as in `Speculator.from_pretrained`.
         engine: whose passes run a GGUF file, one of `ENGINES`.
         threads: number of CPU threads; None for a number that fits the model.
     """

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 from speculant.core.errors import ModelNotFoundError, OutOfMemoryError, SpeculantError, TokenizerError, UsageError
 from speculant.core.hub import hub_advice, why_missing
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
+from speculant.engines.llamacpp.file import begins_as_gguf
 
 if TYPE_CHECKING:
     from speculant.engines.hf.quantized.rounding import Scheme
 
 BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
+_FOLDER = "name the folder that holds config.json and the weights"
 _OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
@@ -56,8 +58,10 @@ def find_model(name: str | None) -> str:
     if name is None or means_bundled(name):
         return str(bundled_model())
     path = Path(name)
+    if begins_as_gguf(path):
+        raise ModelNotFoundError(f"{name} is a GGUF file, which --model and Speculator.from_gguf take; or {_FOLDER}.")
     if path.is_file():
-        raise ModelNotFoundError(f"{name} is a file; name the folder that holds config.json and the weights.")
+        raise ModelNotFoundError(f"{name} is a file; {_FOLDER}.")
     if path.is_dir() and not any((path / each).exists() for each in ("config.json", "adapter_config.json")):
         raise ModelNotFoundError(f"there is no model in {name}: the folder has no config.json.")
     if reason := why_missing(name):
@@ -120,8 +124,8 @@ def load_model(
     device: str | None = None,
     attention: str | None = None,
     quantize: str | None = None,
-    activations: str | None = None,
     packed_cache: bool | None = None,
+    activations: str | None = None,
     sample: str | None = None,
 ) -> tuple[Any, Any]:
     """Load a causal LM, or a multimodal model that writes text, and its tokenizer (None if it has none).
@@ -134,10 +138,10 @@ def load_model(
         quantize: "int8" or "int4" to round the matrices of a checkpoint of floats, on a CPU; None to leave them. The
             model's `quantized_summary` says what became of it. Checkpoints that are quantised already need no option:
             on a CPU those of GPTQ, AWQ, compressed-tensors and torchao are read packed.
-        activations: "int8" rounds the inputs of quantised weights by row and group of 32, "float" keeps them; None for
-            int8.
         packed_cache: whether quantised weights are kept packed in the user's cache folder, from where the next start
             maps them; None and True for yes.
+        activations: "int8" rounds the inputs of quantised matrices by row and group of 32, "float" keeps them; None for
+            int8. Refused where no weights are quantised.
         sample: text on which the loss of quantising is measured; None for a built-in one.
 
     Raises:
@@ -172,14 +176,14 @@ def load_model(
                 scheme=cast("Scheme | None", quantize),
                 dtype=asked_dtype,
                 attention=attention,
-                activations="float" if activations == "float" else "int8",
                 keep=packed_cache is not False,
+                activations="float" if activations == "float" else "int8",
                 tokenizer=tokenizer,
                 sample=sample,
             )
             return load_quantized(asked), tokenizer
         if activations is not None:
-            raise UsageError("activations is for models with quantised weights; leave it out, or add quantize.")
+            raise UsageError("activations would be ignored: no weights are quantised. Leave it out, or add quantize.")
         model = auto_class(source).from_pretrained(source, dtype=dtype, attn_implementation=attention, **placement)
         if not placement:
             model = model.to(device)
@@ -240,12 +244,18 @@ def load_config(source: str) -> Any:
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
 
-    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`.
+    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`; a
+    GGUF file has a whole tokenizer.
 
     Raises:
         TokenizerError: it is required and there is none.
+        ModelError, UnsupportedError: it is a GGUF file that is damaged, or whose tokenizer is of another kind.
     """
     source = find_tokenizer(source)
+    if begins_as_gguf(source):
+        from speculant.engines.hf.quantized.gguf_loading import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(Path(source))
     if Path(source).is_file():
         return load_tokenizer_file(Path(source))
     names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eagles import eagle3_head, eagle_head, mtp_head, states, target_model
+from quantizing import quantized_model
 from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
@@ -335,3 +336,21 @@ def test_whole_drafts_grow_together_as_alone(model: Any, monkeypatch: pytest.Mon
         assert (own.tokens.tolist(), own.parents.tolist()) == (each.tokens.tolist(), each.parents.tolist())
         np.testing.assert_allclose(own.weights, each.weights, atol=1e-5)
     assert len({len(own) for own in found}) > 1
+
+
+@pytest.mark.parametrize("name", ["eagle", "mtp"])
+def test_a_quantised_target_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Guards packed embeddings and output projections: steps and whole drafts of heads are compiled all the same."""
+    model, drafts, draft = quantized_model(target_model(), activations="float"), list[object](), HeadStep.draft
+    test_logits_are_those_of_pytorch(model, monkeypatch, name, torch.float32)
+    monkeypatch.undo()
+
+    def counted(self: HeadStep, *arguments: Any, **options: Any) -> Any:
+        drafts.append(draft(self, *arguments, **options))
+        return drafts[-1]
+
+    monkeypatch.setattr(HeadStep, "draft", counted)
+    settings = HeadSettings(depth=4, top_k=3)
+    test_whole_drafts_are_those_that_grow_level_by_level(model, monkeypatch, name, 0.7, settings)
+    assert drafts
+    assert all(each is not None for each in drafts)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gguf_families import family_file
 from gguf_vocabularies import TEXTS, byte_level_file, sentencepiece_file, write_tokens
 from ggufs import bundled_gguf, needs_llamacpp
 from speculant.api.loading import load_tokenizer
-from speculant.core.errors import ModelError, UnsupportedError
+from speculant.core.errors import ModelError, TokenizerError, UnsupportedError
 from speculant.engines.hf.quantized.gguf_file import open_gguf
 from speculant.engines.hf.quantized.gguf_splits import SPLITS
 from speculant.engines.hf.quantized.gguf_tokenizer import build_tokenizer, read_vocabulary
@@ -64,6 +65,13 @@ def test_what_cannot_be_read_is_refused(
     path = write_tokens(tmp_path / "m.gguf", **given)
     with pytest.raises(error, match=said):
         _read(path)
+
+
+def test_a_file_is_named_as_a_tokenizer() -> None:
+    """Commands that need no model take the tokenizer of a file."""
+    assert load_tokenizer(str(byte_level_file("qwen2"))).encode("a")
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        load_tokenizer(str(family_file("qwen2")))
 
 
 def test_a_message_of_harmony_does_not_end_the_text(tmp_path: Path) -> None:

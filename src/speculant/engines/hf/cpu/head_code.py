@@ -15,6 +15,7 @@ from speculant.engines.hf.cpu.linear import AcceleratedLinear, is_torch_linear, 
 from speculant.engines.hf.cpu.narrow_weights import NarrowWeights
 from speculant.engines.hf.cpu.packing import memory_allows
 from speculant.engines.hf.cpu.products import Products
+from speculant.engines.hf.quantized.modules import is_quantized_linear
 
 LEAST_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
 LEAST_LINEAR = 1 << 18  # of a product by itself
@@ -45,11 +46,15 @@ class HeadCode:
             embeddings: of the tokens, the head's or the target's.
             output: projection of the logits, likewise.
         """
-        if not is_torch_linear(output) or not all(self._worth_a_call(layer) for layer in parts.layers):
+        if not (is_torch_linear(output) or is_quantized_linear(output)):
+            return None
+        if not all(self._worth_a_call(layer) for layer in parts.layers):
             return None
         optional = (parts.fuse, parts.norm, *(parts.fuse_norms or ()))
         others = [output, *(part for part in optional if part is not None)]
         weights = [weight for part in (*parts.layers, *others) for weight in part.parameters()]
+        if output.weight.dtype is not weights[0].dtype:
+            return None
         if not all(weight.dtype is weights[0].dtype and readable(weight) for weight in weights):
             return None
         products = self._load()

@@ -26,6 +26,7 @@ struct Plan {
 
 struct Words {
   const void *embeddings;  // [vocabulary of the target, hidden]
+  const Quantized *quantized;  // in place of the embeddings; null where they are not quantised
   const int64_t *ids;      // the target's token of each logit; null where they are its own
   int64_t vocabulary;      // logits that count
 };
@@ -131,7 +132,14 @@ static Text rows_of(Growth &g, const Words &words, int64_t d, T *embeddings) {
     g.ancestors.back().push_back(node.row);
     std::fill_n(g.seen.begin() + i * length, g.text->length, 1);
     for (const int64_t row : g.ancestors.back()) g.seen[i * length + g.text->length + row] = 1;
-    std::copy_n((const T *)words.embeddings + (int64_t)node.token * d, d, embeddings + i * d);
+    if (!words.quantized) {
+      std::copy_n((const T *)words.embeddings + (int64_t)node.token * d, d, embeddings + i * d);
+      continue;
+    }
+    const int64_t token = node.token;
+    float *wide = scratch<3>(d);
+    quantized_rows(words.quantized, &token, 1, wide);
+    for (int64_t j = 0; j < d; j++) embeddings[i * d + j] = convert<T>(wide[j]);
   }
   const bool *mask = n == 1 && (int64_t)g.ancestors.back().size() == rows + 1 ? nullptr : (const bool *)g.seen.data();
   return {g.passed, g.places.data(), g.positions.data(), mask, g.text->held, (T *)g.passed + (rows + 1) * d, n, length, n};

@@ -17,6 +17,7 @@ from speculant.engines.hf.cpu.gqa import MOST_QUERIES, TILE, AttentionArguments
 from speculant.engines.hf.cpu.layer_matching import LINEARS
 from speculant.engines.hf.cpu.linear import is_torch_linear, readable
 from speculant.engines.hf.cpu.products import DTYPES, Products
+from speculant.engines.hf.quantized.modules import QuantizedLinear
 
 
 def computable(layer: Any) -> bool:
@@ -91,6 +92,12 @@ def find_linear(
     """Return the fields of `LinearArguments`: the addresses of a matrix, or of its copy, and of its bias."""
     read = weight if narrow is None else narrow(weight)
     return read.data_ptr(), None if bias is None else bias.data_ptr(), read is not weight
+
+
+def find_quantized(linear: QuantizedLinear) -> tuple[None, int | None, bool, bool, int]:
+    """Return the fields of `LinearArguments` for a quantised layer."""
+    bias, keep = linear.bias, linear.activations == "float"
+    return None, None if bias is None else bias.data_ptr(), False, keep, ctypes.addressof(linear.arguments())
 
 
 class HeadLayer:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments
-from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear
+from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear, find_quantized
 from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
 from speculant.engines.hf.cpu.products import Products
+from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
 
 
 class StepLayerArguments(ctypes.Structure):
@@ -73,26 +74,38 @@ class PlanArguments(ctypes.Structure):
 class WordsArguments(ctypes.Structure):
     """The struct `Words` of head_draft.cpp."""
 
-    _fields_ = (*((name, ctypes.c_void_p) for name in ("embeddings", "ids")), ("vocabulary", ctypes.c_int64))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embeddings", "quantized", "ids")),
+        ("vocabulary", ctypes.c_int64),
+    )
 
 
 class HeadStep:
     """See `drafters.heads.step.StepCode`."""
 
     def __init__(
-        self, parts: Any, embeddings: nn.Module, output: nn.Linear, products: Products, *, narrow: NarrowWeights | None
+        self,
+        parts: Any,
+        embeddings: nn.Module,
+        output: nn.Linear | QuantizedLinear,
+        products: Products,
+        *,
+        narrow: NarrowWeights | None,
     ) -> None:
         """Take the parts of a head.
 
         Args:
             parts: `drafters.heads.step.StepParts` with layers that are `computable`.
-            embeddings: of the tokens; drafts are grown whole where they are PyTorch's.
+            embeddings: of the tokens; drafts are grown whole where they are PyTorch's, or quantised and not scaled.
             output: the projection of the logits; all weights are of one dtype.
             products: that the code has.
             narrow: copies of float matrices that steps of few rows read; None for none.
         """
         self._native, self._rotary, self._ids = products.native, parts.rotary, parts.ids
         self._embeddings = embeddings if type(embeddings) is nn.Embedding else None
+        self._quantized: QuantizedEmbedding | None = None
+        if isinstance(embeddings, QuantizedEmbedding) and embeddings.scale is None:
+            self._quantized = embeddings
         self._whole = StepWeights(parts, output, products)
         copied = narrow is not None and self._whole.dtype is torch.float32
         self._few = StepWeights(parts, output, products, narrow) if copied else self._whole
@@ -136,18 +149,19 @@ class HeadStep:
         self, roots: Sequence[Any], plans: Sequence[Any], *, vocabulary: int, temperatures: Sequence[float]
     ) -> list[tuple[list[int], list[int], list[float], list[float]] | None] | None:
         """See `drafters.heads.step.StepCode`."""
-        table = None if self._embeddings is None else self._embeddings.weight
+        tables = [self._embeddings.weight] if self._embeddings is not None else []
+        quantized = self._quantized
         last = max(root.position + plan.levels for root, plan in zip(roots, plans, strict=True))
         cos, sin = self._rotary.table(last, roots[0].passed)
         read = [cos, sin]
         for root in roots:
             read += (root.passed, root.logits, root.held[0][0])
         if (
-            table is None
+            (not tables and (quantized is None or quantized.dtype is not self._whole.dtype))
             or any(plan.expanded > self.most for plan in plans)
             or torch.is_grad_enabled()
             or not all(
-                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu for each in (table, *read)
+                each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu for each in (*tables, *read)
             )
         ):
             return None
@@ -175,7 +189,8 @@ class HeadStep:
             kept += (layers, ratios)
             found.append(written)
         known = min(vocabulary, step.vocabulary) if self._ids is None else step.vocabulary
-        words = WordsArguments(table.data_ptr(), _address(self._ids), known)
+        packed = None if quantized is None else ctypes.addressof(quantized.arguments())
+        words = WordsArguments(tables[0].data_ptr() if tables else None, packed, _address(self._ids), known)
         self._native.head_draft(
             ctypes.byref(step), ctypes.byref(texts), ctypes.byref(asked), len(roots), ctypes.byref(words),
             self.most_together, torch.get_num_threads(),
@@ -197,7 +212,13 @@ class StepWeights:
         most: rows of a call.
     """
 
-    def __init__(self, parts: Any, output: nn.Linear, products: Products, narrow: NarrowWeights | None = None) -> None:
+    def __init__(
+        self,
+        parts: Any,
+        output: nn.Linear | QuantizedLinear,
+        products: Products,
+        narrow: NarrowWeights | None = None,
+    ) -> None:
         """Take what `HeadStep` takes, and where copies of matrices are, None to read the matrices themselves."""
         self._narrow = narrow
         self._around = [("norm", parts.norm)] if parts.norm is not None else []  # norms outside the layers
@@ -225,7 +246,12 @@ class StepWeights:
         """Return the step, with the addresses of the weights."""
         changed = [each.look_up() for each in self._weights]
         norms = [norm.weight.data_ptr() for *_, norm in self._norms]
-        linears = [find_linear(module.weight, module.bias, self._narrow) for _, module in self._linears]
+        linears = [
+            find_quantized(module)
+            if isinstance(module, QuantizedLinear)
+            else find_linear(module.weight, module.bias, self._narrow)
+            for _, module in self._linears
+        ]
         around = [norm.weight.data_ptr() for _, norm in self._around]
         current = [norms, linears, around]
         if current == self._current and not any(changed):

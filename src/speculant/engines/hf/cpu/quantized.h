@@ -9,8 +9,8 @@
 //     sum = fma(float(integer sum of (u - offset) * q) * scale, a, sum)
 //     sum = fma(minimum, a * float(integer sum of q), sum)            if there are minima
 //   kept activations:
-//     part = fma(float(u - offset), x, part) for the inputs of a step in order, from 0
-//     sum = fma(part, scale, sum)
+//     part[i / 4 % 2] = fma(float(u - offset), x, part[i / 4 % 2]) for the inputs i of a step in order, from 0
+//     sum = fma(part[0] + part[1], scale, sum)
 //     sum = fma(minimum, sum of x in order, sum)                      if there are minima
 //
 // for the steps in order, from 0; then the bias is added.

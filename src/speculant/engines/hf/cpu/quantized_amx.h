@@ -71,7 +71,7 @@ static void multiply_tiles(const Panel &p, int rows, int sub, const uint8_t *rec
       for (int quad = 0; quad < STEP / 4; quad++)
         for (int part = 0; part < PARTS; part++)
           *(Words *)(bytes[step % 2] + quad * 64 + part * LANES * 4) =
-              load_values<FORMAT>(values + part * LANES * 4, quad, table);
+              load_values<FORMAT>(values + part * LANES * 4, quad & ~1, quad % 2, table);
     }
     const float *scale = (const float *)(record + rows * STEP), *total = scale + rows * (1 + sub);
     const int32_t *start = (const int32_t *)scale + rows;

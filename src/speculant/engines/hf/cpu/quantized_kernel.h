@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "quantized_activations.h"
 #include "quantized_scales.h"
 
@@ -30,14 +32,14 @@ template <Format FORMAT>
 constexpr int BYTES_OF_STEP = FORMAT == BYTES ? STEP * 16 : STEP * 8;
 
 // Vectors of outputs that are computed together: all of a block, so that each number of a row is loaded once, or one at a
-// time where a sum takes two registers.
-template <Format FORMAT>
-constexpr int TOGETHER = sizeof(Sum<FORMAT>) > sizeof(Ints) ? 1 : PARTS;
+// time where the sums, REGISTERS each, would not fit the registers.
+template <int R, int REGISTERS>
+constexpr int TOGETHER = R * PARTS * REGISTERS <= 8 ? PARTS : 1;
 
 // Processors fetch a stream of memory ahead of its use by themselves, and do it best undisturbed where memory is all that
 // a product waits for, as with few rows. With more computation, they do not run far enough ahead.
 template <Format FORMAT>
-constexpr int FETCHED = FORMAT == BYTES ? 4 : 2;  // from so many rows on
+constexpr int FETCHED = FORMAT == BYTES ? 5 : 2;  // from so many rows on
 template <int R, Format FORMAT>
 INLINE static void fetch_ahead(const Panel &p, const uint8_t *values) {
   if (R < FETCHED<FORMAT> || !p.fetch) return;
@@ -69,7 +71,9 @@ struct Slice {
   int sub, first;
 
   int first_quad() const { return sub * QUADS; }
-  Words load(int quad, int part) const { return load_values<FORMAT>(values + (first + part) * LANES * 4, quad, table); }
+  Words load(int quads, int odd, int part) const {
+    return load_values<FORMAT>(values + (first + part) * LANES * 4, quads, odd, table);
+  }
 };
 
 // Adds the products of a slice with rounded rows: 1. integer sums; 2. times both scales.
@@ -81,13 +85,15 @@ INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Rounde
   for (int r = 0; r < R; r++)
     for (int part = 0; part < N; part++) dots[r][part].begin(rows.start[slice.sub][r]);
 #pragma GCC unroll UNROLLED
-  for (int quad = slice.first_quad(); quad < slice.first_quad() + slice.QUADS; quad++) {
-    Weights<FORMAT> w[N];
-    for (int part = 0; part < N; part++) w[part] = Weights<FORMAT>(slice.load(quad, part));
+  for (int quads = slice.first_quad(); quads < slice.first_quad() + slice.QUADS; quads += 2)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++) {
+      Weights<FORMAT> w[N];
+      for (int part = 0; part < N; part++) w[part] = Weights<FORMAT>(slice.load(quads, odd, part));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-      for (int part = 0; part < N; part++) dots[r][part].add(w[part], rows.q[r] + quad * 4);
-  }
+      for (int r = 0; r < R; r++)
+        for (int part = 0; part < N; part++) dots[r][part].add(w[part], rows.q[r] + (quads + odd) * 4);
+    }
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
     for (int part = 0; part < N; part++) {
@@ -96,35 +102,38 @@ INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Rounde
     }
 }
 
-// The same with rows that are kept: values are widened to float in registers.
+// The same with rows that are kept: values are widened to float in registers. Even and odd quads are added separately,
+// because an addition waits for the one before.
 template <int R, Format FORMAT, int SUB, int N>
 INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Kept<R, SUB> &rows,
                                 const Floats (&scales)[N], int offset, Floats (&sums)[R][PARTS]) {
-  Floats dots[R][N] = {};
-#pragma GCC unroll UNROLLED
-  for (int quad = slice.first_quad(); quad < slice.first_quad() + slice.QUADS; quad++) {
-    Words four[N];
-    for (int part = 0; part < N; part++) four[part] = slice.load(quad, part);
+  Floats dots[2][R][N] = {};
+#pragma GCC unroll 1
+  for (int quads = slice.first_quad(); quads < slice.first_quad() + slice.QUADS; quads += 2)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++)
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-      Floats w[N];
-      for (int part = 0; part < N; part++) w[part] = to_floats((Ints)(four[part] >> 8 * i & 255) - offset);
+      for (int i = 0; i < 4; i++)
+        for (int part = 0; part < N; part++) {
+          const Words four = slice.load(quads, odd, part);
+          const Floats w = to_floats((Ints)(four >> 8 * i & 255) - offset);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++)
-        for (int part = 0; part < N; part++)
-          dots[r][part] = multiply_add(w[part], spread(rows.x[r][quad * 4 + i]), dots[r][part]);
-    }
-  }
+          for (int r = 0; r < R; r++)
+            dots[odd][r][part] = multiply_add(w, spread(rows.x[r][(quads + odd) * 4 + i]), dots[odd][r][part]);
+        }
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
-    for (int part = 0; part < N; part++)
-      sums[r][slice.first + part] = multiply_add(dots[r][part], scales[part], sums[r][slice.first + part]);
+    for (int part = 0; part < N; part++) {
+      const Floats product = dots[0][r][part] + dots[1][r][part];
+      sums[r][slice.first + part] = multiply_add(product, scales[part], sums[r][slice.first + part]);
+    }
 }
 
 // All steps of a block.
-template <int R, Format FORMAT, int SUB, class Record>
+template <int R, Format FORMAT, int SUB, bool KEEP>
 static void multiply(const Panel &p, const void *records) {
-  constexpr int N = TOGETHER<FORMAT>;
+  using Record = std::conditional_t<KEEP, Kept<R, SUB>, Rounded<R, SUB>>;
+  constexpr int N = TOGETHER<R, KEEP ? 2 : sizeof(Sum<FORMAT>) / sizeof(Ints)>;
   const Record *rows = (const Record *)records;
   const Words table = load_table(p.table);
   const Numbers scales = p.scales, minima = p.minima;
@@ -163,7 +172,7 @@ static Kernel choose_kernel(int64_t rows, bool keep) {
   if constexpr (R > 1) {
     if (rows < R) return choose_kernel<FORMAT, SUB, R - 1>(rows, keep);
   }
-  return keep ? multiply<R, FORMAT, SUB, Kept<R, SUB>> : multiply<R, FORMAT, SUB, Rounded<R, SUB>>;
+  return keep ? multiply<R, FORMAT, SUB, true> : multiply<R, FORMAT, SUB, false>;
 }
 template <Format FORMAT>
 static Kernel choose_kernel(int sub, int64_t rows, bool keep) {

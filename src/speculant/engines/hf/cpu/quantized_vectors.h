@@ -92,12 +92,12 @@ static inline Words translate(Words table, Words halves) {
 #endif
 }
 
-// The values of four inputs, unsigned: number `quad` of a step.
+// The values of four inputs, unsigned: number `quads` of a step, which is even, or the `odd` one behind it.
 template <Format FORMAT>
-static inline Words load_values(const uint8_t *values, int quad, Words table) {
-  if constexpr (FORMAT == BYTES) return *(const Words *)(values + quad * 64);
-  const Words both = *(const Words *)(values + quad / 2 * 64);
-  const Words halves = (quad % 2 ? both >> 4 : both) & 0x0F0F0F0F;
+static inline Words load_values(const uint8_t *values, int quads, int odd, Words table) {
+  if constexpr (FORMAT == BYTES) return *(const Words *)(values + (quads + odd) * 64);
+  const Words both = *(const Words *)(values + quads * 32);
+  const Words halves = (odd ? both >> 4 : both) & 0x0F0F0F0F;
   return FORMAT == TABLE ? translate(table, halves) : halves;
 }
 

@@ -61,8 +61,8 @@ class ExpertTensors:
             expected = (count, outs // count) if name.endswith(BIAS) else (count, outs // count, k)
             if tensor.shape != expected:
                 raise ModelError(
-                    f"the tensor '{tensor.name}' of {file.path} has the shape {list(tensor.shape)}, and by its settings "
-                    f"the experts have {list(expected)}. Convert the model again."
+                    f"the tensor '{tensor.name}' of {file.path} has the shape {list(tensor.shape)}, and by its "
+                    f"settings the experts have {list(expected)}. Convert the model again."
                 )
         matrices = [self.tensors[name] for name in PROJECTIONS]
         if len({each.is_quantized for each in matrices}) > 1:

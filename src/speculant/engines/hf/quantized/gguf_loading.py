@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speculant.core.errors import UsageError
+from speculant.core.errors import TokenizerError, UsageError
 from speculant.engines.hf.quantized.gguf_file import open_gguf
-from speculant.engines.hf.quantized.gguf_model import DTYPES, GgufPlan, count_kinds, plan_gguf, read_weights
+from speculant.engines.hf.quantized.gguf_model import read_weights
+from speculant.engines.hf.quantized.gguf_plan import DTYPES, GgufPlan, count_kinds, plan_gguf
 from speculant.engines.hf.quantized.gguf_tokenizer import Vocabulary, build_tokenizer, read_vocabulary
 
 ACTIVATIONS = ("int8", "float")
@@ -64,6 +65,19 @@ class PlannedModel:
         )
         config.weight_kinds = count_kinds(self.plan)  # on which the latency of passes depends
         return model, tokenizer
+
+
+def load_gguf_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a GGUF file, without its model.
+
+    Raises:
+        TokenizerError: it has none.
+        ModelError, UnsupportedError: it is damaged, or of a kind that is not known.
+    """
+    vocabulary = read_vocabulary(open_gguf(path))
+    if vocabulary is None:
+        raise TokenizerError(f"{path} has no tokenizer. Name the folder or the file of one.")
+    return build_tokenizer(vocabulary)
 
 
 def plan_model(path: str | Path, *, dtype: str | None = None, attention: str | None = None) -> PlannedModel:

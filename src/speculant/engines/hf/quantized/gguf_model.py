@@ -1,178 +1,23 @@
 """A GGUF file as a model of transformers: quantised matrices stay packed, everything else becomes float parameters.
 
-The model is made on the device "meta" from the file's own config; what goes where is settled, and checked, before a
-byte of a weight is read (`plan_gguf`). Then tensors are read one by one. Matrices of floats that are in the model's
+What goes where is settled by `gguf_plan`; here tensors are read one by one. Matrices of floats that are in the model's
 dtype stay mapped from the file.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError
-from speculant.engines.hf.cpu.packing import available_memory
-from speculant.engines.hf.quantized.gguf_architectures import ROPE_FREQS, Architecture
-from speculant.engines.hf.quantized.gguf_config import find_architecture, read_config
-from speculant.engines.hf.quantized.gguf_experts import ExpertTensors, gather_experts
-from speculant.engines.hf.quantized.gguf_file import GgufFile, GgufTensor
-from speculant.engines.hf.quantized.gguf_kinds import packed_bytes
+from speculant.core.errors import ModelError, OutOfMemoryError
+from speculant.engines.hf.quantized.gguf_architectures import ROPE_FREQS
+from speculant.engines.hf.quantized.gguf_file import GgufTensor
+from speculant.engines.hf.quantized.gguf_plan import GgufPlan
 from speculant.engines.hf.quantized.modules import Activations, replace_weights
 from speculant.engines.hf.quantized.weight import QuantizedWeight
-
-CACHED_TOKENS = 4096  # that the estimate of memory counts
-_EXPERTS = ".mlp.experts."
-_UNUSED = "attn_rot_embd.weight"  # old files have frequencies in each layer, which are computed
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class GgufPlan:
-    """What of a file goes where.
-
-    Attributes:
-        file: mapped.
-        architecture: of the file.
-        model: without weights.
-        quantized, floats: tensors by the names of the parameters that they replace.
-        experts: those of layers with experts, of which each layer has several in a parameter.
-        zeros: biases that the model has and the file lacks, since they are 0.
-        ignored: tensors of the file that the model does not use.
-        dtype: of float weights, activations and cache.
-    """
-
-    file: GgufFile
-    architecture: Architecture
-    model: Any
-    quantized: Mapping[str, GgufTensor]
-    floats: Mapping[str, GgufTensor]
-    experts: Sequence[ExpertTensors]
-    zeros: tuple[str, ...]
-    ignored: tuple[str, ...]
-    dtype: torch.dtype
-
-    @property
-    def cached_tokens(self) -> int:
-        """For how many tokens of a text the estimate of memory has room."""
-        return min(CACHED_TOKENS, int(self.model.config.max_position_embeddings))
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the quantised matrices in memory."""
-        return sum(packed_bytes(each.kind, *each.check_matrix()) for each in self.matrices().values())
-
-    @property
-    def float_bytes(self) -> int:
-        """Bytes of all other weights in memory."""
-        return sum(_count(each) for each in self.float_tensors()) * self.dtype.itemsize
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the keys and values of one text of `cached_tokens`."""
-        config = self.model.config
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = config.num_key_value_heads * size
-        return int(2 * config.num_hidden_layers * self.cached_tokens * heads * self.dtype.itemsize)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of the tensors in the file that are read."""
-        return sum(each.size for each in (*self.matrices().values(), *self.float_tensors()))
-
-    def matrices(self) -> dict[str, GgufTensor]:
-        """Return the quantised matrices by the names that `replace_weights` takes, those of experts too."""
-        layers = (each for each in self.experts if each.is_quantized)
-        return {**self.quantized, **{name: tensor for each in layers for name, tensor in each.matrices()}}
-
-    def float_tensors(self) -> Iterator[GgufTensor]:
-        """Yield the tensors of floats that are read."""
-        yield from self.floats.values()
-        for each in self.experts:
-            yield from each.float_tensors()
-
-    def describe_memory(self) -> str:
-        """Return how much memory the model takes, in words."""
-        parts = [("packed weights", self.packed_bytes), ("other weights", self.float_bytes)]
-        parts.append((f"a text of {self.cached_tokens:,} tokens", self.cache_bytes))
-        each = ", ".join(f"{_megabytes(size)} for {name}" for name, size in parts if size)
-        return f"{_megabytes(sum(size for _, size in parts))} of memory: {each}"
-
-    def check_memory(self) -> None:
-        """Check that there is room for the model.
-
-        Raises:
-            OutOfMemoryError: there is not.
-        """
-        free, needed = available_memory(), self.packed_bytes + self.float_bytes + self.cache_bytes
-        if free and needed > free:
-            narrow = "" if self.dtype is torch.bfloat16 else "dtype bfloat16, "
-            raise OutOfMemoryError(
-                f"{self.file.path} takes {self.describe_memory()}; {_megabytes(free)} are free. Use a smaller "
-                f"quantisation, {narrow}or llama.cpp, which maps weights from the file (--engine llamacpp)."
-            )
-
-
-def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: str | None = None) -> GgufPlan:
-    """Return what of a file goes where; nothing of its weights is read.
-
-    Args:
-        file: mapped.
-        dtype: of float weights, activations and cache: float32 or bfloat16.
-        attention: transformers' attn_implementation; None for its default.
-
-    Raises:
-        ModelError: a tensor is missing, or has another shape than the model's.
-        UnsupportedError: the architecture, a setting or a kind of its tensors is not known here.
-    """
-    architecture, config = find_architecture(file), read_config(file)
-    model = _make_model(config, dtype, attention)
-    parameters = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    quantized, floats, experts = dict[str, GgufTensor](), dict[str, GgufTensor](), dict[str, GgufTensor]()
-    ignored = []
-    for name, tensor in file.tensors.items():
-        parameter = architecture.parameter(name)
-        if parameter is not None and _EXPERTS in parameter and int(parameter.split(".")[2]) < config.num_hidden_layers:
-            experts[parameter] = tensor
-            continue
-        if parameter is None or parameter not in parameters:
-            if name not in architecture.rope:
-                ignored.append(name)
-            continue
-        shape = parameters[parameter]
-        if tensor.shape != shape and (1, *tensor.shape) != shape:  # the gate of a shared expert is a vector in files
-            raise ModelError(
-                f"the tensor '{name}' of {file.path} has the shape {list(tensor.shape)}, and by its settings the model "
-                f"has {list(parameters[parameter])}. Convert the model again."
-            )
-        if tensor.is_quantized:
-            _check_quantized(file, tensor, model.get_submodule(parameter.rpartition(".")[0]))
-        (quantized if tensor.is_quantized else floats)[parameter] = tensor
-    layers = gather_experts(experts)
-    for each in layers:
-        each.check(file, model.get_submodule(each.path))
-    paths = {each.path for each in layers}
-    left = (name for name in parameters if name.rpartition(".")[0] not in paths)
-    missing = [name for name in left if name not in quantized and name not in floats]
-    zeros = tuple(name for name in missing if architecture.optional_biases and name.endswith(".bias"))
-    _check_ignored(file, ignored)
-    _check_missing(file, architecture, [name for name in missing if name not in zeros])
-    return GgufPlan(
-        file=file,
-        architecture=architecture,
-        model=model,
-        quantized=quantized,
-        floats=floats,
-        experts=layers,
-        zeros=zeros,
-        ignored=tuple(ignored),
-        dtype=dtype,
-    )
 
 
 def read_weights(
@@ -217,69 +62,6 @@ def read_weights(
         head.weight = embedding.weight
     model.config._name_or_path = str(plan.file.path)
     return model.eval()
-
-
-def count_kinds(plan: GgufPlan) -> dict[str, int]:
-    """Return how many weights of each kind the model has, the most frequent kind first."""
-    counts = Counter[str]()
-    for each in (*plan.matrices().values(), *plan.float_tensors()):
-        counts[each.kind] += _count(each)
-    return dict(counts.most_common())
-
-
-def _make_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    chosen = {} if attention is None else {"attn_implementation": attention}
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
-        except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-            raise ModelError(f"a model with the settings of the file cannot be made: {error}") from error
-
-
-def _check_missing(file: GgufFile, architecture: Architecture, missing: list[str]) -> None:
-    """Name the tensors that a file should have.
-
-    Raises:
-        ModelError: there are some.
-    """
-    if missing:
-        names = ", ".join(f"'{architecture.tensor(name)}'" for name in missing[:3])
-        rest = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ModelError(
-            f"{file.path} lacks the tensor {names}{rest}. It may be one of several files, or damaged; "
-            "download or convert it again."
-        )
-
-
-def _check_ignored(file: GgufFile, ignored: list[str]) -> None:
-    """Refuse tensors of layers that the model does not have: they would be missing in the computation.
-
-    Raises:
-        UnsupportedError: there is one.
-    """
-    for name in ignored:
-        if name.startswith("blk.") and not name.endswith(_UNUSED):
-            raise UnsupportedError(
-                f"Speculant's own passes do not know the tensor '{name}' of {file.path}. Use llama.cpp (--engine "
-                "llamacpp)."
-            )
-
-
-def _check_quantized(file: GgufFile, tensor: GgufTensor, module: nn.Module) -> None:
-    """Check that there are products of a quantised tensor.
-
-    Raises:
-        UnsupportedError: no layout holds its kind, or its module is no linear layer or embedding.
-    """
-    tensor.check_matrix()
-    if not isinstance(module, nn.Linear | nn.Embedding):
-        raise UnsupportedError(
-            f"the tensor '{tensor.name}' of {file.path} is quantised, which Speculant's own passes do not know of a "
-            f"{type(module).__name__}. Use llama.cpp (--engine llamacpp)."
-        )
 
 
 def _order(plan: GgufPlan, tensor: GgufTensor) -> Tensor | None:
@@ -335,11 +117,3 @@ def _scale_rope(plan: GgufPlan) -> None:
     for name in ("inv_freq", "original_inv_freq"):
         if name in rotary._buffers:
             rotary._buffers[name] = rotary._buffers[name] / factors
-
-
-def _count(tensor: GgufTensor) -> int:
-    return torch.Size(tensor.shape).numel()
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

@@ -7,7 +7,7 @@ result depends on that row alone, so text decoded with drafts is the text decode
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -203,7 +203,7 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
             yield name, module
 
 
-def is_quantized_linear(module: Any) -> bool:
+def is_quantized_linear(module: Any) -> TypeGuard[QuantizedLinear]:
     """Return whether a module is a quantised linear layer whose forward nobody has replaced."""
     return type(module) is QuantizedLinear and QuantizedLinear.forward.__module__ == __name__
 
