@@ -179,7 +179,6 @@ def load_model(
                 scheme=cast("Scheme | None", quantize),
                 dtype=asked_dtype,
                 attention=attention,
-                activations="float" if activations == "float" else "int8",
                 keep=packed_cache is not False,
                 tokenizer=tokenizer,
                 sample=sample,

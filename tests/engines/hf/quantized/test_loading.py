@@ -143,7 +143,7 @@ def save_gptq(folder: Path, *, shuffled: bool = False) -> dict[str, Tensor]:
     """Rewrite a checkpoint in GPTQ's layout with 4 bits; return the matrices that it now stands for."""
     torch.manual_seed(0)
     tensors, meant = load_file(folder / "model.safetensors"), {}
-    for name in [each for each in tensors if each.endswith("_proj.weight")]:
+    for name in [each for each in tensors if each.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))]:
         outs, k = tensors.pop(name).shape
         base, groups = name.removesuffix(".weight"), -(-k // 16)
         values = torch.randint(0, 16, (k, outs), dtype=torch.int32)
@@ -176,6 +176,19 @@ def test_quantised_checkpoints_are_read_packed(folder: Path, shuffled: bool, mon
     assert torch.equal(logits(load(folder)), logits(first))
     with pytest.raises(UnsupportedError, match="quantised already"):
         load(folder, quantize="int8")
+
+
+def test_experts_that_are_packed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards mixtures in GPTQ's layout, under the names that Mixtral's checkpoints have for their modules."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    meant = save_gptq(tmp_path / "model")
+    assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in meant
+    found = load(tmp_path / "model")
+    for projection, name in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+        each = [meant[f"model.layers.1.block_sparse_moe.experts.{number}.{name}.weight"] for number in range(4)]
+        assert torch.equal(found.model.layers[1].mlp.experts.matrices[projection].dequantize(), torch.cat(each))
+    assert torch.isfinite(logits(found)).all()
 
 
 def test_missing_weights_are_named(folder: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.checkpoint_files import open_checkpoint
+from speculant.engines.hf.quantized.checkpoints.experts import join_experts
 from speculant.engines.hf.quantized.checkpoints.formats import find_format
 from speculant.engines.hf.quantized.experts import expert_weights
 from speculant.engines.hf.quantized.loss import Predictions, predict, sample_ids
@@ -127,7 +128,7 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
         raise UnsupportedError(f"there is no reader for weights in the format {settings.get('quant_method')!r}.")
     with open_checkpoint(asked.source) as files:
         weights, orders, used = {}, {}, set[str]()
-        names = match_names(model, files)
+        names = match_names(model)
         for matrix in form.read(files, settings):
             name = names(matrix.name)
             weights[name] = pack(matrix.values)
@@ -135,4 +136,9 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
                 orders[name] = matrix.order
             used.update(matrix.tensors)
         floats = {names(name): files.read(name).clone() for name in files if name not in used}
-    return Quantized(parts=Parts(weights=weights, floats=floats, orders=orders))
+    joined = join_experts(weights)
+    if shuffled := [name for name in orders if name not in joined]:
+        raise UnsupportedError(
+            f"{shuffled[0]} takes its inputs in an order of its own (desc_act), as no expert can here."
+        )
+    return Quantized(parts=Parts(weights=joined, floats=floats, orders=orders))
