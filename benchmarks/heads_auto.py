@@ -61,7 +61,7 @@ def main() -> None:
     for turn, prompt in enumerate(prompts):
         texts, plain = set(), 0.0
         for name, system in systems.items():
-            found = system.generate(prompt, max_new_tokens=args.tokens, temperature=0)
+            found = system.generate(prompt.tolist(), max_new_tokens=args.tokens, temperature=0)
             texts.add(tuple(found.ids))
             rate = found.stats.tokens / found.stats.seconds
             plain = plain or rate
@@ -81,7 +81,7 @@ def make_systems(pair: Pair, heads: list[str]) -> dict[str, Speculator]:
     folders = {folder.name: str(folder) for folder in bundled_heads()}
 
     def make(method: str, nodes: int | str, head: LoadedHead | None = None, **settings: Any) -> Speculator:
-        own = {} if head is None else {"head": head}
+        own: dict[str, Any] = {} if head is None else {"head": head}
         return Speculator.from_transformers(
             pair.model, pair.tokenizer, method=method, nodes=nodes, settings=settings or None, **own
         )

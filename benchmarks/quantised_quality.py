@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from speculant.api.gguf import convert_model
 from speculant.api.loading import load_model
-from speculant.engines.hf.quantized.modules import QuantizedLinear, quantized_modules
+from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.rounding import round_weight
 
 FORMATS = ("q8_0", "q4_0", "q4_k")
