@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,6 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from speculant.cli.env import environment
@@ -60,17 +62,17 @@ def compiled(sources: Path, flags: list[str]) -> ctypes.CDLL:
 def prepared(model: Any, native: ctypes.CDLL, *, huge: bool) -> Any:
     """Return the acceleration of a model by the compiled kernels of one library."""
 
-    def times(modules: Iterable[torch.nn.Linear], products: Products, *, least: int) -> dict[Shape, Times]:
-        del least  # all are measured
-        kernels = products.available(torch.bfloat16 if model.dtype is torch.bfloat16 else torch.float32)
+    def times(modules: Iterable[nn.Linear], products: Products, **_: int) -> dict[Shape, Times]:
+        kernels = products.available(model.dtype)
         best = "bf16_dot" if "bf16_dot" in kernels else "compiled"
         each: Times = {kernel: [1.0 if kernel == best else 2.0] * len(ROW_COUNTS) for kernel in kernels}
         return {(module.out_features, module.in_features): each for module in modules}
 
-    changes: dict[str, Any] = {"load_native": lambda: native, "kernel_times": times}
-    if not huge:
-        changes["use_huge_pages"] = lambda _: 0
-    with patch.multiple(accelerate, **changes):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(accelerate, "load_native", lambda: native))
+        stack.enter_context(patch.object(accelerate, "kernel_times", times))
+        if not huge:
+            stack.enter_context(patch.object(accelerate, "use_huge_pages", lambda _: 0))
         return accelerate.prepare_model(model, True)
 
 
@@ -85,6 +87,7 @@ def measure(args: argparse.Namespace, before: ctypes.CDLL, dtype: str, threads: 
     native, passes = load_native(), {}
     for name, model, library in (("before", old, before), ("after", new, native)):
         passes[name] = our_pass(model, prompt, prepared(model, library, huge=name == "after"))
+    moved = use_huge_pages(new.parameters())  # again: where they are there, nothing is left to do
     size = sum(parameter.nbytes for parameter in new.parameters())
     much = torch.empty(READ_BYTES // 4 + (1 << 20)).fill_(1)
     use_huge_pages([much])
@@ -100,7 +103,13 @@ def measure(args: argparse.Namespace, before: ctypes.CDLL, dtype: str, threads: 
                 if turn:  # the first one warms caches
                     own[name].append(time.thread_time() - thread)
                     wall[name].append(time.perf_counter() - started)
-        figures: dict[str, Any] = {"dtype": dtype, "threads": threads, "rows": rows, "bytes": size}
+        figures: dict[str, Any] = {
+            "dtype": dtype,
+            "threads": threads,
+            "rows": rows,
+            "bytes": size,
+            "in_huge_pages": moved,
+        }
         clocks = {"wall": wall, "thread": own} if threads == 1 else {"wall": wall}
         for clock, seconds in clocks.items():
             limit = size * min(seconds["reading"]) / much.nbytes

@@ -13,6 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import torch
 
 import speculant
 from speculant.engines.hf.cpu.build import processor_flags
@@ -119,6 +120,7 @@ def test_the_wheel_needs_no_compiler(python: Path, tmp_path: Path) -> None:
 
 def test_every_level_has_the_functions(python: Path) -> None:
     """Guards the list of sources: a library lacks none that the loader asks for."""
+    assert torch.get_num_threads() > 0  # torch brings the OpenMP runtime
     libraries = sorted((installed(python) / "libraries").glob("*.so"))
     assert libraries
     for library in libraries:

@@ -20,7 +20,7 @@ PAGE = 1 << 21
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 LEAST_BYTES = 1 << 25  # of all weights together; less stays in the caches
 STEP = 1 << 26  # bytes between two looks at the clock
-MOST_SECONDS = 20.0  # where memory is fragmented, the kernel moves other pages first
+MOST_SECONDS = 20.0  # of this thread's own time; where memory is fragmented, the kernel moves other pages first
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -32,7 +32,7 @@ def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MOST_SECONDS) 
 
     Args:
         weights: tensors in the CPU's memory.
-        seconds: when to stop; what has not been moved by then stays where it is.
+        seconds: of the thread's own time; what has not been moved by then stays where it is.
     """
     ranges = list(whole_pages((weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in weights))
     total = sum(end - start for start, end in ranges)
@@ -40,7 +40,7 @@ def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MOST_SECONDS) 
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    moved, began = 0, time.monotonic()
+    moved, began = 0, time.thread_time()
     with tqdm(
         total=total, desc="moving weights to huge pages", unit="B", unit_scale=True, leave=False, disable=None
     ) as bar:
@@ -48,7 +48,7 @@ def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MOST_SECONDS) 
             madvise(start, end - start, MADV_HUGEPAGE)
             for place in range(start, end, STEP):
                 size = min(STEP, end - place)
-                if time.monotonic() - began > seconds:
+                if time.thread_time() - began > seconds:
                     return moved
                 if not madvise(place, size, MADV_COLLAPSE):
                     moved += size

@@ -3,7 +3,7 @@
 // PyTorch's products are tuned for many rows; for 2 to 64 rows they reach a third of the memory bandwidth. Here a tile of
 // ROWS x OUTS sums stays in registers, a slice of k (KEPT) keeps its part of x in the first-level cache, and while a block
 // of weights is used for all rows the next block is prefetched. A tile reads weight rows that are APART bytes from each
-// other, because hardware prefetchers follow only one stream per page. Every sum is formed in the same order for any
+// other, because hardware prefetchers follow only one stream per page. FEW rows need no block. Every sum is formed in the same order for any
 // number of rows, so the result of a row does not depend, to the last bit, on the other rows.
 //
 // The code is shared by linear.cpp (x float, w float or bfloat16 that is converted as it is read) and linear_bf16.cpp
