@@ -1,9 +1,9 @@
 """Whose passes run a GGUF file: Speculant's own where they can and are faster, llama.cpp's where not.
 
 Measured on an AVX512-VNNI processor, a pass of Speculant's own over one row of quantised weights takes 0.7 to 0.9 of
-llama.cpp's time, and one over eight rows 0.2 to 0.3 (benchmarks/passes.md). So `auto` is a rule: own passes on CPUs with
-AVX2 or more, for quantised or float32 weights, where the memory is there. llama.cpp reads files of float16 and bfloat16
-as they are, maps weights that do not fit into memory, and offloads layers to accelerators.
+llama.cpp's time, and one over eight rows 0.2 to 0.3 (benchmarks/passes.md). So `auto` is a rule: own passes on CPUs
+with AVX2 or more, for quantised or float32 weights, where the memory is there. llama.cpp reads files of float16 and
+bfloat16 as they are, maps weights that do not fit into memory, and offloads layers to accelerators.
 """
 
 from __future__ import annotations
