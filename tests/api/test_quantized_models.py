@@ -15,7 +15,7 @@ from speculant.engines.hf.cpu.build import BuildError
 from speculant.engines.hf.quantized.products import native
 
 IDS = [5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]
-PROMPTS = [IDS, [3, 3, 8, 9], [(7 * place) % 50 + 5 for place in range(90)], [*IDS[:7], 4]]
+PROMPTS = [IDS, [3, 3, 8, 9], [(7 * place) % 50 + 5 for place in range(40)]]
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 11}
 
@@ -33,7 +33,7 @@ def texts(speculator: Speculator, prompts: list[list[int]] = PROMPTS, **options:
     """Return the new tokens of each prompt, decoded alone; seeds count up, as in a batch."""
     seed = options.pop("seed", 0)
     return [
-        speculator.generate(prompt, **{"max_new_tokens": 60, "seed": seed + place} | options).ids
+        speculator.generate(prompt, **{"max_new_tokens": 45, "seed": seed + place} | options).ids
         for place, prompt in enumerate(prompts)
     ]
 
@@ -56,7 +56,7 @@ def test_drafts_change_no_token(name: str, bits: int, dtype: torch.dtype, fast: 
         for method, nodes in (("lookup", 6), ("recycling", 24)):
             drafted = Speculator.from_transformers(model, method=method, nodes=nodes, fast=fast)
             assert texts(drafted, **options) == expected
-        together = drafted.generate_batch(PROMPTS, max_new_tokens=60, **options)
+        together = drafted.generate_batch(PROMPTS, max_new_tokens=45, **options)
         assert [each.ids for each in together] == expected
 
 
@@ -84,14 +84,14 @@ def test_draft_models_may_be_quantised(quantised_draft: bool) -> None:
     assert [each.ids for each in results] == texts(
         Speculator.from_transformers(model, method="none"), max_new_tokens=40, **GREEDY
     )
-    assert sum(each.stats.rounds for each in results) < 160  # some drafts were accepted
+    assert sum(each.stats.rounds for each in results) < 120  # some drafts were accepted
 
 
 def test_prompts_that_begin_alike_are_read_once() -> None:
     """Guards the prefix cache: copied rows are, to the last bit, those that would be computed."""
     model = quantized_model(endless("qwen2"))
     speculator, prefixes = Speculator.from_transformers(model, method="lookup"), PrefixCache("1GB")
-    prompts = [[*PROMPTS[2], 9, 14], [*PROMPTS[2][:70], 8], [*PROMPTS[2], 3]]
+    prompts = [[*PROMPTS[2], 9, 14], [*PROMPTS[2][:30], 8], [*PROMPTS[2], 3]]
     expected = texts(speculator, prompts, max_new_tokens=40, **SAMPLED)
     with speculator.batch(2, prefix_cache=prefixes) as batch:
         given = [batch.add(each, max_new_tokens=40, **SAMPLED | {"seed": 11 + i}) for i, each in enumerate(prompts)]

@@ -49,8 +49,14 @@ class Acceleration(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def model_for(self, model: Any, rows: int) -> Any:
-        """Return what to call for a pass of the model over as many rows: itself, or a copy that shares its weights."""
+    def model_for(self, model: Any, rows: int, *, whole: bool = True) -> Any:
+        """Return what to call for a pass of the model over as many rows: itself, or a copy that shares its weights.
+
+        Args:
+            model: the model.
+            rows: of the pass.
+            whole: whether the pass runs all of its layers.
+        """
 
     def attention_for(self, implementation: str) -> str:
         """Return the name of the attention function to use where the model's config names this one."""
@@ -66,7 +72,7 @@ class PlainPasses:
     graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
 
-    def model_for(self, model: Any, rows: int) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True) -> Any:
         return model
 
     def attention_for(self, implementation: str) -> str:

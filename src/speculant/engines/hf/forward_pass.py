@@ -125,7 +125,8 @@ class ModelRunner:
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
-            model = self._selection.view(self.acceleration.model_for(self.model, count), taps, layers, config, mixers)
+            source = self.acceleration.model_for(self.model, count, whole=layers is None)
+            model = self._selection.view(source, taps, layers, config, mixers)
             if embeddings is not None:
                 model = with_embeddings(model, self.model, self.capabilities.vocabulary, embeddings)
             output = model(

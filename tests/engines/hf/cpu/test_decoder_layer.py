@@ -301,3 +301,32 @@ def test_training_and_gradients_are_left_alone() -> None:
     prepared = prepare_model(model, True)
     prepared.model_for(model, 8)(IDS[:1]).logits.sum().backward()
     assert model.model.layers[0].mlp.up_proj.weight.grad is not None
+
+
+def test_layers_behind_a_changed_output_compute_anew() -> None:
+    """Guards layers that are computed ahead: what a hook makes of an output is what the next layer reads."""
+    model = model_of("llama")
+    prepared = prepare_model(model, True)
+    before = output(model, prepared=prepared)
+    handle = model.model.layers[0].register_forward_hook(lambda _module, _given, found: found * 1.5)
+    agreed(model, prepared)
+    handle.remove()
+    assert torch.equal(output(model, prepared=prepared), before)
+
+
+@torch.inference_mode()
+def test_layers_that_a_pass_leaves_out_append_nothing() -> None:
+    """Guards rows that were written ahead: a layer that is not called holds the rows that it held."""
+    model = model_of("llama")
+    prepared = prepare_model(model, True)
+    run, cache = prepared.model_for(model, 8), usable_cache(None)
+    run.model(IDS[:1, :4], past_key_values=cache)
+
+    def stop(_module: nn.Module, _given: Any) -> None:
+        raise InterruptedError
+
+    handle = model.model.layers[1].register_forward_pre_hook(stop)
+    with pytest.raises(InterruptedError):
+        run.model(IDS[:1], past_key_values=cache)
+    handle.remove()
+    assert [layer.keys.shape[2] for layer in cache.layers] == [12, 4, 4]

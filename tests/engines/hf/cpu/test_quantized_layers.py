@@ -118,6 +118,9 @@ def test_other_families_run_module_by_module(name: str) -> None:
         expected = base(IDS[:1, :40]).last_hidden_state
         found = prepared.model_for(model, 40).base_model(IDS[:1, :40]).last_hidden_state
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
+    assert not prepared.notes
+    [note] = prepare_model(model_of(name), None).notes  # of inputs that are rounded
+    assert "near-ties can flip" in note
 
 
 def test_a_changed_matrix_is_noticed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,3 +153,12 @@ def test_another_shape_is_refused() -> None:
     """Guards files of another model: the message gives both shapes."""
     with pytest.raises(UnsupportedError, match=r"16 x 32 weights in the file and \(61, 32\) in the model"):
         replace_weights(tiny_model("qwen2"), {"lm_head.weight": rounded(torch.randn(16, 32))})
+
+
+def test_what_compiled_code_cannot_read_is_refused() -> None:
+    """Guards memory: a matrix whose parts do not fit each other, and inputs of another width."""
+    weight = rounded(torch.randn(40, 96))
+    with pytest.raises(ValueError, match="values has the shape"):
+        QuantizedLinear(replace(weight, values=weight.values[:2]), None, dtype=torch.float32)
+    with pytest.raises(ValueError, match="inputs of 64 numbers"):
+        QuantizedLinear(weight, None, dtype=torch.float32)(torch.randn(3, 64))

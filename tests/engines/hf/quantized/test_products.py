@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -65,6 +67,16 @@ def test_products_of_every_layout(
         assert torch.equal(lookup(weight, torch.arange(outs)), weight.dequantize())
 
 
+def test_no_rows() -> None:
+    """Guards empty batches, and shapes of more than two dimensions."""
+    weight = make_weight(20, 96)
+    assert multiply(weight, torch.zeros(0, 96)).shape == (0, 20)
+    assert multiply(weight, torch.zeros(2, 0, 96)).shape == (2, 0, 20)
+    assert lookup(weight, torch.zeros(0, dtype=torch.int64)).shape == (0, 96)
+    x = torch.randn(2, 3, 96)
+    assert torch.equal(multiply(weight, x), multiply(weight, x.view(6, 96)).view(2, 3, 20))
+
+
 def test_several_products_of_one_input() -> None:
     """Guards matrices of different layouts that share the rounded input."""
     weights = [make_weight(20, 96), make_weight(7, 96, bits=4, minima=True), make_weight(33, 96, group=16)]
@@ -86,6 +98,13 @@ def test_wrong_arguments_are_refused() -> None:
         multiply(weight, torch.zeros(2, 64), torch.zeros(9))
     with pytest.raises(ValueError, match="'int8' or 'float'"):
         multiply(weight, torch.zeros(2, 64), activations="int4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1 weights with 2 biases"):
+        multiply_all([weight], torch.zeros(2, 64), [None, None])
+    with pytest.raises(ValueError, match=r"values has the shape \(1, 16, 16, 4\), not \(1, 32, 16, 4\)"):
+        multiply(replace(weight, values=weight.values[:, :16].contiguous()), torch.zeros(2, 64))
+    turned = GroupScales(numbers=weight.scales.numbers.transpose(1, 2).contiguous().transpose(1, 2))
+    with pytest.raises(ValueError, match="scales must be contiguous"):
+        lookup(replace(weight, scales=turned), torch.tensor([3]))
     with pytest.raises(IndexError, match="from 3 to 8 for a matrix of 8 rows"):
         lookup(weight, torch.tensor([3, 8]))
     with pytest.raises(ValueError, match="ids must be"):

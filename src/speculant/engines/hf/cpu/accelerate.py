@@ -33,8 +33,10 @@ from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shape
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
 from speculant.engines.hf.cpu.measuring import kernel_times
 from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
+from speculant.engines.hf.cpu.pass_plan import PassPlans
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
+from speculant.engines.hf.quantized.model_weights import rounding_dtype
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.products import native
 
@@ -57,6 +59,7 @@ class CpuAcceleration:
         table: the kernels of the linear layers.
         shadows: the modules that an accelerated pass runs.
         graphs: passes that are recorded and replayed instead, on CUDA.
+        plans: of the passes over the fused layers.
         quantized: how many matrices of each size and layout are quantised, in words.
         notes: what the user should know.
     """
@@ -67,14 +70,22 @@ class CpuAcceleration:
     table: KernelTable | None = None
     shadows: Shadows | None = None
     graphs: GraphRunner | None = None
+    plans: PassPlans | None = None
     quantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def model_for(self, model: Any, rows: int) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True) -> Any:
         """Return what to call for a pass of a model over so many rows: its shadow, or the model if that is as fast.
 
         Any number of threads may run passes at once, accelerated or not.
+
+        Args:
+            model: the model.
+            rows: of the pass.
+            whole: whether the pass runs all layers.
         """
+        if self.plans is not None:
+            self.plans.begin(whole=whole)
         if self.shadows is None or self.shadows.model is not model:
             return model
         if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):
@@ -155,7 +166,8 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
     attention = GQAttention(products.native)
     attention.register()
-    layers = find_fused_layers(model, table, attention, least=0 if fast else LEAST_LAYER)
+    plans = PassPlans()
+    layers = find_fused_layers(model, table, attention, least=0 if fast else LEAST_LAYER, plans=plans)
     linears = {id(linear.module): linear for layer in layers for linear in layer.products.values()}
     for module in modules:
         if fast or module.weight.numel() >= LEAST_WEIGHTS:
@@ -171,6 +183,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
         attention=attention,
         table=table,
         shadows=Shadows(model, forwards, attention.rename),
+        plans=plans,
         notes=notes,
     )
 
@@ -186,11 +199,16 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     if reason := _reason(model):
         raise UnsupportedError(f"a model with quantised weights is run by compiled code of its own, and {reason}.")
     table, attention = KernelTable(products=products, exact=True), GQAttention(products.native, exact=True)
+    plans = PassPlans()
     attention.register()
-    layers = find_fused_layers(model, table, attention, least=0) if fuse else ()
+    layers = find_fused_layers(model, table, attention, least=0, plans=plans) if fuse else ()
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
     forwards |= {layer.module: layer for layer in layers}
+    notes: tuple[str, ...] = ()
+    if fuse and not layers and rounding_dtype(model) is not model.dtype:
+        reason = "last bits can depend on the number of rows, and the inputs of products are rounded to 8 bits"
+        notes = (f"its layers run operation by operation, whose {reason}: near-ties can flip against plain decoding.",)
     matrices = Counter(
         f"{each.outs} x {each.k}, {each.bits} bits in groups of {each.group}"
         for _, module in quantized_modules(model)
@@ -202,6 +220,8 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
         attention=attention,
         table=table,
         shadows=Shadows(model, forwards, attention.rename, groups=1),
+        plans=plans,
+        notes=notes,
         quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),
     )
 

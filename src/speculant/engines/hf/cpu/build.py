@@ -74,6 +74,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "before_attention": ("ppppi", ""),
     "after_attention": ("ppppssi", ""),
     "layer": ("ppppppi", ""),
+    "layers": ("pspi", ""),
     "head_step": ("ppsppi", ""),
     "head_draft": ("pppspsi", ""),
     "norm": ("ppps", ""),

@@ -233,7 +233,7 @@ class FusedLayer:
         if own is None:
             return None
         arguments = (*self._arguments(kernel, embeddings), own[1])
-        return LayerCall(self._native, own[0], arguments, weights, self._dtype)
+        return LayerCall(self._attention.layer_idx, self._native, own[0], arguments, weights, self._dtype)
 
     def _arguments(
         self, kernel: Kernel | None, embeddings: tuple[Tensor, Tensor]
@@ -344,10 +344,10 @@ class FusedLayer:
 
 
 def find_fused_layers(
-    model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int
+    model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int, plans: PassPlans | None = None
 ) -> tuple[FusedLayer, ...]:
     """Return the layers that the code can compute, if their matrices have at least `least` weights."""
-    plans = PassPlans()
+    plans = PassPlans() if plans is None else plans
     layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
     found = tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
     plans.layers = found

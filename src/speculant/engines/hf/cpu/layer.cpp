@@ -136,6 +136,19 @@ extern "C" void layer(const Layer *l, const void *x, const void *given, const Po
   l->is_bf16 ? whole<BFloat16>(l, x, given, p, a, y, threads) : whole<float>(l, x, given, p, a, y, threads);
 }
 
+struct LayerCall {
+  const Layer *layer;
+  const Positions *positions;
+  const Attention *attention;
+  void *y;
+};
+
+// One layer after the other, each reading the output of the one before it.
+extern "C" void layers(const LayerCall *calls, int64_t count, const void *x, int threads) {
+  for (const LayerCall *c = calls; c < calls + count; x = c->y, c++)
+    layer(c->layer, x, x, c->positions, c->attention, c->y, threads);
+}
+
 // y = RMSNorm(x), before attention; [rows, hidden].
 extern "C" void norm(const Layer *l, const void *x, void *y, int64_t rows) {
   l->is_bf16 ? norm(l, (const BFloat16 *)x, (BFloat16 *)y, rows) : norm(l, (const float *)x, (float *)y, rows);

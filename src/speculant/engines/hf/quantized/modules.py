@@ -6,6 +6,7 @@ result depends on that row alone, so text decoded with drafts is the text decode
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeGuard
 
@@ -17,7 +18,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.experts import PROJECTIONS, QuantizedExperts, is_experts
 from speculant.engines.hf.quantized.packed_module import PackedModule
 from speculant.engines.hf.quantized.products import Activations as Activations
-from speculant.engines.hf.quantized.products import lookup, multiply
+from speculant.engines.hf.quantized.products import lookup, native
 from speculant.engines.hf.quantized.weight import QuantizedArguments, QuantizedWeight
 
 _SCALED = "ScaledWordEmbedding"  # the end of the classes' names whose rows are multiplied by a constant
@@ -103,7 +104,12 @@ class QuantizedLinear(QuantizedModule):
         """Return [..., outs] of [..., k]. Where a gradient is wanted, it goes through the dequantised matrix."""
         if input.requires_grad and torch.is_grad_enabled():
             return F.linear(input, self.dequantize().to(input.dtype), self.bias)
-        found = multiply(self.quantized, input.detach().float().contiguous(), None, self.activations)
+        if input.shape[-1] != self.in_features:
+            raise ValueError(f"inputs of {input.shape[-1]} numbers for a layer of {self.in_features}")
+        x = input.detach().float().contiguous()
+        found, keep = torch.empty((*x.shape[:-1], self.out_features)), self.activations == "float"
+        pointers = ctypes.byref(self.arguments()), x.data_ptr(), None, found.data_ptr()
+        native().quantized_linear(*pointers, x.shape[:-1].numel(), keep, torch.get_num_threads())
         if self.bias is not None:
             found += self.bias  # as compiled layers add it: to the sums, before these are rounded to the dtype
         return found.to(input.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
+from speculant.engines.hf.quantized.products import check_weight
 from speculant.engines.hf.quantized.weight import QuantizedWeight
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -33,9 +34,12 @@ class PackedModule(nn.Module):
 
         Raises:
             UnsupportedError: there are no products in this dtype.
+            ValueError: compiled code cannot read a matrix.
         """
         super().__init__()
         _check_dtype(dtype)
+        for weight in matrices.values():
+            check_weight(weight)
         self.matrices, self.dtype = dict(matrices), dtype
         self._structs: Any = None  # what compiled code takes; made when it is first needed
         for matrix, weight in matrices.items():

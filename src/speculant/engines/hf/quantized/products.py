@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from speculant.engines.hf.cpu.build import load_native
-from speculant.engines.hf.quantized.weight import QuantizedArguments, QuantizedWeight
+from speculant.engines.hf.quantized.weight import INPUTS, OUTS, SUPER, QuantizedArguments, QuantizedWeight, pad
 
 Activations = Literal["int8", "float"]
 
@@ -98,10 +98,16 @@ def lookup(weight: QuantizedWeight, ids: Tensor) -> Tensor:
 
 
 def check_weight(weight: QuantizedWeight) -> None:
-    """Raise ValueError where compiled code cannot read a matrix: parts that are not contiguous, or not on the CPU."""
-    for name, part in weight.tensors().items():
-        if not part.is_cpu or not part.is_contiguous():
-            raise ValueError(f"{name} of a quantised matrix must be contiguous and on the CPU, not on {part.device}")
+    """Raise ValueError where compiled code cannot read a matrix: parts of other sizes, or not contiguous."""
+    blocks, padded = pad(weight.outs, OUTS) // OUTS, pad(weight.k, INPUTS)
+    _check(weight.values, "values", torch.uint8, (blocks, padded * weight.bits // 32, OUTS, 4))
+    for name, each in (("scales", weight.scales), ("minima", weight.minima)):
+        if each is not None:
+            _check(each.numbers, name, each.numbers.dtype, (blocks, padded // weight.group, OUTS))
+        if each is not None and each.factors is not None:
+            _check(each.factors, f"factors of {name}", torch.float16, (blocks, -(-padded // SUPER), OUTS))
+    if weight.table is not None:
+        _check(weight.table, "table", torch.uint8, (16,))
 
 
 def _check(tensor: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
