@@ -63,7 +63,7 @@ static void multiply_tiles(const Panel &p, int rows, int sub, const uint8_t *rec
   alignas(64) uint8_t bytes[2][STEP * 16];
   alignas(64) int32_t products[2][TILE_ROWS * 16];
   for (int64_t step = 0; step < p.steps; step++, values += BYTES_OF_STEP<FORMAT>, record += size) {
-    fetch_ahead<TILE_ROWS, FORMAT>(p, values);
+    fetch_ahead<TILE_ROWS, FORMAT>(p, values, step);
     // 1. The weights as bytes.
     const uint8_t *wide = values;
     if (FORMAT != BYTES) {

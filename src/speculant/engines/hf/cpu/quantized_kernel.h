@@ -37,14 +37,18 @@ template <int R, int REGISTERS>
 constexpr int TOGETHER = R * PARTS * REGISTERS <= 8 ? PARTS : 1;
 
 // Processors fetch a stream of memory ahead of its use by themselves, and do it best undisturbed where memory is all that
-// a product waits for, as with few rows. With more computation, they do not run far enough ahead.
+// a product waits for, as with few rows. With more computation they do not run far enough ahead: then values and scales,
+// two streams, are fetched as far ahead as they are used together.
 template <Format FORMAT>
 constexpr int FETCHED = FORMAT == BYTES ? 5 : 2;  // from so many rows on
 template <int R, Format FORMAT>
-INLINE static void fetch_ahead(const Panel &p, const uint8_t *values) {
+INLINE static void fetch_ahead(const Panel &p, const uint8_t *values, int64_t step) {
   if (R < FETCHED<FORMAT> || !p.fetch) return;
 #pragma GCC unroll 8
   for (int line = 0; line < BYTES_OF_STEP<FORMAT>; line += 64) __builtin_prefetch(values + AHEAD + line, 0, 2);
+  const int64_t later = step + AHEAD / BYTES_OF_STEP<FORMAT>;
+  __builtin_prefetch((const uint8_t *)p.scales.numbers + later * p.scales.step, 0, 2);
+  if (p.minima.numbers) __builtin_prefetch((const uint8_t *)p.minima.numbers + later * p.minima.step, 0, 2);
 }
 
 // The last outputs of a matrix, fewer than 16.
@@ -140,7 +144,7 @@ static void multiply(const Panel &p, const void *records) {
   const uint8_t *values = p.values;
   Floats sums[R][PARTS] = {};
   for (int64_t step = 0; step < p.steps; step++, values += BYTES_OF_STEP<FORMAT>, rows++) {
-    fetch_ahead<R, FORMAT>(p, values);
+    fetch_ahead<R, FORMAT>(p, values, step);
 #pragma GCC unroll 2
     for (int sub = 0; sub < SUB; sub++)
 #pragma GCC unroll 1
@@ -148,7 +152,8 @@ static void multiply(const Panel &p, const void *records) {
         const Record *same = rows;
         if (N < PARTS) asm("" : "+r"(same));  // loaded anew: all numbers of the rows do not fit the registers
         Floats numbers[N];
-        const int64_t at = (step >> p.shift) * 16 * SUB + sub * 16 + first * LANES, factor_at = step / 8 * 16 + first * LANES;
+        const int64_t at = (step >> p.shift) * 16 * SUB + sub * 16 + first * LANES;
+        const int64_t factor_at = step / 8 * 16 + first * LANES;
         for (int part = 0; part < N; part++)
           numbers[part] = read_numbers(scales, at + part * LANES, factor_at + part * LANES);
         add_products<R, FORMAT, SUB, N>({values, table, sub, first}, *same, numbers, p.offset, sums);
@@ -187,10 +192,11 @@ static Kernel choose_kernel(const Quantized &w, int64_t rows, bool keep) {
 static Panel panel_of(const Quantized &w, int64_t block, const float *bias, float *y, bool fetch) {
   const int64_t groups = w.padded / w.group * 16, supers = (w.padded + 255) / 256 * 16, out = block * 16;
   const auto part = [&](const Numbers &n) {
-    const int size = n.kind == 0 ? 4 : n.kind == 1 ? 2 : 1;
-    return n.numbers ? Numbers{(const uint8_t *)n.numbers + block * groups * size,
-                               n.factors ? (const uint16_t *)n.factors + block * supers : nullptr, n.kind}
-                     : n;
+    if (!n.numbers) return n;
+    const int64_t size = groups * (n.kind == 0 ? 4 : n.kind == 1 ? 2 : 1);
+    return Numbers{(const uint8_t *)n.numbers + block * size,
+                   n.factors ? (const uint16_t *)n.factors + block * supers : nullptr, n.kind,
+                   size * STEP / std::max<int64_t>(w.padded, 1)};
   };
   return {w.values + block * w.padded * 2 * w.bits,
           w.table,

@@ -8,10 +8,11 @@
 struct Numbers {
   const void *numbers, *factors;
   int kind;
+  int64_t step;  // bytes of numbers for a step of inputs
 };
 
-static inline Numbers scales_of(const Quantized &w) { return {w.scales, w.scale_factors, w.scale_kind}; }
-static inline Numbers minima_of(const Quantized &w) { return {w.minima, w.min_factors, w.min_kind}; }
+static inline Numbers scales_of(const Quantized &w) { return {w.scales, w.scale_factors, w.scale_kind, 0}; }
+static inline Numbers minima_of(const Quantized &w) { return {w.minima, w.min_factors, w.min_kind, 0}; }
 
 static inline float from_half(uint16_t half) {
 #if defined(__F16C__)
