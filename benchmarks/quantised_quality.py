@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from speculant.api.gguf import convert_model
 from speculant.api.loading import load_model
-from speculant.engines.hf.quantized.modules import quantized_modules
+from speculant.engines.hf.quantized.modules import QuantizedLinear, quantized_modules
 from speculant.engines.hf.quantized.rounding import round_weight
 
 FORMATS = ("q8_0", "q4_0", "q4_k")
@@ -82,10 +82,10 @@ def systems() -> Iterator[tuple[str, int, Predict]]:
     """Yield names, bytes of the weights and predictions of quantised models."""
     for scheme in ("int8", "int4"):
         model, _ = load_model(None, quantize=scheme, packed_cache=False)
-        size = sum({id(each.quantized): each.quantized.bytes for _, each in quantized_modules(model)}.values())
+        size = model.quantized_summary.packed
         yield f"speculant {scheme}", size, log_probabilities(model)
         for _, module in quantized_modules(model):
-            if hasattr(module, "activations"):
+            if isinstance(module, QuantizedLinear):
                 module.activations = "float"
         yield f"speculant {scheme}, float inputs", size, log_probabilities(model)
     with tempfile.TemporaryDirectory() as folder:

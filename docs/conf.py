@@ -40,6 +40,7 @@ NAVIGATION = {
         "docs/measuring",
         "docs/write-a-drafter",
         "docs/engines",
+        "docs/quantised",
         "docs/vllm",
         "docs/sglang",
         "docs/scaling",

@@ -37,7 +37,7 @@ def test_a_model_is_rounded_while_it_is_loaded(capsys: pytest.CaptureFixture[str
     assert json.loads(Path(record).read_text())["environment"]
     assert main(["check", *argv]) == 0
     told = capsys.readouterr()
-    assert "the same quantised weights without drafts" in told.err
+    assert "the same quantised weights without drafts" in told.out
     assert "0 wrong" in told.out
 
 

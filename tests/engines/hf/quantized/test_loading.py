@@ -16,6 +16,7 @@ from models import tiny_model
 from speculant.core.errors import ModelError, ModelNotFoundError, UnsupportedError, UsageError
 from speculant.engines.hf.loading import load_model
 from speculant.engines.hf.quantized import loading
+from speculant.engines.hf.quantized.experts import expert_weights
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.rounding import round_weight
 
@@ -142,7 +143,7 @@ def save_gptq(folder: Path, *, shuffled: bool = False) -> dict[str, Tensor]:
     """Rewrite a checkpoint in GPTQ's layout with 4 bits; return the matrices that it now stands for."""
     torch.manual_seed(0)
     tensors, meant = load_file(folder / "model.safetensors"), {}
-    for name in [each for each in tensors if each.endswith("_proj.weight")]:
+    for name in [each for each in tensors if each.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))]:
         outs, k = tensors.pop(name).shape
         base, groups = name.removesuffix(".weight"), -(-k // 16)
         values = torch.randint(0, 16, (k, outs), dtype=torch.int32)
@@ -177,6 +178,19 @@ def test_quantised_checkpoints_are_read_packed(folder: Path, shuffled: bool, mon
         load(folder, quantize="int8")
 
 
+def test_experts_that_are_packed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards mixtures in GPTQ's layout, under the names that Mixtral's checkpoints have for their modules."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    meant = save_gptq(tmp_path / "model")
+    assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in meant
+    found = load(tmp_path / "model")
+    for projection, name in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+        each = [meant[f"model.layers.1.block_sparse_moe.experts.{number}.{name}.weight"] for number in range(4)]
+        assert torch.equal(found.model.layers[1].mlp.experts.matrices[projection].dequantize(), torch.cat(each))
+    assert torch.isfinite(logits(found)).all()
+
+
 def test_missing_weights_are_named(folder: Path) -> None:
     """Guards against models that are half made of chance."""
     save_gptq(folder)
@@ -188,3 +202,51 @@ def test_missing_weights_are_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="cannot be read"):
         load(folder)
+
+
+def test_experts_are_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the experts of a mixture, which are most of its weights, and its router, which stays as it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    first, plain = load(tmp_path / "model", quantize="int8"), load(tmp_path / "model")
+    packed = [name for name, _ in quantized_modules(first)]
+    assert len(packed) == 3 * 5 + 2
+    assert "model.layers.0.mlp.experts" in packed
+    ours, theirs = (each.model.layers[0].mlp for each in (first, plain))
+    for name, matrix in expert_weights(theirs.experts).items():
+        torch.testing.assert_close(ours.experts.matrices[name].dequantize(), matrix.detach(), atol=0.02, rtol=0)
+    assert torch.equal(ours.gate.weight, theirs.gate.weight)
+    assert torch.equal(logits(load(tmp_path / "model", quantize="int8")), logits(first))
+
+
+def test_experts_in_mxfp4_are_read_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards GPT-OSS: codes, exponents, and rows that alternate between gate and up."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 61}
+    plain = GptOssForCausalLM(GptOssConfig(**shape, **heads, num_hidden_layers=2, pad_token_id=0)).eval()
+    meaning = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    tensors = {name: each.detach().clone() for name, each in plain.state_dict().items()}
+    for layer in range(2):
+        for name, parameter in plain.model.layers[layer].mlp.experts.named_parameters():
+            base = f"model.layers.{layer}.mlp.experts.{name}"
+            if name.endswith("bias"):
+                continue
+            del tensors[base]
+            count, k, outs = parameter.shape
+            codes = torch.randint(0, 16, (count, outs, k // 32, 32), dtype=torch.uint8)
+            scales = torch.randint(118, 123, (count, outs, k // 32), dtype=torch.uint8)
+            tensors[f"{base}_blocks"], tensors[f"{base}_scales"] = codes[..., ::2] | codes[..., 1::2] << 4, scales
+            wide = meaning[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
+            parameter.data = wide.reshape(count, outs, k).transpose(1, 2).contiguous()
+    plain.config.save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    found = load(tmp_path / "model", activations="float")
+    assert len([*quantized_modules(found)]) == 2
+    torch.testing.assert_close(logits(found), logits(plain), atol=1e-4, rtol=1e-4)

@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.checkpoint_files import open_checkpoint
+from speculant.engines.hf.quantized.checkpoints.experts import join_experts
 from speculant.engines.hf.quantized.checkpoints.formats import find_format
+from speculant.engines.hf.quantized.experts import expert_weights
 from speculant.engines.hf.quantized.loss import Predictions, predict, sample_ids
 from speculant.engines.hf.quantized.modules import Activations
-from speculant.engines.hf.quantized.parts import Parts, matrices, named_floats
+from speculant.engines.hf.quantized.parts import Parts, matrices, named_floats, quantizable_experts
 from speculant.engines.hf.quantized.rounding import Scheme, choose_scheme, round_weight
 from speculant.engines.hf.quantized.summary import count_bytes
 from speculant.engines.hf.quantized.tensor_names import match_names
@@ -83,15 +88,26 @@ def quantize(asked: QuantizeRequest) -> Quantized:
         id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each is not None
     }
     weights = {}
-    for name in matrices(model):
-        parameter = model.get_parameter(name)
+
+    def take(name: str, matrix: Tensor, *, end: bool = False) -> None:
+        assert asked.scheme is not None
         try:
-            chosen = choose_scheme(asked.scheme, name, parameter, end=id(parameter) in ends)
-            weights[name] = round_weight(parameter, chosen)
+            weights[name] = round_weight(matrix, choose_scheme(asked.scheme, name, matrix, end=end))
         except ValueError as error:
             raise UnsupportedError(f"{name} cannot be rounded to {asked.scheme}: {error}.") from error
+
+    for name in matrices(model):
+        parameter = model.get_parameter(name)
+        take(name, parameter, end=id(parameter) in ends)
         parameter.data = parameter.data.new_empty(0)  # let go, wherever it is tied
-    floats = {name: each.detach() for name, each in named_floats(model) if name not in weights}
+    gone = set(weights)
+    for path, module in [*quantizable_experts(model)]:
+        for projection, matrix in expert_weights(module).items():
+            take(f"{path}.{projection}", matrix)
+        for each in ("gate_up_proj", "down_proj"):
+            module.get_parameter(each).data = torch.empty(0)
+            gone.add(f"{path}.{each}")
+    floats = {name: each.detach() for name, each in named_floats(model) if name not in gone}
     return Quantized(parts=Parts(weights=weights, floats=floats), before=before, predictions=predictions)
 
 
@@ -112,7 +128,7 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
         raise UnsupportedError(f"there is no reader for weights in the format {settings.get('quant_method')!r}.")
     with open_checkpoint(asked.source) as files:
         weights, orders, used = {}, {}, set[str]()
-        names = match_names(model, files)
+        names = match_names(model)
         for matrix in form.read(files, settings):
             name = names(matrix.name)
             weights[name] = pack(matrix.values)
@@ -120,4 +136,9 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
                 orders[name] = matrix.order
             used.update(matrix.tensors)
         floats = {names(name): files.read(name).clone() for name in files if name not in used}
-    return Quantized(parts=Parts(weights=weights, floats=floats, orders=orders))
+    joined = join_experts(weights)
+    if shuffled := [name for name in orders if name not in joined]:
+        raise UnsupportedError(
+            f"{shuffled[0]} takes its inputs in an order of its own (desc_act), as no expert can here."
+        )
+    return Quantized(parts=Parts(weights=joined, floats=floats, orders=orders))

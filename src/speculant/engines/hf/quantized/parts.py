@@ -1,7 +1,7 @@
 """The parts of a quantised model: which of its weights are packed, and a model made of packed weights and floats.
 
-Packed are the linear layers of the decoder layers, the embedding and the output head: what a pass reads. Norms, biases,
-routers of experts, convolutions, and the parts for images and sound stay floats.
+Packed are the linear layers and experts of the decoder layers, the embedding and the output head: what a pass reads.
+Norms, biases, routers of experts, convolutions, and the parts for images and sound stay floats.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import ModelNotFoundError, UnsupportedError
-from speculant.engines.hf.quantized.modules import Activations, QuantizedModule, replace_weights
-from speculant.engines.hf.quantized.weight import QuantizedWeight
+from speculant.engines.hf.quantized.experts import expert_weights, is_experts
+from speculant.engines.hf.quantized.modules import Activations, replace_weights
+from speculant.engines.hf.quantized.packed_module import PackedModule
+from speculant.engines.hf.quantized.weight import OUTS, QuantizedWeight
 from speculant.engines.hf.views.model_view import find_layers
 
 _ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a rounded one would send tokens to other experts
@@ -59,6 +61,19 @@ def matrices(model: Any) -> list[str]:
     return [name for name, parameter in model.named_parameters() if id(parameter) in chosen]
 
 
+def quantizable_experts(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Return the modules of a float model that hold a layer's experts, by name, if there are products for them."""
+    for path, module in model.named_modules():
+        if is_experts(module):
+            try:
+                found = expert_weights(module)
+            except UnsupportedError:  # gates or norms of its own
+                continue
+            count = len(module._parameters["down_proj"])
+            if all(len(each) % (count * OUTS) == 0 for each in found.values()):
+                yield path, module
+
+
 def _is_plain(module: Any) -> bool:
     """Whether there is a quantised module for an embedding or output head."""
     return type(module) in (nn.Linear, nn.Embedding) or type(module).__name__.endswith("ScaledWordEmbedding")
@@ -68,7 +83,7 @@ def named_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Return parameters and persistent buffers of a model that are not packed, by name; shared ones once."""
     yield from model.named_parameters()
     for path, module in model.named_modules():
-        if not isinstance(module, QuantizedModule):
+        if not isinstance(module, PackedModule):
             for name, buffer in module._buffers.items():
                 if buffer is not None and name not in module._non_persistent_buffers_set:
                     yield (f"{path}.{name}" if path else name), buffer
@@ -111,6 +126,8 @@ def assemble(
         _check_order(name, order, parts.weights[name])
     held = dict(named_floats(model))
     packed = {id(held[name]) for name in parts.weights if name in held}
+    for path in {name.rpartition(".")[0] for name in parts.weights if name not in held}:
+        packed |= {id(held[each]) for each in (f"{path}.gate_up_proj", f"{path}.down_proj") if each in held}
     missing = [name for name, each in held.items() if name not in parts.floats and id(each) not in packed]
     if missing:
         raise ModelNotFoundError(

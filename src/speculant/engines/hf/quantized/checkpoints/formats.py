@@ -11,6 +11,7 @@ from speculant.engines.hf.quantized.checkpoints.awq import read_awq
 from speculant.engines.hf.quantized.checkpoints.compressed_tensors import is_readable, read_compressed_tensors
 from speculant.engines.hf.quantized.checkpoints.gptq import read_gptq
 from speculant.engines.hf.quantized.checkpoints.matrix import Reader
+from speculant.engines.hf.quantized.checkpoints.mxfp4 import read_mxfp4
 from speculant.engines.hf.quantized.checkpoints.torchao import read_torchao
 
 PACKED = "speculant"  # the `quant_method` of folders that `speculant quantize` has written
@@ -40,6 +41,7 @@ FORMATS = {
         CheckpointFormat(name="awq", read=read_awq),
         CheckpointFormat(name="compressed-tensors", read=read_compressed_tensors, takes=is_readable),
         CheckpointFormat(name="torchao", read=read_torchao),
+        CheckpointFormat(name="mxfp4", read=read_mxfp4),
     )
 }
 
