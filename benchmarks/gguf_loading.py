@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 from speculant.engines.hf.cpu.build import processor
-from speculant.engines.hf.quantized.gguf_file import GgufFile, open_gguf
-from speculant.engines.hf.quantized.gguf_kinds import KINDS, row_bytes
+from speculant.engines.hf.quantized.gguf.file import GgufFile, open_gguf
+from speculant.engines.hf.quantized.gguf.kinds import KINDS, row_bytes
 from speculant.engines.hf.quantized.weight import QuantizedWeight
 
 OUTS, INPUTS, CHUNK = 4864, 3584, 1 << 17

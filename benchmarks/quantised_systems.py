@@ -27,7 +27,7 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.engines.hf.quantized.gguf_loading import plan_model
+from speculant.engines.hf.quantized.gguf.loading import plan_model
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from speculant.engines.hf.quantized.gguf_kinds import KINDS, block_sizes, row_bytes
+from speculant.engines.hf.quantized.gguf.kinds import KINDS, block_sizes, row_bytes
 
 FORMS = {"u8": (0, "<B"), "i8": (1, "<b"), "u16": (2, "<H"), "i16": (3, "<h"), "u32": (4, "<I"), "i32": (5, "<i"),
          "f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q"), "i64": (11, "<q"), "f64": (12, "<d")}  # fmt: skip

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ggufs import folder
 from speculant.engines.hf.quantized.experts import expert_weights, is_experts
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
+from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
 
 gguf: Any = pytest.importorskip("gguf")  # which writes files; `engines/hf/quantized` reads them without it
 

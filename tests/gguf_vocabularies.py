@@ -10,8 +10,8 @@ from typing import Any
 
 from gguf_families import SHAPE, write_family
 from ggufs import folder, needs_llamacpp
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES
-from speculant.engines.hf.quantized.gguf_splits import SPLITS
+from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES
+from speculant.engines.hf.quantized.gguf.splits import SPLITS
 
 TEXTS = (
     "Once upon a  time\n\nthere was a caf\u00e9, \u6f22\u5b57 and \U0001f600.",

@@ -16,8 +16,8 @@ from speculant.api import gguf_engine
 from speculant.api.gguf_engine import choose_engine
 from speculant.api.speculator import Speculator
 from speculant.core.errors import ModelNotFoundError, UnsupportedError, UsageError
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES
-from speculant.engines.hf.quantized.gguf_plan import GgufPlan
+from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES
+from speculant.engines.hf.quantized.gguf.plan import GgufPlan
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 
 PROMPTS = ["Once upon a time there was a little dog named", "Tom and Lily went to the park. Tom and Lily"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
-from speculant.engines.hf.quantized.gguf_loading import PlannedModel, plan_model
+from speculant.engines.hf.quantized.gguf.loading import PlannedModel, plan_model
 from speculant.options.model import ENGINES
 
 AUTO, OWN, LLAMACPP = ENGINES

@@ -10,7 +10,7 @@ from speculant.core.errors import UsageError
 from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
-    from speculant.engines.hf.quantized.gguf_loading import PlannedModel
+    from speculant.engines.hf.quantized.gguf.loading import PlannedModel
 
 _FLAGS = {"attention": "--attn"}  # of options that are called otherwise
 

@@ -258,7 +258,7 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     """
     source = find_tokenizer(source)
     if begins_as_gguf(source):
-        from speculant.engines.hf.quantized.gguf_loading import load_gguf_tokenizer
+        from speculant.engines.hf.quantized.gguf.loading import load_gguf_tokenizer
 
         return load_gguf_tokenizer(Path(source))
     if Path(source).is_file():

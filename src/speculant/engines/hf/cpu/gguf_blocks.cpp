@@ -1,5 +1,5 @@
-// Quantised blocks of GGUF files in the order of quantized/weight.py. quantized/gguf_blocks.py reads the same blocks in
-// PyTorch, and quantized/gguf_kinds.py lists the kinds. A kind has
+// Quantised blocks of GGUF files in the order of quantized/weight.py. quantized/gguf/blocks.py reads the same blocks in
+// PyTorch, and quantized/gguf/kinds.py lists the kinds. A kind has
 //
 //   INPUTS, SIZE                    of a block, in inputs and bytes
 //   BITS, GROUP                     of the layout here

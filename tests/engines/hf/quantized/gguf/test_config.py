@@ -10,8 +10,8 @@ import pytest
 
 from gguf_families import FAMILIES, architecture_of, family_file, family_model, write_family
 from speculant.core.errors import ModelError, SpeculantError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_config import read_config
-from speculant.engines.hf.quantized.gguf_file import open_gguf
+from speculant.engines.hf.quantized.gguf.config import read_config
+from speculant.engines.hf.quantized.gguf.file import open_gguf
 
 KEPT = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

@@ -17,11 +17,11 @@ from torch import nn
 
 from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError
 from speculant.engines.hf.cpu.packing import available_memory
-from speculant.engines.hf.quantized.gguf_architectures import Architecture
-from speculant.engines.hf.quantized.gguf_config import find_architecture, read_config
-from speculant.engines.hf.quantized.gguf_experts import ExpertTensors, gather_experts
-from speculant.engines.hf.quantized.gguf_file import GgufFile, GgufTensor
-from speculant.engines.hf.quantized.gguf_kinds import packed_bytes
+from speculant.engines.hf.quantized.gguf.architectures import Architecture
+from speculant.engines.hf.quantized.gguf.config import find_architecture, read_config
+from speculant.engines.hf.quantized.gguf.experts import ExpertTensors, gather_experts
+from speculant.engines.hf.quantized.gguf.file import GgufFile, GgufTensor
+from speculant.engines.hf.quantized.gguf.kinds import packed_bytes
 
 CACHED_TOKENS = 4096  # that the estimate of memory counts
 _EXPERTS = ".mlp.experts."

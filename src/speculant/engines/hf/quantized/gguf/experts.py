@@ -15,7 +15,7 @@ from torch import Tensor
 
 from speculant.core.errors import ModelError, UnsupportedError
 from speculant.engines.hf.quantized.experts import PROJECTIONS, expert_weights, is_experts
-from speculant.engines.hf.quantized.gguf_file import GgufFile, GgufTensor
+from speculant.engines.hf.quantized.gguf.file import GgufFile, GgufTensor
 from speculant.engines.hf.quantized.weight import OUTS
 
 BIAS = "_bias"  # the end of the names of biases

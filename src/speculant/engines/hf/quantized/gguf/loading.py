@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import TokenizerError, UsageError
-from speculant.engines.hf.quantized.gguf_file import open_gguf
-from speculant.engines.hf.quantized.gguf_model import read_weights
-from speculant.engines.hf.quantized.gguf_plan import DTYPES, GgufPlan, count_kinds, plan_gguf
-from speculant.engines.hf.quantized.gguf_tokenizer import Vocabulary, build_tokenizer, read_vocabulary
+from speculant.engines.hf.quantized.gguf.file import open_gguf
+from speculant.engines.hf.quantized.gguf.model import read_weights
+from speculant.engines.hf.quantized.gguf.plan import DTYPES, GgufPlan, count_kinds, plan_gguf
+from speculant.engines.hf.quantized.gguf.tokenizer import Vocabulary, build_tokenizer, read_vocabulary
 
 ACTIVATIONS = ("int8", "float")
 

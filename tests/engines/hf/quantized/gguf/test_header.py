@@ -12,7 +12,7 @@ import pytest
 
 from gguf_bytes import corrupt, gguf_bytes, small_gguf
 from speculant.core.errors import ModelError, SpeculantError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_header import Header, read_header
+from speculant.engines.hf.quantized.gguf.header import Header, read_header
 
 FLOAT = ("F32", (1,), bytes(4))
 

@@ -14,13 +14,12 @@ from torch import Tensor
 from gguf_families import FAMILIES, VOCABULARY, family_file, family_model, write_family
 from ggufs import needs_llamacpp
 from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, UnsupportedError
-from speculant.engines.hf.quantized import gguf_plan
 from speculant.engines.hf.quantized.experts import QuantizedExperts
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES
-from speculant.engines.hf.quantized.gguf_file import open_gguf
-from speculant.engines.hf.quantized.gguf_loading import plan_model
-from speculant.engines.hf.quantized.gguf_model import read_weights
-from speculant.engines.hf.quantized.gguf_plan import count_kinds, plan_gguf
+from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES
+from speculant.engines.hf.quantized.gguf.file import open_gguf
+from speculant.engines.hf.quantized.gguf.loading import plan_model
+from speculant.engines.hf.quantized.gguf.model import read_weights
+from speculant.engines.hf.quantized.gguf.plan import count_kinds, plan_gguf
 from speculant.engines.hf.quantized.modules import quantized_modules
 
 EXPERTS = ("mixtral", "gpt-oss")
@@ -77,7 +76,7 @@ def test_memory_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(read) == plan.read_bytes == plan.float_bytes
     assert plan.float_bytes == 4 * sum(parameter.numel() for parameter in model.parameters())
     assert "for other weights" in plan.describe_memory()
-    monkeypatch.setattr(gguf_plan, "available_memory", lambda: 1000)
+    monkeypatch.setattr("speculant.engines.hf.quantized.gguf.plan.available_memory", lambda: 1000)
     with pytest.raises(OutOfMemoryError, match=r"0\.0 MB are free\. Use a smaller"):
         read_weights(plan_gguf(open_gguf(family_file("qwen2"))))
 

@@ -1,6 +1,6 @@
 """The config of a model of transformers from the metadata of a GGUF file.
 
-What all architectures have is read by `gguf_settings`. What one has of its own, and what its files do not say, stands
+What all architectures have is read by `settings`. What one has of its own, and what its files do not say, stands
 in `_SPECIAL`, as llama.cpp has it in its code (`src/models` of github.com/ggml-org/llama.cpp).
 """
 
@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_architectures import ARCHITECTURES, HEAD, LONG, MIXTRAL, SHORT, Architecture
-from speculant.engines.hf.quantized.gguf_file import GgufFile
-from speculant.engines.hf.quantized.gguf_settings import FULL, SLIDING, Settings
+from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES, HEAD, LONG, MIXTRAL, SHORT, Architecture
+from speculant.engines.hf.quantized.gguf.file import GgufFile
+from speculant.engines.hf.quantized.gguf.settings import FULL, SLIDING, Settings
 
 
 def find_architecture(file: GgufFile) -> Architecture:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from speculant.engines.hf.cpu.build import BuildError
-from speculant.engines.hf.quantized.gguf_blocks import byte_table, unpack
-from speculant.engines.hf.quantized.gguf_kinds import KINDS, BlockKind, row_bytes
+from speculant.engines.hf.quantized.gguf.blocks import byte_table, unpack
+from speculant.engines.hf.quantized.gguf.kinds import KINDS, BlockKind, row_bytes
 from speculant.engines.hf.quantized.products import native
 from speculant.engines.hf.quantized.weight import INPUTS, OUTS, SUPER, GroupScales, QuantizedWeight, pack, pad
 

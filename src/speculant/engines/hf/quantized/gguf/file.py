@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_header import Header, Value, read_header
-from speculant.engines.hf.quantized.gguf_kinds import FLOATS, KINDS
-from speculant.engines.hf.quantized.gguf_packing import unpack_packed
+from speculant.engines.hf.quantized.gguf.header import Header, Value, read_header
+from speculant.engines.hf.quantized.gguf.kinds import FLOATS, KINDS
+from speculant.engines.hf.quantized.gguf.packing import unpack_packed
 from speculant.engines.hf.quantized.weight import QuantizedWeight
 from speculant.engines.llamacpp.file import check_file
 

@@ -14,8 +14,8 @@ import torch
 from gguf_bytes import corrupt, gguf_bytes, random_blocks, small_gguf, write_shards
 from models import tiny_model
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, SpeculantError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_blocks import unpack
-from speculant.engines.hf.quantized.gguf_file import GgufFile, open_gguf
+from speculant.engines.hf.quantized.gguf.blocks import unpack
+from speculant.engines.hf.quantized.gguf.file import GgufFile, open_gguf
 from speculant.engines.llamacpp.gguf_file import write_gguf
 from speculant.engines.llamacpp.quantize import quantize
 

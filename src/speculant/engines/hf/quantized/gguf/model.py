@@ -1,6 +1,6 @@
 """A GGUF file as a model of transformers: quantised matrices stay packed, everything else becomes float parameters.
 
-What goes where is settled by `gguf_plan`; here tensors are read one by one. Matrices of floats that are in the model's
+What goes where is settled by `plan`; here tensors are read one by one. Matrices of floats that are in the model's
 dtype stay mapped from the file.
 """
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import ModelError, OutOfMemoryError
-from speculant.engines.hf.quantized.gguf_architectures import ROPE_FREQS
-from speculant.engines.hf.quantized.gguf_file import GgufTensor
-from speculant.engines.hf.quantized.gguf_plan import GgufPlan
+from speculant.engines.hf.quantized.gguf.architectures import ROPE_FREQS
+from speculant.engines.hf.quantized.gguf.file import GgufTensor
+from speculant.engines.hf.quantized.gguf.plan import GgufPlan
 from speculant.engines.hf.quantized.modules import Activations, replace_weights
 from speculant.engines.hf.quantized.weight import QuantizedWeight
 

@@ -1,6 +1,6 @@
 """Quantised blocks of GGUF files as grouped values, without rounding again.
 
-The kinds are listed in `gguf_kinds.py`. Dequantised values are those of ggml and of the package `gguf`, bit for bit.
+The kinds are listed in `kinds.py`. Dequantised values are those of ggml and of the package `gguf`, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from speculant.engines.hf.quantized.gguf_kinds import KINDS, row_bytes
+from speculant.engines.hf.quantized.gguf.kinds import KINDS, row_bytes
 from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales
 
 

@@ -13,9 +13,9 @@ from gguf_vocabularies import TEXTS, byte_level_file, sentencepiece_file, write_
 from ggufs import bundled_gguf, needs_llamacpp
 from speculant.api.loading import load_tokenizer
 from speculant.core.errors import ModelError, TokenizerError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_file import open_gguf
-from speculant.engines.hf.quantized.gguf_splits import SPLITS
-from speculant.engines.hf.quantized.gguf_tokenizer import build_tokenizer, read_vocabulary
+from speculant.engines.hf.quantized.gguf.file import open_gguf
+from speculant.engines.hf.quantized.gguf.splits import SPLITS
+from speculant.engines.hf.quantized.gguf.tokenizer import build_tokenizer, read_vocabulary
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 pytestmark = pytest.mark.peers

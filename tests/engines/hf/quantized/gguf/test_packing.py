@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gguf_bytes import random_blocks
-from speculant.engines.hf.quantized import gguf_packing
-from speculant.engines.hf.quantized.gguf_blocks import unpack
-from speculant.engines.hf.quantized.gguf_kinds import KINDS, packed_bytes
-from speculant.engines.hf.quantized.gguf_packing import unpack_packed
+from speculant.engines.hf.quantized.gguf import packing
+from speculant.engines.hf.quantized.gguf.blocks import unpack
+from speculant.engines.hf.quantized.gguf.kinds import KINDS, packed_bytes
+from speculant.engines.hf.quantized.gguf.packing import unpack_packed
 from speculant.engines.hf.quantized.products import lookup, multiply
 from speculant.engines.hf.quantized.weight import QuantizedWeight, pack
 
@@ -31,7 +31,7 @@ def assert_same(found: QuantizedWeight, expected: QuantizedWeight) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_two_steps(kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both paths pack what the readable one does, whatever the size, and take the bytes that are stated."""
-    monkeypatch.setattr(gguf_packing, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(packing, "ROWS_AT_ONCE", 16)
     for outs, k in SIZES:
         if k % KINDS[kind].inputs:
             continue
@@ -46,7 +46,7 @@ def test_equals_the_two_steps(kind: str, compiled: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_order_moves_rows(kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows stand where the order says, as architectures with permuted rows need."""
-    monkeypatch.setattr(gguf_packing, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(packing, "ROWS_AT_ONCE", 16)
     blocks, order = random_blocks(kind, 40, 512), torch.randperm(40, generator=torch.Generator().manual_seed(0))
     found = unpack_packed(blocks, kind, 40, 512, order=order, compiled=compiled)
     assert_same(found, pack(unpack(blocks[order], kind, 40, 512)))

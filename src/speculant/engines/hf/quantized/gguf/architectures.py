@@ -6,7 +6,7 @@ a file and the model of transformers, beside names:
 - *paired rows*: llama.cpp rotates neighbouring pairs of a head's dimensions for `llama` and `mistral3`, so rows of q
   and k are permuted in their files; transformers pairs the two halves.
 - *shifted norms*: files of Gemma hold 1 + w of each norm, transformers adds the 1 itself.
-- *experts*: a file has one tensor for all experts of a layer and projection; see `gguf_experts.py`.
+- *experts*: a file has one tensor for all experts of a layer and projection; see `experts.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Architecture:
         shifted_norms: whether norms are stored with 1 added.
         optional_biases: whether biases may be missing one by one, where they are 0.
         rope: tensors that describe the rotary embedding.
-        settings: keys of the metadata, behind the architecture's name, that only this one has and `gguf_config` reads.
+        settings: keys of the metadata, behind the architecture's name, that only this one has and `config` reads.
     """
 
     name: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speculant.engines.hf.quantized import gguf_kinds
-from speculant.engines.hf.quantized.gguf_blocks import unpack
-from speculant.engines.hf.quantized.gguf_kinds import KINDS, REMOVED, block_sizes, packed_bytes, row_bytes
+from speculant.engines.hf.quantized.gguf import kinds
+from speculant.engines.hf.quantized.gguf.blocks import unpack
+from speculant.engines.hf.quantized.gguf.kinds import KINDS, REMOVED, block_sizes, packed_bytes, row_bytes
 from speculant.engines.hf.quantized.weight import QuantizedWeight, pack
 
 
@@ -23,9 +23,7 @@ def test_bits_per_weight_are_as_stated(kind: str) -> None:
     matrix = zeros(kind, outs, k)
     assert packed_bytes(kind, outs, k) == matrix.bytes
     rows = [
-        line.strip("| ").split("|")
-        for line in (gguf_kinds.__doc__ or "").splitlines()
-        if line.startswith(f"| {kind} |")
+        line.strip("| ").split("|") for line in (kinds.__doc__ or "").splitlines() if line.startswith(f"| {kind} |")
     ]
     in_file, here = (float(cell) for cell in rows[0][-2:])
     assert in_file == row_bytes(kind, k) * 8 / k

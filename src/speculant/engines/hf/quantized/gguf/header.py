@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_kinds import REMOVED, block_sizes
+from speculant.engines.hf.quantized.gguf.kinds import REMOVED, block_sizes
 
 Value: TypeAlias = "bool | int | float | str | list[Value]"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gguf_bytes import random_blocks
-from speculant.engines.hf.quantized.gguf_blocks import unpack
-from speculant.engines.hf.quantized.gguf_kinds import KINDS
+from speculant.engines.hf.quantized.gguf.blocks import unpack
+from speculant.engines.hf.quantized.gguf.kinds import KINDS
 from speculant.engines.hf.quantized.weight import pack
 
 

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_architectures import Architecture
-from speculant.engines.hf.quantized.gguf_file import GgufFile
+from speculant.engines.hf.quantized.gguf.architectures import Architecture
+from speculant.engines.hf.quantized.gguf.file import GgufFile
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _SIZES = MappingProxyType(
@@ -164,7 +164,7 @@ class Settings:
             )
 
     def rope(self) -> dict[str, Any]:
-        """Return the rotary embedding. Factors of `rope_freqs.weight` are applied to the model, see `gguf_model`.
+        """Return the rotary embedding. Factors of `rope_freqs.weight` are applied to the model, see `model`.
 
         Raises:
             UnsupportedError: it is of a kind that is not known here.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.engines.hf.quantized.gguf_file import GgufFile
-from speculant.engines.hf.quantized.gguf_splits import SPLITS, Split
+from speculant.engines.hf.quantized.gguf.file import GgufFile
+from speculant.engines.hf.quantized.gguf.splits import SPLITS, Split
 
 _UNKNOWN, _CONTROL, _OWN, _BYTE = 2, 3, 4, 6  # types of tokens: <unk>, not text, never split, one byte
 _SPACE = "▁"
