@@ -89,8 +89,8 @@ class ChosenSession(ReplayUnitedSession):
     def _chain(self, budget: Budget, weights: Float64) -> DraftTree:
         own, head = self._own, self._head
         if self._way == "union":
-            most = min(budget.depth, budget.nodes)
-            return self._union.unite(self._history, at=self._at, head=head, memory=own, most=most, agreeing=False)
+            maximum = min(budget.depth, budget.nodes)
+            return self._union.unite(self._history, at=self._at, head=head, memory=own, maximum=maximum, agreeing=False)
         text = self._output[self._at : self._at + DRAFTS].tolist()
         if common(own.tokens.tolist(), text) > common(head, text):
             return own

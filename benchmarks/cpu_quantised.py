@@ -111,7 +111,7 @@ def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
         cpus, walls = np.array(times).T * 1e3
         found[name][rows] = {
             "cpu": float(np.median(cpus)),
-            "least_cpu": float(cpus.min()),
+            "min_cpu": float(cpus.min()),
             "wall": float(np.median(walls)),
         }
         print(name, rows, {key: round(value, 1) for key, value in found[name][rows].items()}, flush=True)
@@ -121,7 +121,7 @@ def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
 def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return what decoding along the outputs of a file takes, by system and method, and tokens per second."""
     path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{file}.jsonl"
-    short = [each for each in read_recordings(path) if len(each.prompt) <= args.most_prompt]
+    short = [each for each in read_recordings(path) if len(each.prompt) <= args.max_prompt]
     vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
     recordings, _ = fit_vocabulary(short[: args.requests], vocabulary)
     totals = {f"{name} {method}": Run() for name, system in systems.items() for method in system.methods}

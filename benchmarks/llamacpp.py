@@ -103,7 +103,7 @@ def main() -> None:
             "shape": args.shape.name,
             "traces": args.traces.stem,
             "requests": len(recordings),
-            "most_tokens": min(args.tokens, max(len(each.output) for each in recordings)),
+            "token_limit": min(args.tokens, max(len(each.output) for each in recordings)),
             "formats": {},
         }
         for kind in formats:
@@ -128,7 +128,7 @@ def measure(
     file: Path,
     recordings: Sequence[Recording],
     names: Sequence[str],
-    most: int,
+    maximum: int,
     threads: int,
     clock: Callable[[], float],
 ) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def measure(
     requests: list[dict[str, Any]] = []
     prompt_seconds = 0.0
     for place, each in enumerate(fitted):
-        prompt, output = each.prompt, each.output[:most].tolist()
+        prompt, output = each.prompt, each.output[:maximum].tolist()
         began = clock()
         cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
         cache.prefill()

@@ -77,7 +77,7 @@ class MemoEngine:
         self, batch: Sequence[tuple[MemoCache, int | None]], needs: RequestedOutputs = NO_OUTPUTS
     ) -> list[Pass | None]:
         """Read prompts."""
-        return [cache.prefill(most, needs=needs) for cache, most in batch]
+        return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
 
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
         """Return arrays as lists."""
@@ -94,7 +94,7 @@ class MemoCache:
         self._engine, self._text, self._rows = engine, prompt, list[Text]()
         self.length, self.unread = 0, len(prompt)
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the prompt."""
         self.length, self.unread = len(self._text), 0
         found = self._engine.result([self._text], needs)

@@ -173,7 +173,7 @@ def run(what: tuple[str, int, int, float, Path | None]) -> dict[str, Any]:
         "tokens": flood.ids,
         "ended_by": "tokens" if flood.ids >= tokens else "time",
         "seconds": time.perf_counter() - began,
-        "most_memory_bytes": max(stretch.memory_bytes for stretch in course),
+        "max_memory_bytes": max(stretch.memory_bytes for stretch in course),
         "rss_growth_bytes": max(stretch.rss_bytes for stretch in course) - idle,
         "peak_rss_growth_bytes": status_bytes("VmHWM") - idle,
         "longest_pause_seconds": max(stretch.pause for stretch in course),

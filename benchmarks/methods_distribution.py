@@ -38,7 +38,7 @@ from targets import load_pair
 PROMPT = "Once upon a time, there was a"
 ENDING = 2
 SETTINGS = "samples", "tokens", "temperature", "top_k", "nodes"
-LEAST_EXPECTED = 5.0  # texts that are expected less often share a cell
+MIN_EXPECTED = 5.0  # texts that are expected less often share a cell
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def tested(
         )
         cache: Any = target.open(prompt)
         sequence = Sequence(cache, sampler, start, stats)
-        prefill([sequence], parts, most=[None])
+        prefill([sequence], parts, maximum=[None])
         while sequence.active:
             step([sequence], parts)
         if sequence.error is not None:
@@ -125,12 +125,12 @@ def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], floa
     """Return the statistic and its p, over cells that are expected often enough."""
     observed, expected = [0.0], [0.0]
     for text, probability in sorted(law.items(), key=lambda item: -item[1]):
-        if expected[-1] >= LEAST_EXPECTED:
+        if expected[-1] >= MIN_EXPECTED:
             observed.append(0.0)
             expected.append(0.0)
         observed[-1] += counts[text]
         expected[-1] += probability * samples
-    if expected[-1] < LEAST_EXPECTED and len(expected) > 1:
+    if expected[-1] < MIN_EXPECTED and len(expected) > 1:
         observed[-2:], expected[-2:] = [sum(observed[-2:])], [sum(expected[-2:])]
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in zip(observed, expected, strict=True))
     halves = torch.tensor([(len(expected) - 1) / 2, statistic / 2], dtype=torch.float64)

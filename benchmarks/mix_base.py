@@ -128,8 +128,8 @@ def systems(
         ("mix, chat 64 MB", chat, BUDGET, trained),
         ("mix, mixed 64 MB", corpora, BUDGET, trained),
         ("mix, mixed 24 MB", corpora, 24 << 20, trained),
-        ("mix, mixed unpruned", corpora, LARGE, lambda _builder, _most: bases["mix, mixed 64 MB"].scorer),
-        ("mix, mixed 64 MB, no network", corpora, BUDGET, lambda _builder, _most: None),
+        ("mix, mixed unpruned", corpora, LARGE, lambda _builder, _maximum: bases["mix, mixed 64 MB"].scorer),
+        ("mix, mixed 64 MB, no network", corpora, BUDGET, lambda _builder, _maximum: None),
     ):
         if names and name not in names:
             continue
@@ -142,8 +142,8 @@ def systems(
             )
         found.drafters[name] = partial(MixDrafter, vocabulary=vocabulary, bases=[bases[name]])
     if not names:
-        rest, most = folder / "rest", (folder / "mix-chat-64-MB").stat().st_size
-        found.figures["rest, chat"] = built_rest(rest, corpora["chat"], vocabulary, most)
+        rest, maximum = folder / "rest", (folder / "mix-chat-64-MB").stat().st_size
+        found.figures["rest, chat"] = built_rest(rest, corpora["chat"], vocabulary, maximum)
         found.drafters["rest, chat"] = lambda: loaded(RestDrafter(vocabulary=vocabulary, memory_limit=LARGE), rest)
     if not names or "aded, chat" in names:
         aded, counter = folder / "aded", TrigramCounter(vocabulary)
@@ -161,9 +161,9 @@ def systems(
     return found
 
 
-def trained(builder: BaseBuilder, most: int) -> Scorer | None:
-    """Return a network of at most `most` bytes."""
-    return builder.train_scorer(most, lambda _tokens: None)
+def trained(builder: BaseBuilder, maximum: int) -> Scorer | None:
+    """Return a network of at most `maximum` bytes."""
+    return builder.train_scorer(maximum, lambda _tokens: None)
 
 
 def loaded(drafter: Any, path: Path) -> Drafter:
@@ -208,8 +208,8 @@ def built_base(
     }
 
 
-def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, most: int) -> dict[str, Any]:
-    """Write REST's datastore of as many documents as `most` bytes hold, from every part of the corpus."""
+def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, maximum: int) -> dict[str, Any]:
+    """Write REST's datastore of as many documents as `maximum` bytes hold, from every part of the corpus."""
     share = 1.0
     while True:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -219,9 +219,9 @@ def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, most: int) 
                 builder.add(ids)
             save_corpus(path, builder.blocks(), tokenizer="")
         size = path.stat().st_size
-        if size <= most:
+        if size <= maximum:
             return {"tokens": builder.tokens, "bytes": size}
-        share *= 0.98 * most / size
+        share *= 0.98 * maximum / size
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.mix.initial import new_mixer
 
 ALPACA = "vicuna-7b-alpaca"
-MOST_REQUESTS = 150  # of a file
+MAX_REQUESTS = 150  # of a file
 PASSES = 2
 LATER_STEPS = 3000  # tokens that a mixture is taken to have learned from when a later pass begins
 FIRST_OF_BASE, FIRST_OF_NETWORK = 0.15, 0.2  # weights that learning begins with
@@ -52,10 +52,10 @@ def main() -> None:
             recordings = {name: list(read_recordings(data / "traces" / f"{name}.jsonl")) for name in names}
             corpora = encoded(data, encoders[tokenizer], excluded(recordings))
             path = Path(folder) / tokenizer
-            network = trained if args.network else lambda _builder, _most: None
+            network = trained if args.network else lambda _builder, _maximum: None
             base, _ = built_base(path, corpora, VOCABULARIES[tokenizer], BUDGET, network)
             bases += [base] * len(names)
-            played += [recorded[1::2][:MOST_REQUESTS] for recorded in recordings.values()]
+            played += [recorded[1::2][:MAX_REQUESTS] for recorded in recordings.values()]
         weights = learned(bases, played)
     args.out.write_text(module(weights, network=args.network))
 

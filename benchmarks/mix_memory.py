@@ -65,18 +65,18 @@ def main() -> None:
     traces = Path(os.environ["SPECULANT_DATA"]) / "traces" / "llama31-8b-gsm8k.jsonl"
     recordings = list(read_recordings(traces))
     replay(drafter, recordings[:2], nodes=64)
-    seconds, most = 0.0, 0
+    seconds, maximum = 0.0, 0
     for seed in range(args.tokens // DOCUMENT):
         text = chain(DOCUMENT, seed, VOCABULARY)
         began = time.perf_counter()
         drafter.open(SessionRequest(prompt=text)).close()
         seconds += time.perf_counter() - began
-        most = max(most, drafter.memory_bytes)
+        maximum = max(maximum, drafter.memory_bytes)
     figures = {
         "tokens": args.tokens,
         "limit_bytes": limit,
         "base_bytes": sum(base.path.stat().st_size for base in bases),
-        "most_memory_bytes": most,
+        "max_memory_bytes": maximum,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "learn_us_per_prompt_token": seconds / args.tokens * 1e6,
     }

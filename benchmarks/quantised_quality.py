@@ -56,11 +56,11 @@ def main() -> None:
     Path(asked.output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def stories(tokenizer: Any, count: int, most: int) -> Iterator[list[int]]:
+def stories(tokenizer: Any, count: int, maximum: int) -> Iterator[list[int]]:
     """Yield the ids of the first held-out stories of more than 100 tokens."""
     path = Path(os.environ["SPECULANT_DATA"]) / "text" / "tinystories" / "heldout.txt"
     for story in path.read_text(encoding="utf-8").split("<|endoftext|>"):
-        ids = tokenizer(story.strip())["input_ids"][:most]
+        ids = tokenizer(story.strip())["input_ids"][:maximum]
         if len(ids) > 100:
             yield ids
             count -= 1

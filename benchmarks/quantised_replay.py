@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=240, help="of each output at most")
     args = parser.parse_args()
     formats = json.loads(args.measured.read_text())["formats"]
-    report: dict[str, Any] = {"requests": args.requests, "most_tokens": args.tokens, "formats": {}}
+    report: dict[str, Any] = {"requests": args.requests, "token_limit": args.tokens, "formats": {}}
     for kind in args.formats.split(","):
         curves = {name: step_cost(rows) for name, rows in formats[kind]["passes"].items()}
         for file in FILES:

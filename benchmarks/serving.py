@@ -115,8 +115,8 @@ def model_folder(target: str, args: argparse.Namespace, scratch: Path) -> Path:
 def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return the cells of a target, their summary, and how many texts were equal."""
     began, tokens = time.perf_counter(), args.tokens or TOKENS[target]
-    turns, least = args.turns or TURNS[target], args.requests or REQUESTS[target]
-    counts = {clients: max(least, turns * clients) for clients in args.clients}
+    turns, minimum = args.turns or TURNS[target], args.requests or REQUESTS[target]
+    counts = {clients: max(minimum, turns * clients) for clients in args.clients}
     prompts = iter(cut_prompts(Path(os.environ["SPECULANT_DATA"]) / "text/tinystories", count=2000))
     cells, texts = list[Cell](), dict[str, list[str]]()
     with running(args.systems, folder, scratch) as systems:
@@ -249,7 +249,7 @@ def print_summary(target: str, rows: Sequence[dict[str, Any]]) -> None:
                 f"   between {between['p50']:7.1f} /{between['p99']:7.1f} ms   clients {own['client_cpu_share']:.0%}"
             )
         for name, ratio in row["ratios"].items():
-            print(f"  {name:32} {ratio['median']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})")
+            print(f"  {name:32} {ratio['median']:.3f} ({ratio['minimum']:.3f} to {ratio['maximum']:.3f})")
 
 
 if __name__ == "__main__":

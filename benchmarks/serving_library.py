@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from serving_systems import MOST_CLIENTS, PREFIX_CACHE
+from serving_systems import MAX_CLIENTS, PREFIX_CACHE
 from speculant.api.batch import Batch
 from speculant.cli.loading import load_speculator
 from speculant.options.drafting import DraftingOptions
@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     loading = ModelOptions(model=args.folder, dtype="float32", device="cpu", attention=None, fast=None, threads=1)
     speculator = load_speculator(loading, DraftingOptions(method=args.method)).speculator
-    with speculator.batch(MOST_CLIENTS, prefix_cache=PREFIX_CACHE) as batch:
+    with speculator.batch(MAX_CLIENTS, prefix_cache=PREFIX_CACHE) as batch:
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:
             print(json.dumps(decode(batch, **json.loads(line))), flush=True)
@@ -40,9 +40,9 @@ def decode(batch: Batch, asked: Sequence[tuple[str, int]], clients: int) -> list
     found: list[dict[str, Any]] = [{} for _ in asked]
     while waiting or len(batch):
         while waiting and len(batch) < clients:
-            place, (prompt, most) = waiting.popleft()
+            place, (prompt, maximum) = waiting.popleft()
             found[place] = {"text": "", "tokens": 0, "began": time.perf_counter(), "arrivals": []}
-            places[batch.add(prompt, max_new_tokens=most, temperature=0)] = place
+            places[batch.add(prompt, max_new_tokens=maximum, temperature=0)] = place
         for generation, piece in batch.step():
             if generation.error is not None:
                 raise generation.error

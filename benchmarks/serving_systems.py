@@ -24,7 +24,7 @@ from serving_load import Answer, Request, ask_all
 READY_SECONDS = 240
 STOP_SECONDS = 30
 NAME = "target"  # what this library's server calls the model
-MOST_CLIENTS = 16
+MAX_CLIENTS = 16
 COUNTERS = ("rounds", "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
 PREFIX_CACHE = 256 << 20  # bytes, the server's default, for the library without one
 # transformers would take 60 % of the memory for its cache; these are 64 x 256 positions, more than the texts need.
@@ -35,7 +35,7 @@ def speculant_command(folder: Path, port: int, *options: str) -> list[str]:
     """Return the command of this library's server."""
     return [
         *(sys.executable, "-m", "speculant", "serve", str(folder), "--port", str(port)),
-        *("--served-model-name", NAME, "--max-concurrency", str(MOST_CLIENTS)),
+        *("--served-model-name", NAME, "--max-concurrency", str(MAX_CLIENTS)),
         *("--dtype", "float32", "--device", "cpu", "--threads", "1", *options),
     ]
 
@@ -134,7 +134,7 @@ class HttpServer(Process):
 
     def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
         """Return the answers to prompts with the most tokens of each, from so many clients at a time."""
-        requests = [Request(model=self._model, prompt=prompt, max_tokens=most) for prompt, most in asked]
+        requests = [Request(model=self._model, prompt=prompt, max_tokens=maximum) for prompt, maximum in asked]
         return run_coroutine(ask_all(self._port, requests, clients=clients))
 
     def counters(self) -> dict[str, int]:

@@ -114,7 +114,7 @@ def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Call
 
 def chosen(known: StepCost | None) -> Callable[[], Sizing]:
     """Return what makes the sizing of each request of one run."""
-    latency, acceptance, throughput = LatencyModel(most=MAX_NODES, known=known), AcceptanceModel(), Throughput()
+    latency, acceptance, throughput = LatencyModel(maximum=MAX_NODES, known=known), AcceptanceModel(), Throughput()
     return lambda: AdaptiveSizing(latency, acceptance, throughput)
 
 

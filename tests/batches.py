@@ -63,14 +63,14 @@ class RecorderSession(Session):
         self.closed += 1
 
 
-def row(text: Sequence[int], fresh: int = 1, most: int = 8, key: Any = None) -> EngineRow:
+def row(text: Sequence[int], fresh: int = 1, maximum: int = 8, key: Any = None) -> EngineRow:
     """Return a row that shows a text whose last tokens are fresh."""
-    return EngineRow(np.array(text, np.int32), fresh, most, key)
+    return EngineRow(np.array(text, np.int32), fresh, maximum, key)
 
 
 def row_drafter(drafter: Drafter, **options: Any) -> RowDrafter:
     """Return the drafts of a drafter for rows."""
-    return RowDrafter(drafter, **{"vocabulary": 1000, "budget": chain_budget, "most_per_step": 256, **options})
+    return RowDrafter(drafter, **{"vocabulary": 1000, "budget": chain_budget, "max_per_step": 256, **options})
 
 
 def texts_of(drafter: Recorder) -> list[list[int]]:

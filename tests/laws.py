@@ -84,16 +84,16 @@ def law_of_drafts(rule: Rule, p: Model, listed: list[tuple[DraftTree, float]]) -
     What follows the committed tokens is the model's own. All drafts and all patterns of passed and failed tests are
     verified as one batch; a pattern's probability is the product of the rates of its tests.
     """
-    most = max(len(tree) for tree, _ in listed)
-    patterns = torch.tensor(list(itertools.product([0.0, 1 - 2**-53], repeat=most)), dtype=torch.float64)
+    maximum = max(len(tree) for tree, _ in listed)
+    patterns = torch.tensor(list(itertools.product([0.0, 1 - 2**-53], repeat=maximum)), dtype=torch.float64)
     which = torch.arange(len(listed)).repeat_interleave(len(patterns))
     uniforms = patterns.repeat(len(listed), 1)
-    rows = torch.tensor(np.stack([_rows(tree, p, most + 1) for tree, _ in listed]))
+    rows = torch.tensor(np.stack([_rows(tree, p, maximum + 1) for tree, _ in listed]))
     outcome = rule(_repeated(Forest.of([tree for tree, _ in listed], rows), which), rows[which], uniforms)
     passed = torch.where(uniforms == 0, outcome.rates, 1 - outcome.rates).prod(1)
     probabilities = passed * torch.tensor([each for _, each in listed], dtype=torch.float64)[which]
     rest = outcome.rest / outcome.rest.sum(1, keepdim=True)
-    width = most + 1
+    width = maximum + 1
     ends = torch.zeros(len(listed) * width, VOCABULARY, dtype=torch.float64)
     ends.index_add_(0, which * width + outcome.rows, probabilities[:, None] * rest)
     length = max(int(tree.depths().max(initial=0)) for tree, _ in listed) + 1

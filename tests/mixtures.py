@@ -44,11 +44,11 @@ class World:
         """Return the text as the kernels take it."""
         return History(ids(self.text), len(self.text), self.last_use, self.links)
 
-    def gather(self, *, copied: int = NOWHERE, length: int = 0, most: int = LONGEST_ROW) -> int:
+    def gather(self, *, copied: int = NOWHERE, length: int = 0, maximum: int = LONGEST_ROW) -> int:
         """Collect the candidates for the next token and compute their logits."""
         count = gather(
             self.narrow, self.wide, self.mixer, in_use(()), self.hashes(), copied, length,
-            self.history(), self.text[-1] if self.text else NEVER, len(self.text), most, self.features,
+            self.history(), self.text[-1] if self.text else NEVER, len(self.text), maximum, self.features,
         )  # fmt: skip
         combine(self.mixer, self.features, count)
         return count

@@ -38,14 +38,14 @@ def rows_of(root: int, tree: DraftTree) -> tuple[Any, Any]:
     return tokens, parents
 
 
-def guess(text: Sequence[int], random: np.random.Generator, *, trees: bool, most: int) -> DraftTree:
+def guess(text: Sequence[int], random: np.random.Generator, *, trees: bool, maximum: int) -> DraftTree:
     """Return a draft of which some paths are the beginning of a text, and others leave it."""
     paths = []
     for _ in range(int(random.integers(4)) if trees else 1):
         path = list(text[: int(random.integers(1, 6))])
         if path and random.random() < 0.5:
             path[int(random.integers(len(path)))] = int(random.integers(VOCABULARY))
-        paths.append([*path, int(random.integers(VOCABULARY))][:most])
+        paths.append([*path, int(random.integers(VOCABULARY))][:maximum])
     return DraftTree.from_paths([path for path in paths if path])
 
 
@@ -69,7 +69,7 @@ class Greedy:
         """Return the next draft."""
         room = min(self.cache.depth, len(self.text) - len(self.ids) - 1)
         return guess(
-            self.text[len(self.ids) :], self.random, trees=self.engine.capabilities.trees, most=max(0, room)
+            self.text[len(self.ids) :], self.random, trees=self.engine.capabilities.trees, maximum=max(0, room)
         )  # fmt: skip
 
     def commit(self, tree: DraftTree, logits: Tensor) -> None:

@@ -19,8 +19,8 @@ def rounded(weight: Tensor, *, bits: int = 8, group: int = 32) -> QuantizedWeigh
     outs, k = weight.shape
     room = weight.new_zeros((outs, pad(k, group)), dtype=torch.float32)
     room[:, :k] = weight.detach()
-    most = (1 << bits - 1) - 1
-    scales = (room.view(outs, -1, group).abs().amax(dim=-1) / most).clamp(min=1e-8)
+    maximum = (1 << bits - 1) - 1
+    scales = (room.view(outs, -1, group).abs().amax(dim=-1) / maximum).clamp(min=1e-8)
     numbers = (room / scales.repeat_interleave(group, dim=1)).round() + (1 << bits - 1)
     values = numbers[:, :k].to(torch.uint8)
     return pack(

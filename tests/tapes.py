@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from speculant import Speculator
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration
-from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, GraphRunner
+from speculant.engines.hf.cuda.graph_runner import MIN_LENGTH, GraphRunner
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
 
@@ -71,7 +71,7 @@ class Tapes:
         return replay
 
 
-def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = LEAST_LENGTH, **options: Any) -> Speculator:
+def recorded(model: Any, tapes: Tapes | None = None, *, capacity: int = MIN_LENGTH, **options: Any) -> Speculator:
     """Return a speculator whose passes are replayed."""
     tapes = tapes or Tapes()
     fast = CpuAcceleration(graphs=GraphRunner(model, lambda: tapes, capacity=capacity))

@@ -12,12 +12,12 @@ from speculant.core.tree import ROOT, DraftTree, Queries
 
 
 @st.composite
-def drafts(draw: st.DrawFn, *, most: int = 12, vocabulary: int = 4) -> DraftTree:
-    """Draw trees of 0 to `most` nodes whose siblings differ, in any order that has parents first."""
+def drafts(draw: st.DrawFn, *, maximum: int = 12, vocabulary: int = 4) -> DraftTree:
+    """Draw trees of 0 to `maximum` nodes whose siblings differ, in any order that has parents first."""
     parents: list[int] = []
     tokens: list[int] = []
     weights: list[float] = []
-    for _ in range(draw(st.integers(0, most))):
+    for _ in range(draw(st.integers(0, maximum))):
         parent = draw(st.integers(ROOT, len(tokens) - 1))
         taken = {token for token, above in zip(tokens, parents, strict=True) if above == parent}
         free = [token for token in range(vocabulary) if token not in taken]

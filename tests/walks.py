@@ -31,14 +31,16 @@ def asking(draft: DraftTree, rows: int) -> DraftTree:
     return replace(draft, queries=Queries(np.arange(rows, dtype=np.int32), np.arange(-1, rows - 1, dtype=np.int32)))
 
 
-def curve(per_node: float, *, most: int = 64) -> StepCost:
+def curve(per_node: float, *, maximum: int = 64) -> StepCost:
     """Return the cost of passes: a second, and so much for each row beside the first."""
-    return StepCost(np.array([0.0, most]), np.array([1.0, 1.0 + most * per_node]))
+    return StepCost(np.array([0.0, maximum]), np.array([1.0, 1.0 + maximum * per_node]))
 
 
-def adaptive(known: StepCost | None, *, most: int = 64, exploration: ExplorationBonus | None = None) -> AdaptiveSizing:
+def adaptive(
+    known: StepCost | None, *, maximum: int = 64, exploration: ExplorationBonus | None = None
+) -> AdaptiveSizing:
     """Return the policy of a first stream or batch."""
-    return AdaptiveSizing(LatencyModel(most=most, known=known), AcceptanceModel(), Throughput(), exploration)
+    return AdaptiveSizing(LatencyModel(maximum=maximum, known=known), AcceptanceModel(), Throughput(), exploration)
 
 
 def observe(

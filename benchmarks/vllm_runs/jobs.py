@@ -27,7 +27,7 @@ class Ask:
     """One request: its prompt's ids, how many tokens may follow, and how they are sampled."""
 
     prompt: list[int]
-    most: int
+    maximum: int
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None

@@ -40,11 +40,11 @@ class RecordingUnion(ChainUnion):
         at: int,
         head: Sequence[int],
         memory: DraftTree,
-        most: int,
+        maximum: int,
         agreeing: bool = True,
     ) -> DraftTree:
-        found = super().unite(history, at=at, head=head, memory=memory, most=most, agreeing=agreeing)
-        alone = memory.tokens[memory.best_chain()[:most]].tolist() if len(memory) else []
+        found = super().unite(history, at=at, head=head, memory=memory, maximum=maximum, agreeing=agreeing)
+        alone = memory.tokens[memory.best_chain()[:maximum]].tolist() if len(memory) else []
         self._steps.setdefault(id(history), []).append([at, list(head), alone, found.tokens.tolist()])
         return found
 

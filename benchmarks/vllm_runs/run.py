@@ -117,7 +117,7 @@ def _sampling(ask: Ask) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
-        temperature=ask.temperature, top_p=ask.top_p, max_tokens=ask.most, seed=ask.seed, detokenize=False
+        temperature=ask.temperature, top_p=ask.top_p, max_tokens=ask.maximum, seed=ask.seed, detokenize=False
     )
 
 

@@ -23,7 +23,7 @@ def stories(data: Path) -> list[list[Ask]]:
     held_out = [story.split() for story in text.split("<|endoftext|>")]
     prompts = [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + PROMPTS]
     tokenizer = load_tokenizer()
-    asks = [Ask(prompt=tokenizer(text).input_ids, most=40 + i * 37 % 161) for i, text in enumerate(prompts)]
+    asks = [Ask(prompt=tokenizer(text).input_ids, maximum=40 + i * 37 % 161) for i, text in enumerate(prompts)]
     return [asks]
 
 
@@ -40,7 +40,7 @@ def rewrites(data: Path) -> list[list[Ask]]:
         ids = tokenizer(tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
         prompt = [token for i, token in enumerate(ids.input_ids) if not (i == 1 and token == ids.input_ids[0])]
         if 100 <= len(prompt) <= 250:
-            asks.append(Ask(prompt=prompt, most=len(prompt)))
+            asks.append(Ask(prompt=prompt, maximum=len(prompt)))
         if len(asks) == PROMPTS:
             break
     return [asks]
@@ -61,7 +61,7 @@ def edits(data: Path, folder: Path) -> list[list[Ask]]:
             prompt, output = recording.prompt.tolist(), recording.output.tolist()
             output = output[:-1] if output[-1] == END else output
             text = [*text, *(prompt[1:] if text else prompt)]  # one beginning-of-text token is enough
-            waves[turn].append(Ask(prompt=text, most=len(output) + 1))
+            waves[turn].append(Ask(prompt=text, maximum=len(output) + 1))
             answers.append((text, output))
             text = [*text, *output, END]
     write_replay_model(folder, answers, vocabulary=VOCABULARY, longest=LONGEST, end=END)
@@ -71,7 +71,7 @@ def edits(data: Path, folder: Path) -> list[list[Ask]]:
 def samples(count: int, *, tokens: int, temperature: float, first_seed: int) -> list[list[Ask]]:
     """Return a prompt that is answered many times, sampled with other seeds each time."""
     prompt = load_tokenizer()("Once upon a time there was a little").input_ids
-    return [[Ask(prompt=prompt, most=tokens, temperature=temperature, seed=first_seed + i) for i in range(count)]]
+    return [[Ask(prompt=prompt, maximum=tokens, temperature=temperature, seed=first_seed + i) for i in range(count)]]
 
 
 def on_bundled_model(*turns: Turn, rows: int = 16, ranks: int = 1, scheduler: str = "") -> Job:

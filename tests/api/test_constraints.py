@@ -241,10 +241,10 @@ def test_only_single_tokens_are_forced(plain: Speculator) -> None:
     tokenizer, ends = byte_level(), frozenset([byte_level().eos_token_id])
     compiler = plain._preparation._compiler
     state = compiler.open(Constraint.regex("the dog (ran|sat) home"), prompt=0, ends=ends)
-    text, most = list[int](), 64
+    text, maximum = list[int](), 64
     while True:
-        forced = state.forced(text, most)
-        assert state.forced(text, most) == forced
+        forced = state.forced(text, maximum)
+        assert state.forced(text, maximum) == forced
         assert state.forced(text, 1) == forced[:1]
         for token in forced:
             scores = state(torch.tensor([text]), torch.zeros(1, 330))

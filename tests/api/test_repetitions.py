@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speculant.api.repetitions import most_repeats, patterns_of
+from speculant.api.repetitions import max_repeats, patterns_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from speculant.api.repetitions import most_repeats, patterns_of
 )
 def test_counts_multiply_along_nested_groups(pattern: str, repeats: int) -> None:
     """Guards the scan: groups, escapes and classes, and text that is no valid pattern."""
-    assert most_repeats(pattern) == repeats
+    assert max_repeats(pattern) == repeats
 
 
 def test_patterns_of_a_schema() -> None:

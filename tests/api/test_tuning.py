@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_size_is_timed(tmp_path: Path) -> None:
     """The curve begins at plain decoding, ends at the most nodes, and reads back as what replay and sizing take."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
-    curve = measure_step_cost(speculator.engine, most=10, prefixes=(4, 20), seconds=0.01)
+    curve = measure_step_cost(speculator.engine, maximum=10, prefixes=(4, 20), seconds=0.01)
     assert curve["nodes"] == [*range(11)]
     assert [found["prefix"] for found in curve["by_prefix"]] == [4, 20]
     assert all(found["rounds"] >= 3 for found in curve["by_prefix"])
@@ -46,7 +46,7 @@ def test_no_size_is_timed_in_the_wake_of_another(monkeypatch: pytest.MonkeyPatch
         return seconds
 
     monkeypatch.setattr("speculant.api.tuning._timed_pass", scripted)
-    curve = measure_step_cost(speculator.engine, most=64, prefixes=(4,), seconds=1e-3)
+    curve = measure_step_cost(speculator.engine, maximum=64, prefixes=(4,), seconds=1e-3)
     assert curve["seconds"] == pytest.approx([1 + 0.1 * nodes for nodes in curve["nodes"]])
 
 
@@ -54,25 +54,25 @@ def test_a_model_without_room_is_refused() -> None:
     """A model with few positions says so instead of failing inside a pass."""
     speculator = Speculator.from_transformers(tiny_model("llama", max_position_embeddings=64), method="none")
     with pytest.raises(UsageError, match="64 positions leave no room for 64 nodes"):
-        measure_step_cost(speculator.engine, most=64)
+        measure_step_cost(speculator.engine, maximum=64)
 
 
 def test_each_model_has_a_file_of_its_own() -> None:
     """What the cost depends on names the file; a broken one is as good as none."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
     path = file_of(tiny_model("llama"))
-    assert stored_step_cost(speculator.engine, speculator.fast, most=64) is None
+    assert stored_step_cost(speculator.engine, speculator.fast, maximum=64) is None
     assert path == file_of(tiny_model("llama"))
     assert path != file_of(tiny_model("llama").to(torch.bfloat16))
     assert path != file_of(tiny_model("qwen3"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('{"nodes": [0, 64], "seconds": [1, 2]}')
-    found = stored_step_cost(speculator.engine, speculator.fast, most=64)
+    found = stored_step_cost(speculator.engine, speculator.fast, maximum=64)
     assert found is not None
     assert found.seconds.tolist() == [1, 2]
-    assert stored_step_cost(speculator.engine, speculator.fast, most=65) is None
+    assert stored_step_cost(speculator.engine, speculator.fast, maximum=65) is None
     path.write_text("{")
-    assert stored_step_cost(speculator.engine, speculator.fast, most=64) is None
+    assert stored_step_cost(speculator.engine, speculator.fast, maximum=64) is None
 
 
 def file_of(model: Any) -> Path:
@@ -104,6 +104,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     kept = json.loads(out.read_text())
     assert kept["nodes"] == [0, 1, 2, 3, 4]
     speculator = Speculator.from_pretrained(method="none")
-    stored = stored_step_cost(speculator.engine, speculator.fast, most=4)
+    stored = stored_step_cost(speculator.engine, speculator.fast, maximum=4)
     assert stored is not None
     assert stored.seconds.tolist() == kept["seconds"]

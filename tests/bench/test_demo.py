@@ -22,7 +22,7 @@ def answer(plain: float, drafted: float, *, tokens: int = 10, identical: bool = 
 
 def measured(*answers: DemoAnswer) -> Measured:
     """Return a measured scene."""
-    return Measured(Scene(name="s", method="mix", requests=(), most=1), answers)
+    return Measured(Scene(name="s", method="mix", requests=(), maximum=1), answers)
 
 
 def test_speeds_are_tokens_over_seconds_of_all_requests() -> None:
@@ -45,7 +45,7 @@ def test_a_scene_is_measured(number: int) -> None:
     """Guards that drafts change nothing, that texts are whole and that every request is counted."""
     whole = scenes()[number]
     requests = whole.requests[:2]
-    scene = Scene(name=whole.name, method=whole.method, requests=requests, most=12, base=whole.base)
+    scene = Scene(name=whole.name, method=whole.method, requests=requests, maximum=12, base=whole.base)
     calls: list[int] = []
     found = measure(scene, *load_model(None), repetitions=2, advance=lambda: calls.append(1))
     assert len(calls) == plays([scene], repetitions=2) == 4
@@ -57,6 +57,6 @@ def test_a_scene_is_measured(number: int) -> None:
 
 def test_the_memory_is_put_back_before_each_repetition() -> None:
     """Guards that a second repetition does not draft from the first one's answers."""
-    scene = Scene(name="s", method="mix", requests=[DemoRequest("r", "Once upon a time")], most=40)
+    scene = Scene(name="s", method="mix", requests=[DemoRequest("r", "Once upon a time")], maximum=40)
     answer = measure(scene, *load_model(None), repetitions=3).answers[0]
     assert sum(accepted for _, accepted in answer.parts) < 30, "with the memory of an equal answer nearly all are"

@@ -27,7 +27,7 @@ def measured(name: str, *, identical: bool = True) -> Measured:
         )
         for label, seconds in (("a story", 2.0), ("a story that was " + "very " * 20 + "long", 1.0))
     ]
-    return Measured(Scene(name=name, method="mix", requests=(), most=1), answers)
+    return Measured(Scene(name=name, method="mix", requests=(), maximum=1), answers)
 
 
 def rendered(part: object, **options: object) -> str:
@@ -70,7 +70,7 @@ def test_the_command_measures_every_scene(
 ) -> None:
     """Guards the whole, on scenes cut short."""
     short = [
-        Scene(name=scene.name, method=scene.method, requests=scene.requests[:1], most=6, base=scene.base)
+        Scene(name=scene.name, method=scene.method, requests=scene.requests[:1], maximum=6, base=scene.base)
         for scene in bench.scenes()
     ]
     monkeypatch.setattr(bench, "scenes", lambda: short)

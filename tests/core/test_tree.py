@@ -97,15 +97,15 @@ def test_trusted_trees_equal_checked_ones(tree: DraftTree) -> None:
 
 
 @given(st.lists(drafts(), max_size=4), st.integers(0, 20))
-def test_merge(trees: list[DraftTree], most: int) -> None:
+def test_merge(trees: list[DraftTree], maximum: int) -> None:
     """The union holds each path once with its largest weight, and the heaviest of them are kept in order."""
     union: dict[tuple[int, ...], float] = {}
     for tree in trees:
         for path, weight in paths_of(tree).items():
             union[path] = max(weight, union.get(path, 0.0))
-    merged = DraftTree.merge(trees, most)
+    merged = DraftTree.merge(trees, maximum)
     kept = paths_of(merged)
-    assert len(kept) == len(merged) == min(most, len(union))
+    assert len(kept) == len(merged) == min(maximum, len(union))
     assert all(union[path] == weight for path, weight in kept.items())
     weights = merged.weights.tolist()
     assert weights == sorted(union.values(), reverse=True)[: len(kept)]

@@ -25,9 +25,9 @@ class Forces(DraftFilter):
     def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
         return np.ones(len(tree), bool)
 
-    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
-        self.asked.append((list(tokens), most))
-        return [8, 3][:most] if tokens and tokens[-1] == 4 else []
+    def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
+        self.asked.append((list(tokens), maximum))
+        return [8, 3][:maximum] if tokens and tokens[-1] == 4 else []
 
 
 def opened(constraint: DraftFilter | None) -> tuple[Drafter, Session]:

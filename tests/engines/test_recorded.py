@@ -34,7 +34,7 @@ def test_the_round_yields_the_output(method: str) -> None:
     """Guards replays: the round commits the recorded tokens, in fewer passes where drafts are right."""
     rows: list[int] = []
     sequence, parts = recorded(method, rows)
-    prefill([sequence], parts, most=[None])
+    prefill([sequence], parts, maximum=[None])
     while sequence.active:
         step([sequence], parts)
     assert sequence.sampler.tokens == OUTPUT

@@ -26,7 +26,7 @@ def unite(
     union: ChainUnion, history: AgreementHistory, head: Sequence[int], memory: DraftTree, at: int = 0
 ) -> list[int]:
     """Return the tokens of the chain."""
-    found = union.unite(history, at=at, head=head, memory=memory, most=5)
+    found = union.unite(history, at=at, head=head, memory=memory, maximum=5)
     assert len(found) <= 5
     assert (np.diff(found.weights) <= 0).all()
     assert found.parents.tolist() == list(range(-1, len(found) - 1))
@@ -106,7 +106,9 @@ def test_share_of_the_perfect_choice() -> None:
 def test_keeping_them_apart() -> None:
     """For recordings that tell only the head's right tokens, equal tokens are no sign of agreement."""
     union = ChainUnion()
-    found = union.unite(AgreementHistory(), at=0, head=[1, 2], memory=tree([1, 2, 3], p=0.05), most=5, agreeing=False)
+    found = union.unite(
+        AgreementHistory(), at=0, head=[1, 2], memory=tree([1, 2, 3], p=0.05), maximum=5, agreeing=False
+    )
     assert found.tokens.tolist() == [1, 2]
-    agreeing = union.unite(AgreementHistory(), at=0, head=[1, 2], memory=tree([1, 2, 3], p=0.05), most=5)
+    agreeing = union.unite(AgreementHistory(), at=0, head=[1, 2], memory=tree([1, 2, 3], p=0.05), maximum=5)
     assert float(agreeing.weights[0]) != float(found.weights[0])

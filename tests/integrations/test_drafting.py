@@ -21,14 +21,14 @@ from tables import ids
 def test_drafts_are_never_longer_than_allowed() -> None:
     """A row near the end of the model's positions gets less, and none where nothing fits."""
     rows = row_drafter(Recorder(lambda _text: range(20)))
-    found = rows.step([row([1, 5], most=8), row([2, 5], most=3), row([3, 5], most=0), row([4, 5], most=-1)])
+    found = rows.step([row([1, 5], maximum=8), row([2, 5], maximum=3), row([3, 5], maximum=0), row([4, 5], maximum=-1)])
     assert [len(draft) for draft in found] == [8, 3, 0, 0]
 
 
 def test_a_step_drafts_so_much_together() -> None:
     """Under load the tokens of the largest weights are kept, as chains, and what was cut is not taken for drafted."""
     drafter = Recorder(lambda _text: range(100, 108))
-    rows = row_drafter(drafter, most_per_step=20)
+    rows = row_drafter(drafter, max_per_step=20)
     found = rows.step([row([i, 5]) for i in range(10)])
     assert sum(len(draft) for draft in found) == 20
     assert {len(draft) for draft in found} == {2}
@@ -50,11 +50,11 @@ def test_the_most_probable_tokens_are_kept() -> None:
 
 def test_improbable_tokens_are_left_out() -> None:
     """Tokens below the bound are not drafted, nor what follows them, however much room there is."""
-    rows = row_drafter(Recorder(lambda _text: range(8)), least_probability=0.6)
+    rows = row_drafter(Recorder(lambda _text: range(8)), min_probability=0.6)
     assert drafted(rows.step([row([1, 5])])) == [[]]
     draft = DraftTree(ids([4, 5, 6]), ids([-1, 0, 1]), np.array([0.95, 0.2, 0.1], np.float32))
-    assert drafted(bound_drafts([draft], 9, least=0.3)) == [[4]]
-    assert drafted(bound_drafts([draft], 9, least=1.0)) == [[]]
+    assert drafted(bound_drafts([draft], 9, minimum=0.3)) == [[4]]
+    assert drafted(bound_drafts([draft], 9, minimum=1.0)) == [[]]
 
 
 def test_acceptance_of_trees() -> None:
@@ -141,7 +141,7 @@ def test_faults_of_the_keeping_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_draft_the_same(method: str) -> None:
     """Two instances that are shown the same steps draft the same, token for token."""
     random = np.random.default_rng(3)
-    ranks = [row_drafter(build_drafter(method, BuildContext(vocabulary=1000)), most_per_step=12) for _ in range(2)]
+    ranks = [row_drafter(build_drafter(method, BuildContext(vocabulary=1000)), max_per_step=12) for _ in range(2)]
     texts = [random.integers(0, 5, 6).tolist() for _ in range(4)]
     some = 0
     for _ in range(40):

@@ -25,7 +25,7 @@ def arrays(draft: DraftTree) -> tuple[np.ndarray, np.ndarray]:
     return tokens, masks.reshape(WIDTH, WIDTH)
 
 
-@given(drafts(most=WIDTH - 1))
+@given(drafts(maximum=WIDTH - 1))
 def test_the_tree_can_be_read_back(draft: DraftTree) -> None:
     """Guards the form: root, nodes with their parents, then padding below the root with tokens that differ."""
     tokens, mask = arrays(draft)
@@ -66,7 +66,7 @@ def first_token(tokens: np.ndarray, mask: np.ndarray, law: np.ndarray) -> np.nda
     return found + (1 - total) * rest / rest.sum() if rest.sum() else found
 
 
-@given(drafts(most=WIDTH - 1), st.integers(0, 1 << 30))
+@given(drafts(maximum=WIDTH - 1), st.integers(0, 1 << 30))
 def test_sampling_over_padded_trees_is_exact(draft: DraftTree, seed: int) -> None:
     """Guards the distribution: padding is a candidate like any other, so the rule yields the target's."""
     law = np.random.default_rng(seed).dirichlet(np.full(VOCABULARY, 0.3))

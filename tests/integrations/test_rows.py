@@ -148,7 +148,7 @@ def test_engines_that_name_requests() -> None:
 def test_absent_requests_are_bounded() -> None:
     """However many requests end at once, only so many are kept."""
     drafter = Recorder()
-    rows = row_drafter(drafter, most_absent=5)
+    rows = row_drafter(drafter, max_absent=5)
     rows.step([row([1000 + i, i]) for i in range(50)])
     rows.step([row([1, 2])])
     assert len(rows) == 6
@@ -170,7 +170,7 @@ def test_random_schedules(seed: int) -> None:
     """Whatever joins, leaves, moves, is preempted or skipped: every session holds exactly the text of one request."""
     random = np.random.default_rng(seed)
     drafter = Recorder(lambda text: [(text[-1] * 7 + j) % 50 for j in range(3)])
-    rows = row_drafter(drafter, patience=1000, most_absent=1000)
+    rows = row_drafter(drafter, patience=1000, max_absent=1000)
     texts: dict[int, list[int]] = {}
     paused: set[int] = set()
     for step in range(80):

@@ -52,7 +52,7 @@ def mixed(waves: list[list[Ask]]) -> list[list[Ask]]:
     """Return greedy requests, each followed by a sampled one."""
     found: list[Ask] = []
     for i, ask in enumerate(waves[0][:8]):
-        found += [replace(ask, most=60), replace(ask, most=60, temperature=0.8, top_p=0.9, seed=i)]
+        found += [replace(ask, maximum=60), replace(ask, maximum=60, temperature=0.8, top_p=0.9, seed=i)]
     return [found]
 
 

@@ -163,10 +163,10 @@ def test_the_most_frequent_bigrams_stay(tmp_path: Path) -> None:
             arrays[name][1] = row
         return Memory(kind="bigram", tokenizer="t", arrays=arrays, facts={"vocabulary": 3})
 
-    most = np.iinfo(np.int32).max
-    first = bigrams(successors=[7, 8, 9, 10], counts=[most, 5, 3, 2])
+    maximum = np.iinfo(np.int32).max
+    first = bigrams(successors=[7, 8, 9, 10], counts=[maximum, 5, 3, 2])
     second = bigrams(successors=[9, 7, 11, 0], counts=[4, 3, 1, 0])
     arrays, _ = find_memory_kind(first.kind).merge([first, second], LIMIT)
     assert arrays["successors"][1].tolist() == [7, 9, 8, 10]
-    assert arrays["counts"][1].tolist() == [most, 7, 5, 2]
+    assert arrays["counts"][1].tolist() == [maximum, 7, 5, 2]
     assert not arrays["counts"][[0, 2]].any()

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from speculant.cli.settings import build_settings
 from speculant.core.errors import UnknownMethodError, UsageError
 from speculant.core.references import load_object
 from speculant.registry import METHODS, BuildContext, build_drafter, default_method, find_method
@@ -110,3 +111,11 @@ def test_the_table_is_read_only() -> None:
     """Nothing can change the table for the rest of the process."""
     with pytest.raises(TypeError):
         METHODS["new"] = METHODS["none"]
+
+
+def test_settings_by_their_earlier_names(caplog: pytest.LogCaptureFixture) -> None:
+    """Guards scripts of earlier versions: what a setting was called is understood, and its new name told."""
+    settings = find_method("suffix").read_settings({"least_probability": 0.1, "most_nodes": 8})
+    assert (settings.min_probability, settings.max_nodes) == (0.1, 8)
+    assert "the setting most_nodes is called max_nodes now" in caplog.text
+    assert build_settings(find_method("eagle2"), ["least=0.2"]).min_probability == 0.2

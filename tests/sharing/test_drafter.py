@@ -18,7 +18,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.none import NoDrafter
 from speculant.registry import BuildContext, build_drafter, find_method
 from speculant.sharing.channel import SharedTokens
-from speculant.sharing.drafter import MOST_PROMPT, SharingDrafter
+from speculant.sharing.drafter import MAX_PROMPT, SharingDrafter
 from speculant.sharing.opening import open_sharing
 
 VOCABULARY = 200
@@ -70,9 +70,9 @@ def test_long_prompts_are_cut() -> None:
     """Guards the store: of a long prompt the end is published."""
     channel = LocalChannel()
     drafter = SharingDrafter(mix(), channel)
-    drafter.open(start(np.arange(3 * MOST_PROMPT) % VOCABULARY)).close()
+    drafter.open(start(np.arange(3 * MAX_PROMPT) % VOCABULARY)).close()
     drafter.close()
-    assert len(channel.published[0].tokens) == MOST_PROMPT
+    assert len(channel.published[0].tokens) == MAX_PROMPT
 
 
 def test_it_is_its_inner_drafter_in_all_else(tmp_path: Path) -> None:

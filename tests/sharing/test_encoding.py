@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant.sharing.channel import SharedTokens
-from speculant.sharing.encoding import MOST_BYTES, BadMessageError, decode, encode
+from speculant.sharing.encoding import MAX_BYTES, BadMessageError, decode, encode
 
 
 def piece(tokens: list[int], **facts: int) -> SharedTokens:
@@ -57,4 +57,4 @@ def test_damaged_messages_are_refused() -> None:
     with pytest.raises(BadMessageError, match="token id 4"):
         decode(good, 4)
     with pytest.raises(BadMessageError, match="bytes"):
-        decode(bytes(MOST_BYTES + 1), 5)
+        decode(bytes(MAX_BYTES + 1), 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from speculant.sharing.channel import SharedTokens
-from speculant.sharing.encoding import MOST_PIECES, MOST_TOKENS
+from speculant.sharing.encoding import MAX_PIECES, MAX_TOKENS
 from speculant.sharing.outbox import HELD, Outbox
 
 
@@ -44,17 +44,17 @@ def test_gaps_and_late_prompts_are_not_joined() -> None:
 def test_messages_are_bounded() -> None:
     """Guards the store: no message holds more than its share, however long a prompt is or many the pieces are."""
     outbox = Outbox()
-    outbox.add(piece(1, 0, 3 * MOST_TOKENS, prompt=2 * MOST_TOKENS + 10, ended=True))
+    outbox.add(piece(1, 0, 3 * MAX_TOKENS, prompt=2 * MAX_TOKENS + 10, ended=True))
     found = list[SharedTokens]()
     while taken := outbox.take():
-        assert sum(len(each.tokens) for each in taken) <= MOST_TOKENS
+        assert sum(len(each.tokens) for each in taken) <= MAX_TOKENS
         found += taken
-    assert np.concatenate([each.tokens for each in found]).tolist() == list(range(3 * MOST_TOKENS))
-    assert sum(each.prompt for each in found) == 2 * MOST_TOKENS + 10
+    assert np.concatenate([each.tokens for each in found]).tolist() == list(range(3 * MAX_TOKENS))
+    assert sum(each.prompt for each in found) == 2 * MAX_TOKENS + 10
     assert [each.ended for each in found] == [False] * (len(found) - 1) + [True]
-    for request in range(MOST_PIECES + 1):
+    for request in range(MAX_PIECES + 1):
         outbox.add(piece(request, 0, 1))
-    assert [len(outbox.take()), len(outbox.take())] == [MOST_PIECES, 1]
+    assert [len(outbox.take()), len(outbox.take())] == [MAX_PIECES, 1]
 
 
 def test_the_queue_is_bounded() -> None:

@@ -17,7 +17,7 @@ from speculant.core.errors import UsageError
 from speculant.sharing import redis_streams
 from speculant.sharing.address import parse_address
 from speculant.sharing.channel import Channel, SharedTokens
-from speculant.sharing.encoding import MOST_BYTES, encode
+from speculant.sharing.encoding import MAX_BYTES, encode
 from speculant.sharing.redis_streams import RedisChannel
 
 pytestmark = needs_server
@@ -144,7 +144,7 @@ def test_bad_messages_are_skipped(server: Server, opened: list[RedisChannel], ca
     """Guards against whatever else is written to the stream: skipped and counted, with one warning."""
     reader, client, key = channel(opened, server.url), server.client(), parse_address(server.url).key("t")
     good = encode([piece(1, 2)], 7)
-    bad = [{b"d": b""}, {b"d": good[:-1]}, {b"x": good}, {b"d": bytes(MOST_BYTES + 1)}, {b"d": b"\xff" * 999}]
+    bad = [{b"d": b""}, {b"d": good[:-1]}, {b"x": good}, {b"d": bytes(MAX_BYTES + 1)}, {b"d": b"\xff" * 999}]
     bad.append({b"d": encode([piece(VOCABULARY)], 7)})
     with caplog.at_level(logging.WARNING):
         for fields in [*bad, {b"d": good}]:

@@ -12,7 +12,7 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Ver
 from speculant.core.tree import DraftTree
 from speculant.registry import METHODS, BuildContext, build_drafter, learns_from_text
 from speculant.sharing.channel import SharedTokens
-from speculant.sharing.texts import MOST_OPEN, ForeignTexts
+from speculant.sharing.texts import MAX_OPEN, ForeignTexts
 
 VOCABULARY = 80
 SHARED = [name for name, method in METHODS.items() if learns_from_text(method)]
@@ -85,11 +85,11 @@ def test_open_texts_are_bounded() -> None:
     """Guards memory against replicas that end no text: the ones that were idle for longest are ended."""
     drafter = Counting()
     texts = ForeignTexts(drafter)
-    for request in range(3 * MOST_OPEN):
+    for request in range(3 * MAX_OPEN):
         texts.learn(pieces(text(3), 0, 50, request)[0])
-    assert drafter.opened - drafter.closed == MOST_OPEN
+    assert drafter.opened - drafter.closed == MAX_OPEN
     texts.close()
-    assert drafter.opened == drafter.closed == 3 * MOST_OPEN
+    assert drafter.opened == drafter.closed == 3 * MAX_OPEN
 
 
 def test_a_text_that_cannot_be_learned_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

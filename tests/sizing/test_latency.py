@@ -18,7 +18,7 @@ Stall = Callable[[int, np.random.Generator], float]
 
 def test_noise_does_not_turn_the_curve() -> None:
     """More nodes never count as cheaper than fewer, and a single slow pass does not spoil the sizes above it."""
-    model, random = LatencyModel(most=64), np.random.default_rng(3)
+    model, random = LatencyModel(maximum=64), np.random.default_rng(3)
     model.observe(2, 9.0)
     for _ in range(300):
         nodes = int(random.choice([0, 1, 4, 8, 16, 32, 64]))
@@ -31,7 +31,7 @@ def test_noise_does_not_turn_the_curve() -> None:
 
 def test_a_known_curve_is_corrected() -> None:
     """A curve of a quiet machine is scaled to what passes take now."""
-    model = LatencyModel(most=64, known=STEEP)
+    model = LatencyModel(maximum=64, known=STEEP)
     for _ in range(20):
         model.observe(8, 18.0)
     assert model.seconds(np.array([0, 8, 64])) == pytest.approx([2, 18, 130], rel=0.01)
@@ -40,7 +40,7 @@ def test_a_known_curve_is_corrected() -> None:
 @pytest.mark.xfail(reason="a spell met by one size alone still moves its cost by a tenth", strict=True)
 def test_a_slow_spell_is_not_held_against_a_size() -> None:
     """Another program that halves the machine's speed for a while makes all sizes slow, not the one run then."""
-    model = LatencyModel(most=64)
+    model = LatencyModel(maximum=64)
     for spell in (1.0, 2.0, 1.0):
         for nodes in [0, 4, 8, 16] * 10 if spell == 1 else [16] * 30:
             model.observe(nodes, spell * (1 + nodes / 64))
@@ -51,7 +51,7 @@ def test_a_slow_spell_is_not_held_against_a_size() -> None:
 @pytest.mark.parametrize("nodes", [0, 16])
 def test_speed_and_cost_do_not_drift_apart(nodes: int) -> None:
     """Guards long runs of one size under noise that is mostly slow: the costs of other sizes stay what they were."""
-    model, random = LatencyModel(most=64), np.random.default_rng(5)
+    model, random = LatencyModel(maximum=64), np.random.default_rng(5)
     for n in [0, 4, 8, 16] * 20:
         model.observe(n, 1 + n / 64)
     for _ in range(5000):
@@ -61,16 +61,16 @@ def test_speed_and_cost_do_not_drift_apart(nodes: int) -> None:
 
 def test_sizes_are_tried_upwards_from_the_smallest() -> None:
     """Guards batches: their passes never have as few rows as the smallest size, which so cannot be waited for."""
-    model = LatencyModel(most=71)
-    assert model.most == 0
+    model = LatencyModel(maximum=71)
+    assert model.maximum == 0
     for _ in range(2):
         model.observe(7, 0.01)
-    assert model.most == 11
+    assert model.maximum == 11
 
 
 def test_a_slow_first_pass_does_not_end_drafting() -> None:
     """Guards the first pass over several rows, for which code is loaded: only a second slow pass makes a cost."""
-    model = LatencyModel(most=64)
+    model = LatencyModel(maximum=64)
     for nodes, seconds in [(0, 1.0), (0, 1.0), (1, 9.0)]:
         model.observe(nodes, seconds)
     assert model.curve[1] < 1.1
@@ -85,7 +85,7 @@ def test_a_slow_first_pass_does_not_end_drafting() -> None:
 
 def test_no_size_costs_more_than_its_rows_one_by_one() -> None:
     """Guards the largest believable cost: a pass over a node takes at most two plain passes, whatever was measured."""
-    model = LatencyModel(most=64)
+    model = LatencyModel(maximum=64)
     for nodes, seconds in [(0, 1.0)] * 9 + [(1, 13.0)] * 9:
         model.observe(nodes, seconds)
     assert model.curve[1] / model.curve[0] < 2.05
@@ -93,7 +93,7 @@ def test_no_size_costs_more_than_its_rows_one_by_one() -> None:
 
 def test_expensive_sizes_are_tried_again_ever_more_rarely() -> None:
     """Guards both sides of forgetting: a size gets its chances, and one that stays expensive does not cost for ever."""
-    model, tries = LatencyModel(most=1), list[int]()
+    model, tries = LatencyModel(maximum=1), list[int]()
     for turn in range(8000):
         nodes = int(turn > 9 and model.curve[1] / model.curve[0] < 1.3)
         model.observe(nodes, 1.0 + nodes)
@@ -107,9 +107,9 @@ def test_expensive_sizes_are_tried_again_ever_more_rarely() -> None:
 def test_steps_are_known(known: bool) -> None:
     """Guards kernels that compute rows in blocks: what a block costs, and that rows just above it cost much more."""
     straight = StepCost(np.array([0.0, 7, 64]), np.array([1.0, 4.5, 30]))
-    model, random = LatencyModel(most=64, known=straight if known else None), np.random.default_rng(4)
+    model, random = LatencyModel(maximum=64, known=straight if known else None), np.random.default_rng(4)
     for _ in range(600):
-        nodes = int(random.integers(0, min(8, model.most + 1)))
+        nodes = int(random.integers(0, min(8, model.maximum + 1)))
         model.observe(nodes, BLOCKS[nodes] * (1 + 0.1 * random.random()))
     found = model.curve[:8] / model.curve[0]
     assert found == pytest.approx(BLOCKS, rel=0.12)
@@ -118,16 +118,16 @@ def test_steps_are_known(known: bool) -> None:
 
 def test_untried_sizes_cost_more_than_tried_ones() -> None:
     """Guards steep costs: a size that was never tried is not taken for one that costs as much as the size below."""
-    model = LatencyModel(most=64)
+    model = LatencyModel(maximum=64)
     for nodes in [0, 1, 3, 7] * 9:
         model.observe(nodes, BLOCKS[nodes])
     assert 5.3 < model.curve[11] / model.curve[0] < 7
-    assert model.most == 11
+    assert model.maximum == 11
 
 
 def test_a_size_tried_again_is_known_at_once() -> None:
     """Guards what follows forgetting: two passes restore a cost, and the machine is not taken for a slower one."""
-    model = LatencyModel(most=1)
+    model = LatencyModel(maximum=1)
     for nodes in [0, 1] * 30 + [0] * 80:
         model.observe(nodes, 1.0 + nodes)
     assert model.curve[1] / model.curve[0] < 1.6
@@ -156,10 +156,10 @@ def two_states(turn: int, random: np.random.Generator) -> float:
 @pytest.mark.parametrize("stall", [bursts_at_first, bursts_in_the_middle, a_neighbour, two_states])
 def test_stalls_are_no_costs(stall: Stall) -> None:
     """Whatever else slows the machine down, the costs of sizes that are run in turn stay near the truth."""
-    model, random = LatencyModel(most=64), np.random.default_rng(7)
+    model, random = LatencyModel(maximum=64), np.random.default_rng(7)
     truth = StepCost(np.array([0.0, 16, 64]), np.array([1.0, 1.4, 4]))
     for turn in range(1200):
-        nodes = min(int(random.choice([0, 1, 2, 4, 8, 16, 32])), model.most)
+        nodes = min(int(random.choice([0, 1, 2, 4, 8, 16, 32])), model.maximum)
         cost = float(truth.of(np.array([nodes]))[0])
         model.observe(nodes, cost * stall(turn, random) * (1 + 0.05 * random.random()))
     rows = np.array([1, 4, 8, 16, 32])
@@ -168,7 +168,7 @@ def test_stalls_are_no_costs(stall: Stall) -> None:
 
 def test_drafting_is_known_by_the_node() -> None:
     """The time of drafting is a line over the nodes; what every round costs is no node's."""
-    model, random = LatencyModel(most=64, known=STEEP), np.random.default_rng(2)
+    model, random = LatencyModel(maximum=64, known=STEEP), np.random.default_rng(2)
     for nodes in random.integers(0, 64, 400).tolist():
         model.observe(0, 1.0)
         model.observe_drafting(nodes, 0.3 + 0.01 * nodes)
@@ -177,7 +177,7 @@ def test_drafting_is_known_by_the_node() -> None:
 
 def test_a_stall_is_not_what_drafting_takes() -> None:
     """Guards the first rounds, in which code is compiled for seconds: drafting is not given up for it."""
-    model = LatencyModel(most=64, known=STEEP)
+    model = LatencyModel(maximum=64, known=STEEP)
     model.observe(0, 1.0)
     times = [model.observe_drafting(8, seconds) for seconds in (500.0, 0.1, 300.0, 0.1, 0.1, 200.0)]
     assert max(times) < 0.5
@@ -185,7 +185,7 @@ def test_a_stall_is_not_what_drafting_takes() -> None:
 
 def test_starting_a_head_is_told_from_its_levels() -> None:
     """Guards drafts that can do without a head: what it takes before its first level is paid for apart."""
-    model, random = LatencyModel(most=64, known=STEEP), np.random.default_rng(2)
+    model, random = LatencyModel(maximum=64, known=STEEP), np.random.default_rng(2)
     for levels in random.integers(0, 8, 600).tolist():
         model.observe(0, 1.0)
         model.observe_drafting(levels, 0.1 + 0.05 * levels + 0.4 * (levels > 0), even=True)

@@ -117,7 +117,7 @@ def run(*, first: float, further: float, rate: float, requests: int) -> tuple[fl
         rate: of acceptance, of one node a level.
         requests: of 48 rounds each.
     """
-    latency, acceptance, throughput, pausing = LatencyModel(most=64), AcceptanceModel(), Throughput(), Pausing()
+    latency, acceptance, throughput, pausing = LatencyModel(maximum=64), AcceptanceModel(), Throughput(), Pausing()
     random, truth, tokens, seconds, levels = np.random.default_rng(1), curve(0.02), 0, 0.0, list[int]()
     for _ in range(requests):
         sizing = AdaptiveSizing(latency, acceptance, throughput, None, pausing)

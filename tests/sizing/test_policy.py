@@ -200,11 +200,11 @@ def lengths_chosen(p: np.ndarray, q: np.ndarray, *, drop: bool) -> tuple[dict[Te
             sampler = EnumeratingSampler(lambda _: p, branches, length=2)
             ended = False
             while not ended:
-                most = max(0, min(sampler.room, sizing.nodes([state])[0]))
-                lengths.add(most)
-                tokens = [branches.take(q) for _ in range(most)]
+                maximum = max(0, min(sampler.room, sizing.nodes([state])[0]))
+                lengths.add(maximum)
+                tokens = [branches.take(q) for _ in range(maximum)]
                 if drop:
-                    tokens = tokens[: next((i for i, token in enumerate(tokens) if p[token] < q[token]), most)]
+                    tokens = tokens[: next((i for i, token in enumerate(tokens) if p[token] < q[token]), maximum)]
                 plain = make_tree(tokens, range(-1, len(tokens) - 1))
                 proposal = Proposal(np.tile(q, (len(tokens), 1))) if tokens else None
                 drawn = DraftTree(plain.tokens, plain.parents, plain.weights, proposal)

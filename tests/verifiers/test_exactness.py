@@ -77,7 +77,7 @@ def test_several_candidates_are_accepted_more_often_than_one(seed: int) -> None:
         TypicalAcceptance().rule,
         TopBeta(beta=2).rule,
         Blockwise(k=2).rule,
-        Blockwise(least=1).rule,
+        Blockwise(minimum=1).rule,
         Blockwise(distance=1).rule,
         Rollback(threshold=1.0).rule,
         Nucleus(top_p=0.6).rule,

@@ -169,7 +169,7 @@ def test_thresholds() -> None:
     assert rows(TopBeta(beta=2, gap=0.5)) == [0]
     assert rows(Blockwise(k=3)) == [3]
     assert rows(Blockwise(distance=1)) == [1]
-    assert rows(Blockwise(least=2)) == [3]
+    assert rows(Blockwise(minimum=2)) == [3]
     assert rows(Rollback(threshold=2.0)) == [1]
     assert rows(Rollback(threshold=3.0)) == [3]
 

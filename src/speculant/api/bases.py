@@ -53,13 +53,13 @@ def open_bases(
 
 
 def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:
-    from speculant.drafters.mix.base import MOST_BASES, read_base
+    from speculant.drafters.mix.base import MAX_BASES, read_base
 
     found: list[MixBase] = []
     bundled = [find_bundled_base()] if read_base_header(find_bundled_base()).tokenizer == tokenizer else []
     for path in [*find_bases(tokenizer), *bundled]:
-        if len(found) == MOST_BASES:
-            _logger.warning("more than %d bases fit this tokenizer; %s is left out.", MOST_BASES, path)
+        if len(found) == MAX_BASES:
+            _logger.warning("more than %d bases fit this tokenizer; %s is left out.", MAX_BASES, path)
             continue
         try:
             found.append(read_base(path, vocabulary=vocabulary, tokenizer=tokenizer))

@@ -87,7 +87,7 @@ class Batch:
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
-        check_number("prompt_chunk", prompt_chunk, least=1, whole=True)
+        check_number("prompt_chunk", prompt_chunk, minimum=1, whole=True)
         self._prepare, self._parts, self._engine = prepare, parts, engine
         self._size, self._keep_caches, self.prefix_cache = size, keep_caches, prefixes
         self._sharing = PrefixSharing(prefixes, keep_caches=keep_caches)
@@ -261,7 +261,7 @@ class Batch:
         """Read tokens of prompts by one pass; where that fails for several, by one for each."""
         if len(chosen) > 1:
             try:
-                prefill([each.sequence for each, _ in chosen], self._parts, most=[count for _, count in chosen])
+                prefill([each.sequence for each, _ in chosen], self._parts, maximum=[count for _, count in chosen])
                 return
             except Exception as error:  # what fails alone, too, is reported then
                 logging.getLogger(__name__).info("prompts are read one after the other: %s", error)
@@ -271,7 +271,7 @@ class Batch:
         for generation, count in chosen:
             if not generation.left and not generation.sequence.sources:
                 try:
-                    prefill([generation.sequence], self._parts, most=[count])
+                    prefill([generation.sequence], self._parts, maximum=[count])
                 except OutOfMemoryError:
                     raise
                 except BaseException as error:

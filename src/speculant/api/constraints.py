@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from speculant.api.open_parts import open_parts, open_parts_of_grammar
-from speculant.api.repetitions import most_repeats, patterns_of
+from speculant.api.repetitions import max_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.engines.hf.sampling.grammar_state import GrammarState, first_line
 
-MOST_CHARACTERS = 65_536  # of a schema, regular expression or grammar
-MOST_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
-MOST_OPEN_PARTS = 401  # in sequence; with 400, or a character repeated up to 10,000 times, a token takes 0.2 s
+MAX_CHARACTERS = 65_536  # of a schema, regular expression or grammar
+MAX_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
+MAX_OPEN_PARTS = 401  # in sequence; with 400, or a character repeated up to 10,000 times, a token takes 0.2 s
 COMPILED = 32  # grammars that are kept
 TOKENIZERS = 4  # forms of the tokenizer that are kept, one for each set of tokens that end texts
 LIMITS = {
@@ -58,8 +58,8 @@ class Constraint:
             raise UsageError(f"a constraint is of the kind 'json', 'regex' or 'lark', not {self.kind!r:.60}.")
         if not isinstance(self.text, str) or not self.text.strip():
             raise UsageError(f"a constraint is a text that is not empty, not {self.text!r:.60}.")
-        if len(self.text) > MOST_CHARACTERS:
-            raise UsageError(f"the constraint has {len(self.text)} characters; at most {MOST_CHARACTERS} are taken.")
+        if len(self.text) > MAX_CHARACTERS:
+            raise UsageError(f"the constraint has {len(self.text)} characters; at most {MAX_CHARACTERS} are taken.")
         try:
             self.text.encode()
             patterns = [*patterns_of(json.loads(self.text))] if self.kind == "json" else [self.text]
@@ -67,14 +67,14 @@ class Constraint:
             raise UsageError("the constraint is not text: it holds half of a surrogate pair.") from error
         except (ValueError, RecursionError) as error:
             raise UsageError(f"the JSON schema cannot be read: {error}.") from error
-        repeats = max(map(most_repeats, patterns), default=1)
-        if repeats > MOST_REPEATS:
+        repeats = max(map(max_repeats, patterns), default=1)
+        if repeats > MAX_REPEATS:
             raise UsageError(
                 f"the constraint repeats a part {repeats} times, counted repetitions inside others multiplied; at most "
-                f"{MOST_REPEATS} are taken."
+                f"{MAX_REPEATS} are taken."
             )
         parts = open_parts_of_grammar(self.text) if self.kind == "lark" else max(map(open_parts, patterns), default=0)
-        if parts > MOST_OPEN_PARTS:
+        if parts > MAX_OPEN_PARTS:
             raise UsageError(
                 "the constraint is too ambiguous: more than 400 optional, repeated or alternative parts follow each "
                 "other, repetitions counted. Write fewer of them, or bound the text by its tokens."
@@ -200,7 +200,7 @@ class ConstraintCompiler:
             raise UsageError(f"the constraint is refused: {first_line(matcher.get_error())}")
         found = CompiledConstraint(constraint, ends, matcher)
         with self._lock:
-            _put(self._compiled, key, found, most=COMPILED)
+            _put(self._compiled, key, found, maximum=COMPILED)
         return found
 
     def _tokens(self, ends: frozenset[int]) -> Any:
@@ -210,7 +210,7 @@ class ConstraintCompiler:
         if found is None:
             found = _open_tokenizer(self._tokenizer, self._vocabulary, sorted(ends))
         with self._lock:
-            _put(self._tokenizers, ends, found, most=TOKENIZERS)
+            _put(self._tokenizers, ends, found, maximum=TOKENIZERS)
         return found
 
 
@@ -225,11 +225,11 @@ def check_constraint(constraint: Constraint) -> None:
         raise UsageError(f"the constraint is refused: {first_line(wrong)}")
 
 
-def _put(kept: OrderedDict[Any, Any], key: Any, value: Any, *, most: int) -> None:
+def _put(kept: OrderedDict[Any, Any], key: Any, value: Any, *, maximum: int) -> None:
     """Keep a value as the latest one, and only so many."""
     kept[key] = value
     kept.move_to_end(key)
-    if len(kept) > most:
+    if len(kept) > maximum:
         kept.popitem(last=False)
 
 

@@ -78,7 +78,7 @@ class Decoder:
         """
         from speculant.api.engines import open_engine  # here, since these load transformers and the engine
         from speculant.api.requests import Preparation
-        from speculant.api.sizes import Sizes, most_rows
+        from speculant.api.sizes import Sizes, max_rows
         from speculant.api.tuning import stored_step_cost
 
         self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
@@ -88,7 +88,7 @@ class Decoder:
         chosen = check_nodes(asked.nodes)
         self.nodes = chosen if chosen is not None else 0 if method == "none" else AUTO
         self.bases = tuple(bases)
-        known = stored_step_cost(self.engine, self._fast, most=most_rows(drafter.needs, 1))
+        known = stored_step_cost(self.engine, self._fast, maximum=max_rows(drafter.needs, 1))
         self._sizes = Sizes(replace(asked, nodes=self.nodes), drafter.needs, known=known)
         self.last_stats: Stats | None = None
         self._preparation = Preparation(self.engine, tokenizer, method=method, processor=processor)
@@ -160,9 +160,9 @@ class Decoder:
 
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
-        if size > (most := self.engine.capabilities.sequences):
+        if size > (maximum := self.engine.capabilities.sequences):
             raise UsageError(
-                f"llama.cpp keeps {most} sequences apart, too few for a batch of {size}; raise `sequences`."
+                f"llama.cpp keeps {maximum} sequences apart, too few for a batch of {size}; raise `sequences`."
             )
         self._probe(size)
         size = min(size, self.engine.texts_at_once)
@@ -326,7 +326,7 @@ class Decoder:
 
     def _probe(self, size: int = 1) -> None:
         """Look at the model as it is now; `size` sequences will share a pass."""
-        nodes = self.nodes if isinstance(self.nodes, int) else self.drafter.needs.most_nodes
+        nodes = self.nodes if isinstance(self.nodes, int) else self.drafter.needs.max_nodes
         self.engine.probe(rows=nodes + size * (1 + self.drafter.needs.queries))
 
     def _drafts(self, call: Any) -> bool:

@@ -56,8 +56,8 @@ class DraftCaches:
         if prompt.size and int(prompt.max()) >= known:  # padding of the target's vocabulary, which no text holds
             prompt = np.where(prompt < known, prompt, 0).astype(np.int32)
         positions = self.engine.capabilities.positions
-        if positions is not None and len(prompt) > (most := max(2, 3 * positions // 4)):
-            prompt = np.concatenate([prompt[:1], prompt[len(prompt) - most + 1 :]])
+        if positions is not None and len(prompt) > (maximum := max(2, 3 * positions // 4)):
+            prompt = np.concatenate([prompt[:1], prompt[len(prompt) - maximum + 1 :]])
         return self.engine.open(torch.from_numpy(prompt).long()[None].to(self.engine.model.device))
 
 

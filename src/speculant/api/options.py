@@ -10,7 +10,7 @@ from typing import Any
 from speculant.core.errors import UsageError
 
 AUTO = "auto"
-MOST_BIAS = 100
+MAX_BIAS = 100
 
 
 def check_model_object(model: Any, tokenizer: Any) -> None:
@@ -48,17 +48,17 @@ def check_nodes(nodes: Any) -> int | str | None:
 
 
 def check_number(
-    name: str, value: Any, *, least: float, most: float = math.inf, above: bool = False, whole: bool = False
+    name: str, value: Any, *, minimum: float, maximum: float = math.inf, above: bool = False, whole: bool = False
 ) -> None:
-    """Refuse an option that is no finite number from `least` (or above it) to `most`; None is let through."""
+    """Refuse an option that is no finite number from `minimum` (or above it) to `maximum`; None is let through."""
     if value is None:
         return
     kind = "a whole number" if whole else "a number"
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    inside = right and math.isfinite(value) and (value > least if above else value >= least) and value <= most
+    inside = right and math.isfinite(value) and (value > minimum if above else value >= minimum) and value <= maximum
     if not inside:
-        bounds = f"{'above' if above else 'of at least'} {least:g}"
-        bounds += f" and at most {most:g}" if most < math.inf else ""
+        bounds = f"{'above' if above else 'of at minimum'} {minimum:g}"
+        bounds += f" and at most {maximum:g}" if maximum < math.inf else ""
         raise UsageError(f"{name} must be {kind} {bounds}, not {value!r}.")
 
 
@@ -72,7 +72,7 @@ def check_logit_bias(bias: Any, vocabulary: int) -> dict[int, float]:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
             raise UsageError(f"logit_bias names tokens by their ids below {vocabulary}, not by {token!r:.60}.")
         check_number(
-            f"logit_bias of token {token}", math.nan if value is None else value, least=-MOST_BIAS, most=MOST_BIAS
+            f"logit_bias of token {token}", math.nan if value is None else value, minimum=-MAX_BIAS, maximum=MAX_BIAS
         )
     return dict(bias)
 

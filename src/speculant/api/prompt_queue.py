@@ -50,16 +50,16 @@ class PromptQueue:
         Prompts join a pass whole, and where nothing was read of them before, so that a failed pass costs little. One
         that begins like another of the pass waits for the next one and takes what they share from there.
         """
-        chosen, count, most = list[tuple[Generation, int]](), 0, self._chunk
+        chosen, count, maximum = list[tuple[Generation, int]](), 0, self._chunk
         for generation in self._ordered():
             if self._waits(generation, [each for each, _ in chosen]):
                 continue
             if not generation.target.length:
                 self._begin(generation)
-            left, most = generation.target.unread, min(most, generation.chunk or most)
-            if chosen and (count + left > most or _begun(generation) or _begun(chosen[0][0])):
+            left, maximum = generation.target.unread, min(maximum, generation.chunk or maximum)
+            if chosen and (count + left > maximum or _begun(generation) or _begun(chosen[0][0])):
                 break
-            chosen.append((generation, min(left, most)))
+            chosen.append((generation, min(left, maximum)))
             count += chosen[-1][1]
         self._passes += bool(chosen)
         for generation, _ in chosen:

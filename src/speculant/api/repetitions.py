@@ -12,7 +12,7 @@ from typing import Any
 COUNT = re.compile(r"\{(\d{0,9}),?(\d{0,9})\}")
 
 
-def most_repeats(pattern: str) -> int:
+def max_repeats(pattern: str) -> int:
     """Return the largest product of counts `{m,n}` along nested groups; 1 where nothing is counted.
 
     Also for grammars, in which patterns stand among other text: what looks like a group there is taken for one.

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     pass
 
 MAX_NEW_TOKENS = 256
-MOST_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
+MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
 WATCHED_CHUNK = 128  # rows of a prompt whose logits, V floats each, are held at a time
-MOST_PENALTY = 2  # either way, as there
+MAX_PENALTY = 2  # either way, as there
 DRAFTING_STREAM = 1  # the spawn key of drafters' random numbers, apart from the sampler's
 _ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
 _DRAFTING = "what drafts is chosen by the speculator's `method`"
@@ -89,19 +89,19 @@ class Preparation:
         padding = options.get("attention_mask")
         self._check_length(ids, padding)
         positions, taken = self._engine.capabilities.positions, self._positions_taken(ids, padding)
-        most, notes = _most(ids.shape[1], asked.max_new_tokens, options), list[str]()
-        if most < 1:
-            raise UsageError(f"new tokens must be 1 or more, not {most}: see max_new_tokens and max_length.")
-        if positions is not None and taken + most > positions:
-            most = positions - taken
-            notes.append(f"only {most} new tokens: the model has {positions} positions.")
+        maximum, notes = _maximum(ids.shape[1], asked.max_new_tokens, options), list[str]()
+        if maximum < 1:
+            raise UsageError(f"new tokens must be 1 or more, not {maximum}: see max_new_tokens and max_length.")
+        if positions is not None and taken + maximum > positions:
+            maximum = positions - taken
+            notes.append(f"only {maximum} new tokens: the model has {positions} positions.")
         options.setdefault("attention_mask", torch.ones_like(ids))
         presence, frequency = asked.presence_penalty or 0, asked.frequency_penalty or 0
         if presence or frequency:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
-        call = self._engine.prepare(ids, max_new_tokens=most, cache=asked.cache, options=options)
+        call = self._engine.prepare(ids, max_new_tokens=maximum, cache=asked.cache, options=options)
         generation = self.captured(
             call,
             streamer=asked.streamer,
@@ -310,19 +310,19 @@ def _check(options: dict[str, Any], asked: RequestOptions) -> None:
             raise UsageError(f"`{name}` is not taken here: {REFUSED[name]}.")
         if name not in known:
             raise unknown_option(name, {*known, *RequestKeywords.__annotations__} - set(REFUSED))
-    check_number("temperature", asked.temperature, least=0)
-    check_number("top_p", asked.top_p, least=0, most=1, above=True)
-    check_number("top_k", asked.top_k, least=0, whole=True)
-    check_number("min_p", options.get("min_p"), least=0, most=1)
-    check_number("repetition_penalty", options.get("repetition_penalty"), least=0, above=True)
+    check_number("temperature", asked.temperature, minimum=0)
+    check_number("top_p", asked.top_p, minimum=0, maximum=1, above=True)
+    check_number("top_k", asked.top_k, minimum=0, whole=True)
+    check_number("min_p", options.get("min_p"), minimum=0, maximum=1)
+    check_number("repetition_penalty", options.get("repetition_penalty"), minimum=0, above=True)
     for name in ("logits_processor", "stopping_criteria"):
         parts = options.get(name, [])
         if not isinstance(parts, list) or not all(callable(part) for part in parts):
             raise UsageError(f"{name} is a list of callables (transformers' classes, or functions), not {parts!r:.60}.")
     for name in ("presence_penalty", "frequency_penalty"):
-        check_number(name, getattr(asked, name), least=-MOST_PENALTY, most=MOST_PENALTY)
+        check_number(name, getattr(asked, name), minimum=-MAX_PENALTY, maximum=MAX_PENALTY)
     for name in ("logprobs", "prompt_logprobs"):
-        check_number(name, getattr(asked, name), least=0, most=MOST_LOGPROBS, whole=True)
+        check_number(name, getattr(asked, name), minimum=0, maximum=MAX_LOGPROBS, whole=True)
     if asked.prompt_logprobs is not None:
         _check_whole_prompt(asked.cache, options)
     if asked.constraint is not None:
@@ -346,11 +346,11 @@ def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:
         raise UsageError("`prompt_logprobs` has no meaning for padding; leave out `attention_mask`.")
 
 
-def _most(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:
+def _maximum(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:
     """Return how many tokens may follow a prompt of so many; `max_length` leaves the options."""
     config, length = options.get("generation_config"), options.pop("max_length", None)
-    check_number("max_new_tokens", max_new_tokens, least=1, whole=True)
-    check_number("max_length", length, least=1, whole=True)
+    check_number("max_new_tokens", max_new_tokens, minimum=1, whole=True)
+    check_number("max_length", length, minimum=1, whole=True)
     found = max_new_tokens
     if found is None and length is not None:
         found = length - prompt

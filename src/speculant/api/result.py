@@ -223,7 +223,7 @@ class Stream:
         try:
             with torch.no_grad():
                 if sequence.session is None:
-                    prefill([sequence], self._parts, most=[self._generation.chunk])
+                    prefill([sequence], self._parts, maximum=[self._generation.chunk])
                 else:
                     step([sequence], self._parts)
         except BaseException as error:

@@ -29,7 +29,7 @@ class Sizes:
             known: the latency of a stream's passes, where it was measured before.
         """
         self._options, self._needs = options, needs
-        self._latencies = {1: LatencyModel(most=most_rows(needs, 1), known=known)}
+        self._latencies = {1: LatencyModel(maximum=max_rows(needs, 1), known=known)}
         self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
         self._exploration = ExplorationBonus() if needs.top_k and needs.explores else None
         if options.nodes == AUTO:
@@ -41,18 +41,18 @@ class Sizes:
         if isinstance(self._options.nodes, int):
             return FixedSizing(self._options.nodes, depth=depth)
         if size not in self._latencies:
-            self._latencies[size] = LatencyModel(most=most_rows(self._needs, size))
+            self._latencies[size] = LatencyModel(maximum=max_rows(self._needs, size))
         return AdaptiveSizing(
             self._latencies[size],
             self._acceptance,
             self._throughput,
             self._exploration,
             self._pausing,
-            most=self._needs.most_nodes,
+            maximum=self._needs.max_nodes,
             depth=depth,
         )
 
 
-def most_rows(needs: RequestedOutputs, size: int) -> int:
+def max_rows(needs: RequestedOutputs, size: int) -> int:
     """Return the most rows beyond the first of a pass over `size` sequences."""
-    return size - 1 + size * needs.queries + needs.most_nodes
+    return size - 1 + size * needs.queries + needs.max_nodes

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PREFIXES = (64, 512, 2048)
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
-_LEAST_ROUNDS = 3
+_MIN_ROUNDS = 3
 _DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
 
 
@@ -57,31 +57,31 @@ def step_cost_file(engine: ModelEngine, fast: CpuAcceleration) -> Path:
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(engine: ModelEngine, fast: CpuAcceleration, *, most: int) -> StepCost | None:
-    """Return what `speculant tune` measured for this model and device for up to `most` nodes, or None."""
+def stored_step_cost(engine: ModelEngine, fast: CpuAcceleration, *, maximum: int) -> StepCost | None:
+    """Return what `speculant tune` measured for this model and device for up to `maximum` nodes, or None."""
     try:
         found = read_step_cost(step_cost_file(engine, fast))
     except (FileError, OSError):
         return None  # no cache file, or a broken one, costs a few rounds of measuring, not the request
-    return found if found.nodes[-1] >= most else None
+    return found if found.nodes[-1] >= maximum else None
 
 
 def measure_step_cost(
     engine: ModelEngine,
     *,
-    most: int,
+    maximum: int,
     prefixes: Sequence[int] = PREFIXES,
     seconds: float = 15.0,
     advance: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Time passes over drafts of up to `most` nodes.
+    """Time passes over drafts of up to `maximum` nodes.
 
     Sizes take turns, rising and falling: every pass follows one of about its size, as in decoding. A plain pass that
     always followed the largest one would be timed with cold caches.
 
     Args:
         engine: whose model is run.
-        most: nodes of the largest draft.
+        maximum: nodes of the largest draft.
         prefixes: tokens in the cache; those that the model has no room for are left out.
         seconds: to spend per prefix; each size is timed three times at least.
         advance: is called after each prefix.
@@ -93,13 +93,13 @@ def measure_step_cost(
     Raises:
         UsageError: no prefix leaves room for the draft.
     """
-    sizes = measured_sizes(most)
+    sizes = measured_sizes(maximum)
     positions = engine.capabilities.positions
-    taken = (1 + _LEAST_ROUNDS) * len(sizes) + most + 1  # every pass leaves a token in the cache
+    taken = (1 + _MIN_ROUNDS) * len(sizes) + maximum + 1  # every pass leaves a token in the cache
     room = [prefix for prefix in prefixes if positions is None or prefix + taken <= positions]
     if not room:
         raise UsageError(
-            f"the model's {positions} positions leave no room for {most} nodes after {min(prefixes)} tokens."
+            f"the model's {positions} positions leave no room for {maximum} nodes after {min(prefixes)} tokens."
         )
     found = []
     for prefix in room:
@@ -120,7 +120,7 @@ def _at_prefix(engine: ModelEngine, prefix: int, sizes: list[int], seconds: floa
             _timed_pass(engine, cache, size)  # the first of each size allocates
         began = time.perf_counter()
         order = range(len(sizes))[::-1]
-        while len(samples[0]) < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
+        while len(samples[0]) < _MIN_ROUNDS or time.perf_counter() - began < seconds:
             for place in order:
                 samples[place].append(_timed_pass(engine, cache, sizes[place]))
             order = order[::-1]

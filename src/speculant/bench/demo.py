@@ -86,14 +86,14 @@ class Scene:
         name: in the table.
         method: drafts.
         requests: answered one after the other, with one memory.
-        most: new tokens of an answer at most.
+        maximum: new tokens of an answer at most.
         base: a frozen base under the memory; None for none.
     """
 
     name: str
     method: str
     requests: Sequence[DemoRequest]
-    most: int
+    maximum: int
     base: Path | None = None
 
 
@@ -182,13 +182,13 @@ def scenes() -> tuple[Scene, ...]:
     """Return the three scenes of the demonstration."""
     rewrites = (DemoRequest(f"Rewrite the story, {change}", rewrite_messages(change, story)) for change, story in EDITS)
     return (
-        Scene(name="session", method="mix", requests=[DemoRequest(text, text) for text in SESSION], most=64),
-        Scene(name="edit", method="mix", requests=list(rewrites), most=200),
+        Scene(name="session", method="mix", requests=[DemoRequest(text, text) for text in SESSION], maximum=64),
+        Scene(name="edit", method="mix", requests=list(rewrites), maximum=200),
         Scene(
             name="base",
             method="mix",
             requests=[DemoRequest(text, text) for text in STORIES],
-            most=80,
+            maximum=80,
             base=find_bundled_base(),
         ),
     )
@@ -226,7 +226,7 @@ def measure(
         for _ in range(repetitions):
             drafted.load(beginning)
             for request, found in zip(scene.requests, trials, strict=True):
-                found.append(_play(request.prompt, plain, drafted, scene.most))
+                found.append(_play(request.prompt, plain, drafted, scene.maximum))
                 advance()
     return Measured(scene, [_answer(request, found) for request, found in zip(scene.requests, trials, strict=True)])
 
@@ -240,10 +240,10 @@ class _Trial:
     parts: list[tuple[str, bool]]
 
 
-def _play(prompt: Prompt, plain: Speculator, drafted: Speculator, most: int) -> _Trial:
+def _play(prompt: Prompt, plain: Speculator, drafted: Speculator, maximum: int) -> _Trial:
     """Return one request's answers, plain first."""
-    expected = plain.generate(prompt, max_new_tokens=most)
-    stream = drafted.stream(prompt, max_new_tokens=most)
+    expected = plain.generate(prompt, max_new_tokens=maximum)
+    stream = drafted.stream(prompt, max_new_tokens=maximum)
     parts = [
         (text, source.value == "accepted")
         for piece in stream

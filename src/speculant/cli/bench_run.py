@@ -273,9 +273,10 @@ def tasks_of(
 
     positions = positions_of(model)
     if not asked.forced:
-        most = asked.max_new_tokens or NEW_TOKENS
+        maximum = asked.max_new_tokens or NEW_TOKENS
         found = [
-            prompt_task(name, rows, tokenizer, positions=positions, max_new_tokens=most) for name, rows in given.items()
+            prompt_task(name, rows, tokenizer, positions=positions, max_new_tokens=maximum)
+            for name, rows in given.items()
         ]
         return found, False
     from speculant.bench.systems.forced import fit_vocabulary

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-FIRST, GAP, SHARE, MOST = 1.0, 1.5, 0.1, 30.0
+FIRST, GAP, SHARE, MAXIMUM = 1.0, 1.5, 0.1, 30.0
 
 
 def beats() -> Iterator[float]:
@@ -16,7 +16,7 @@ def beats() -> Iterator[float]:
     due = FIRST
     while True:
         yield due
-        due += min(MOST, max(GAP, SHARE * due))
+        due += min(MAXIMUM, max(GAP, SHARE * due))
 
 
 @contextmanager

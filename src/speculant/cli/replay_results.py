@@ -99,8 +99,8 @@ def sentences(settings: dict[str, Any]) -> list[str]:
     """Return the same for people."""
     kept = "kept over the requests of a file" if settings["keep_memory"] else "empty for every request"
     order = "in the file's order" if settings["seed"] is None else f"shuffled by seed {settings['seed']}"
-    *most, last = map(str, settings["nodes"])
-    sizes = f"{', '.join(most)} or {last}" if most else last
+    *maximum, last = map(str, settings["nodes"])
+    sizes = f"{', '.join(maximum)} or {last}" if maximum else last
     drafts = f"{' and '.join(f'{shape}s' for shape in settings['shapes'])} of up to {sizes} tokens"
     found = [f"Drafts are {drafts}, memory {kept}, requests {order}."]
     if settings["limit"] is not None:

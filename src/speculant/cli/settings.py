@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from speculant.core.errors import UsageError
 from speculant.options.kinds import shorten
 from speculant.registry import METHODS, Method, find_method, is_own
+from speculant.registry.method import rename_setting
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -62,7 +63,7 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
     values: dict[str, Any] = {}
     for each in given:
         name, mark, text = each.partition("=")
-        name = name.strip().replace("-", "_")
+        name = rename_setting(name.strip().replace("-", "_"), known)
         if not mark:
             raise UsageError(f"--set takes NAME=VALUE, not '{shorten(each)}'.")
         if name not in known:
@@ -117,7 +118,8 @@ def _split_method(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
             raise UsageError(f"--set {before.strip()}: '{method}' is none of the methods {', '.join(methods)}.")
         return method, given.strip().removeprefix(f"{method}.")
     name = name.replace("-", "_")
-    fitting = [each for each in methods if name in {setting.name for setting in settings_of(methods[each])}]
+    names = {each: {setting.name for setting in settings_of(method)} for each, method in methods.items()}
+    fitting = [each for each, known in names.items() if rename_setting(name, known) in known]
     if len(fitting) > 1:
         raise UsageError(
             f"--set {name} fits {' and '.join(fitting)}. Say which one: --set {fitting[0]}.{name}={value or 'VALUE'}."

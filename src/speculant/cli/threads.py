@@ -38,6 +38,6 @@ def set_threads(model: Any, asked: int | None) -> str:
     return f"{fitting} of {before} for {parameters / 1e6:.0f} million parameters; --threads sets another number"
 
 
-def threads_for(parameters: int, most: int) -> int:
+def threads_for(parameters: int, maximum: int) -> int:
     """Return how many threads a model of so many parameters uses."""
-    return min(most, max(1, parameters // PARAMETERS_PER_THREAD))
+    return min(maximum, max(1, parameters // PARAMETERS_PER_THREAD))

@@ -29,7 +29,7 @@ speculant train data --model your/model --prompts chats.jsonl --out texts
 speculant train data --model your/model --prompts books.txt --opening 6-24 --texts 5000 --out texts
 """
 MIX = "mix"
-MOST_ROWS = 64  # of a shard, unless --rows names another number
+MAX_ROWS = 64  # of a shard, unless --rows names another number
 
 
 class DataCommand(Command):
@@ -150,7 +150,7 @@ def rows_of_shards(out: Path, texts: int) -> int:
     manifest = read_manifest(out) if out.is_dir() else None
     if manifest is not None and "rows" in manifest.get("settings", {}):
         return int(manifest["settings"]["rows"])
-    return -(-texts // -(-texts // MOST_ROWS))
+    return -(-texts // -(-texts // MAX_ROWS))
 
 
 def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
@@ -171,8 +171,8 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) 
             found.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))
         else:
             raise UsageError("the prompts are chats, and the model's tokenizer has no chat template.")
-    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    fitting = [ids for ids in found if ids and (most is None or len(ids) < most)]
+    maximum = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    fitting = [ids for ids in found if ids and (maximum is None or len(ids) < maximum)]
     if len(fitting) < len(found):
         say(f"warning: {len(found) - len(fitting)} prompts are empty or longer than the model; they are left out.")
     return fitting
@@ -207,7 +207,7 @@ def parse_opening(text: str | None) -> tuple[int, int] | None:
     """
     if text is None:
         return None
-    least, _, most = text.partition("-")
-    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
+    minimum, _, maximum = text.partition("-")
+    if not (minimum.isdigit() and (maximum or minimum).isdigit() and 1 <= int(minimum) <= int(maximum or minimum)):
         raise UsageError(f"--opening must be two numbers of tokens as in 6-24, not '{shorten(text)}'.")
-    return int(least), int(most or least)
+    return int(minimum), int(maximum or minimum)

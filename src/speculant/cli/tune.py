@@ -66,7 +66,7 @@ def tune(
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
     say(f"measuring at {len(PREFIXES)} lengths of text, up to {seconds} seconds each; threads: {used}.")
     with progress("measuring", len(PREFIXES), "lengths") as advance:
-        curve = measure_step_cost(speculator.engine, most=nodes, seconds=seconds, advance=advance)
+        curve = measure_step_cost(speculator.engine, maximum=nodes, seconds=seconds, advance=advance)
     print(table(curve))
     found = {"environment": environment(speculator.model), **curve}
     if json is not None:

@@ -26,16 +26,16 @@ def count_fixed_branches(draft: DraftTree) -> int:
     return branches_of(DraftTree.empty(queries=draft.queries)) if len(draft.queries) else 0
 
 
-def fit_branches(drafts: Sequence[DraftTree], most: int) -> list[DraftTree]:
+def fit_branches(drafts: Sequence[DraftTree], maximum: int) -> list[DraftTree]:
     """Return drafts that have at most so many branches together, without the lightest nodes that would begin more.
 
     Sampled drafts and queries stay as they are, since they were made for what there is (`Budget.branches`).
     """
     rows = sum(len(draft) + len(draft.queries) for draft in drafts)
-    if rows <= most:
+    if rows <= maximum:
         return list(drafts)
     chosen = [draft.proposal is None for draft in drafts]
-    left = most - sum(map(count_fixed_branches, drafts))
+    left = maximum - sum(map(count_fixed_branches, drafts))
     nodes = [
         (-float(weight), place, node)
         for place, draft in enumerate(drafts)

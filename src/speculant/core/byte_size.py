@@ -31,19 +31,19 @@ def read_bytes(value: Any) -> int | None:
     return int(found) if math.isfinite(found) and found >= 0 else None
 
 
-def check_bytes(limit: Any, *, name: str = "memory_limit", least: int = 1) -> int:
+def check_bytes(limit: Any, *, name: str = "memory_limit", minimum: int = 1) -> int:
     """Return the limit `name` in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB".
 
     Args:
         limit: as users give it.
         name: of the setting.
-        least: 1, or 0 where that stands for none.
+        minimum: 1, or 0 where that stands for none.
 
     Raises:
         UsageError: it is no such number.
     """
     found = read_bytes(limit)
-    if found is None or found < least:
-        above = "above 0" if least else "of 0 or more"
+    if found is None or found < minimum:
+        above = "above 0" if minimum else "of 0 or more"
         raise UsageError(f"{name} must be a number of bytes {above}, such as 1e9 or '1GB', not {limit!r}.")
     return found

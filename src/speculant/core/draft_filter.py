@@ -22,14 +22,14 @@ class DraftFilter(Protocol):
             tokens: committed so far, prompt excluded.
         """
 
-    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that must follow the text, since every other one has a probability of 0.
+    def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
+        """Return up to `maximum` tokens that must follow the text, since every other one has a probability of 0.
 
         Tokens that end the text are not among them: no pass is needed for what follows them.
 
         Args:
             tokens: committed so far, prompt excluded.
-            most: of them.
+            maximum: of them.
         """
 
     def complete(self, tokens: Sequence[int]) -> bool:

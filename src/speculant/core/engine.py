@@ -32,7 +32,7 @@ class RequestedOutputs:
         prompt: whether the hidden states of the prompt are wanted too.
         queries: the most query rows of its drafts, see `tree.Queries`; models that verify chains only take none.
         explores: whether `top_k` at rejected nodes teaches it something, which sizing then counts as a gain.
-        most_nodes: of a draft whose size is chosen round by round.
+        max_nodes: of a draft whose size is chosen round by round.
         always: whether it is wanted of every pass; else not of those in pauses of drafting, which are to take no longer
             than plain passes.
         hidden_context: rounds before the end of a pause in which hidden states are wanted again, for drafters whose
@@ -44,7 +44,7 @@ class RequestedOutputs:
     prompt: bool = False
     queries: int = 0
     explores: bool = True
-    most_nodes: int = MAX_NODES
+    max_nodes: int = MAX_NODES
     always: bool = False
     hidden_context: int = 0
 
@@ -178,8 +178,8 @@ class TargetCache(Protocol):
         """
         raise UnsupportedError("this engine returns no logits of the prompt; leave out `prompt_logprobs`.")
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
-        """Read further prompt tokens, at most `most`; return None until all are read, then the last token's Pass.
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
+        """Read further prompt tokens, at most `maximum`; return None until all are read, then the last token's Pass.
 
         The Pass has one row; with `needs.prompt` its `hidden` holds all tokens read so far, [T', L', D]. Where a call
         fails, the cache is as it was before that call, and the call may be repeated.
@@ -322,7 +322,7 @@ class Engine(Protocol):
             OutOfMemoryError: the device is full.
             UsageError, UnsupportedError: as in `TargetCache.prefill`.
         """
-        return [cache.prefill(most, needs=needs) for cache, most in batch]
+        return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
 
     def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
         """Return arrays of the device, [n] each, as lists; waits for the device once for all of them."""

@@ -19,7 +19,7 @@ SEPARATOR = b"<|endoftext|>"
 LONGEST = 4 << 20
 LONGEST_ROW = 64 << 20
 SNIFFED = 1 << 16
-MOST_FOREIGN = 0.1  # share of characters that are no UTF-8, up to which a file counts as text
+MAX_FOREIGN = 0.1  # share of characters that are no UTF-8, up to which a file counts as text
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 Advance = Callable[[int], object]
@@ -42,7 +42,7 @@ def why_no_text(path: Path) -> str:
     if not start.strip():
         return "is empty"
     text = start.decode("utf-8", "replace")
-    return "is binary" if b"\0" in start or text.count("\ufffd") > MOST_FOREIGN * len(text) + 1 else ""
+    return "is binary" if b"\0" in start or text.count("\ufffd") > MAX_FOREIGN * len(text) + 1 else ""
 
 
 def read_rows(path: Path, *, vocabulary: int, advance: Advance, reject: Reject, skip: int = 0) -> Iterator[CorpusRow]:

@@ -14,7 +14,7 @@ from speculant.corpus.documents import read_rows, why_no_text
 from speculant.corpus.hub import PREFIX, HubDataset, find_dataset, read_dataset
 from speculant.corpus.rows import CorpusRow
 
-MOST_WEIGHT = 1000.0
+MAX_WEIGHT = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ def split_weight(text: str) -> tuple[str, float]:
         weight = float(number)
     except ValueError:
         return text, 1.0
-    if not (math.isfinite(weight) and 0 < weight <= MOST_WEIGHT):
-        raise UsageError(f"the weight of {given} must be above 0 and at most {MOST_WEIGHT:g}, not {number}.")
+    if not (math.isfinite(weight) and 0 < weight <= MAX_WEIGHT):
+        raise UsageError(f"the weight of {given} must be above 0 and at most {MAX_WEIGHT:g}, not {number}.")
     return given, weight
 
 

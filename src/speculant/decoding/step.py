@@ -98,7 +98,7 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
     return result
 
 
-def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, most: Several[int | None]) -> None:
+def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, maximum: Several[int | None]) -> None:
     """Read up to so many further tokens of each prompt, those of several sequences in one pass where the model can.
 
     Of a prompt that is whole the first token is committed, the session is open, and rounds may begin.
@@ -114,10 +114,10 @@ def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, most: Se
             sequence.began = began
     try:
         if len(sequences) == 1:
-            results = [sequences[0].cache.prefill(most[0], needs=needs)]
+            results = [sequences[0].cache.prefill(maximum[0], needs=needs)]
         else:
             results = parts.engine.prefill(
-                [(each.cache, own) for each, own in zip(sequences, most, strict=True)], needs
+                [(each.cache, own) for each, own in zip(sequences, maximum, strict=True)], needs
             )
         seconds = clock() - began
         for sequence, result in zip(sequences, results, strict=True):
@@ -189,7 +189,7 @@ def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: 
     trees, queries = parts.engine.capabilities.trees and parts.verifier.trees, parts.drafter.needs.queries
     return [
         Budget(
-            nodes=min(most, max(0, sequence.cache.room - queries)) if sequence.depth > 0 else 0,
+            nodes=min(maximum, max(0, sequence.cache.room - queries)) if sequence.depth > 0 else 0,
             depth=min(sequence.depth, state.depth),
             trees=trees,
             queries=sequence.cache.depth,
@@ -198,7 +198,7 @@ def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: 
             start_price=state.start_price,
             node_price=state.node_price,
         )
-        for sequence, state, most in zip(sequences, map(_state, sequences), nodes, strict=True)
+        for sequence, state, maximum in zip(sequences, map(_state, sequences), nodes, strict=True)
     ]
 
 

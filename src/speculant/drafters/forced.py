@@ -51,8 +51,8 @@ class ForcedSession(Session):
         self._tokens: list[int] = []  # committed
 
     def propose(self, budget: Budget) -> DraftTree:
-        most = min(budget.nodes, budget.depth)
-        chain = self._constraint.forced(self._tokens, most) if most > 0 else []
+        maximum = min(budget.nodes, budget.depth)
+        chain = self._constraint.forced(self._tokens, maximum) if maximum > 0 else []
         if not chain:
             return self._inner.propose(budget)
         left = replace(budget, nodes=budget.nodes - len(chain), depth=budget.depth - len(chain))

@@ -62,7 +62,7 @@ class RecordedCache(TargetCache):
     def depth(self) -> int:
         return UNLIMITED
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         return Pass(logits=None)
 
     def forward(

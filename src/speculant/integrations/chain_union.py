@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from speculant.core.tree import ROOT, DraftTree, Float64, Int32
-from speculant.drafters.models.mixture import LEAST, logit
+from speculant.drafters.models.mixture import MINIMUM, logit
 
 # Who drafted a token; "against" where the other drafted another one in its place.
 BOTH, HEAD, HEAD_AGAINST, MEMORY, MEMORY_AGAINST = range(5)
@@ -83,25 +83,25 @@ class ChainUnion:
         at: int,
         head: Sequence[int],
         memory: DraftTree,
-        most: int,
+        maximum: int,
         agreeing: bool = True,
     ) -> DraftTree:
-        """Return the chain of at most `most` tokens of which most should be accepted; weights are probabilities.
+        """Return the chain of at most `maximum` tokens of which most should be accepted; weights are probabilities.
 
         Args:
             history: of the request; keeps the candidates until `observe`.
             at: T, the length of the text.
             head: the tokens that the head drafted.
             memory: the tree that the memory drafted, whose weights are probabilities.
-            most: the most tokens of the chain.
+            maximum: the most tokens of the chain.
             agreeing: False keeps both apart, for recordings of a head that tell its right tokens only.
         """
-        candidates = _candidates(history, at, list(head[:most]), memory.within(depth=most), agreeing)
+        candidates = _candidates(history, at, list(head[:maximum]), memory.within(depth=maximum), agreeing)
         history.waiting.append(candidates)
         conditional = self._probabilities(candidates.groups, candidates.features)
         joint, best = _expect(candidates.parents, conditional)
         path, node = list[int](), best[ROOT]
-        while node != ROOT and len(path) < most:
+        while node != ROOT and len(path) < maximum:
             path.append(node)
             node = best[node]
         tokens = np.array([candidates.tokens[node] for node in path], np.int32)
@@ -173,7 +173,7 @@ def _candidates(
         parent = found
     known = np.empty((len(tokens), _FEATURES))
     known[:, 0], known[:, 2], known[:, 3] = 1.0, logit(history.head), logit(history.memory)
-    p = np.clip(opinions, LEAST, 1 - LEAST)
+    p = np.clip(opinions, MINIMUM, 1 - MINIMUM)
     known[:, 1] = np.log(p / (1 - p))
     return ChainCandidates(at, tokens, parents, groups, known, chain, memory.best_chain().tolist() if count else [])
 

@@ -48,11 +48,11 @@ class RowDrafter:
         *,
         vocabulary: int,
         budget: Callable[[int], Budget],
-        most_per_step: int,
-        least_probability: float = 0.0,
+        max_per_step: int,
+        min_probability: float = 0.0,
         ends: frozenset[int] = frozenset(),
         patience: int = 32,
-        most_absent: int = 64,
+        max_absent: int = 64,
     ) -> None:
         """Begin without requests.
 
@@ -60,16 +60,16 @@ class RowDrafter:
             drafter: of chosen tokens, without needs that it cannot do without.
             vocabulary: V; a draft with an id beyond it is not passed on.
             budget: returns the budget of a request that may draft so many tokens.
-            most_per_step: the most tokens drafted in a step, for all requests together.
-            least_probability: of being accepted, as the drafter estimates it, that a drafted token must have.
+            max_per_step: the most tokens drafted in a step, for all requests together.
+            min_probability: of being accepted, as the drafter estimates it, that a drafted token must have.
             ends: tokens that end a text, so that a request that ended with one need not be waited for.
-            patience, most_absent: see `KnownRequests`.
+            patience, max_absent: see `KnownRequests`.
         """
         self.drafter = drafter
         self.learned = self.faults = 0
         self._vocabulary, self._budget, self._ends = vocabulary, budget, ends
-        self._most_per_step, self._least_probability = most_per_step, least_probability
-        self._requests = KnownRequests[_Request](patience=patience, most_absent=most_absent)
+        self._max_per_step, self._min_probability = max_per_step, min_probability
+        self._requests = KnownRequests[_Request](patience=patience, max_absent=max_absent)
 
     def __len__(self) -> int:
         """How many requests it keeps sessions for."""
@@ -102,11 +102,11 @@ class RowDrafter:
                 else:
                     self._observe(known, row)
                 known.held.draft = empty
-                if known.held.session is not None and row.most > 0:
+                if known.held.session is not None and row.maximum > 0:
                     waiting.append(i)
         requests = [known.held for i in waiting if (known := found[i]) is not None]
-        drafts = self._propose(requests, [self._budget(rows[i].most) for i in waiting])
-        drafts = bound_drafts(drafts, self._most_per_step, least=self._least_probability)
+        drafts = self._propose(requests, [self._budget(rows[i].maximum) for i in waiting])
+        drafts = bound_drafts(drafts, self._max_per_step, minimum=self._min_probability)
         result = [empty] * len(rows)
         for i, request, draft in zip(waiting, requests, drafts, strict=True):
             request.draft = result[i] = draft

@@ -32,14 +32,14 @@ class HeadRow:
         name: the engine's name of it.
         tokens: its whole text; only what is new is read.
         head: the tokens that the head drafted, empty where it did not.
-        most: the most tokens that may be drafted.
+        maximum: the most tokens that may be drafted.
         ended: whether its text is complete; it is learned from for the last time.
     """
 
     name: str
     tokens: Sequence[int]
     head: Sequence[int] = ()
-    most: int = 0
+    maximum: int = 0
     ended: bool = False
 
 
@@ -67,8 +67,8 @@ class HeadRows:
         drafter: Drafter,
         *,
         vocabulary: int,
-        most_per_step: int,
-        least_probability: float = 0.0,
+        max_per_step: int,
+        min_probability: float = 0.0,
         ends: frozenset[int] = frozenset(),
     ) -> None:
         """Begin without requests.
@@ -76,17 +76,15 @@ class HeadRows:
         Args:
             drafter: the memory, of chosen tokens that it learns from text, with probabilities as weights.
             vocabulary: V.
-            most_per_step: the most tokens drafted in a step, for all requests together.
-            least_probability: of being accepted that a drafted token must have.
+            max_per_step: the most tokens drafted in a step, for all requests together.
+            min_probability: of being accepted that a drafted token must have.
             ends: tokens that end a text.
         """
         self.faults = 0
-        self._most_per_step, self._least_probability = most_per_step, least_probability
+        self._max_per_step, self._min_probability = max_per_step, min_probability
         self._requests: dict[str, _HeadRequest] = {}
         self.union = ChainUnion()
-        self.rows = RowDrafter(
-            drafter, vocabulary=vocabulary, budget=opinion_budget, most_per_step=UNLIMITED, ends=ends
-        )
+        self.rows = RowDrafter(drafter, vocabulary=vocabulary, budget=opinion_budget, max_per_step=UNLIMITED, ends=ends)
 
     def step(self, rows: Sequence[HeadRow]) -> list[list[int]]:
         """Learn what was committed since the last step and return each request's chain."""
@@ -109,7 +107,7 @@ class HeadRows:
         for row in rows:
             if row.ended:
                 del self._requests[row.name]
-        chains = bound_drafts(chains, self._most_per_step, least=self._least_probability)
+        chains = bound_drafts(chains, self._max_per_step, minimum=self._min_probability)
         return [chain.tokens.tolist() for chain in chains]
 
     def _row(self, row: HeadRow) -> EngineRow:
@@ -122,16 +120,16 @@ class HeadRows:
         else:
             fresh = len(row.tokens) - known.text.length
             known.text.extend(row.tokens[known.text.length :])
-        return EngineRow(known.text.tokens, fresh, row.most, (row.name, known.number))
+        return EngineRow(known.text.tokens, fresh, row.maximum, (row.name, known.number))
 
     def _chain(self, row: HeadRow, tree: DraftTree) -> DraftTree:
         request = self._requests[row.name]
         self.union.observe(request.history, request.text.tokens, ended=row.ended)
-        if row.most < 1:
+        if row.maximum < 1:
             return DraftTree.empty()
         at = request.text.length
-        chain = self.union.unite(request.history, at=at, head=row.head, memory=tree, most=row.most)
-        return _fill_from_head(chain, row.head[: row.most])
+        chain = self.union.unite(request.history, at=at, head=row.head, memory=tree, maximum=row.maximum)
+        return _fill_from_head(chain, row.head[: row.maximum])
 
 
 def _continues(text: GrowingText, tokens: Sequence[int]) -> bool:

@@ -20,39 +20,39 @@ from speculant.core.tree import DraftTree
 _WIDER = 4  # nodes searched per token of the chain
 
 
-def chain_budget(most: int) -> Budget:
+def chain_budget(maximum: int) -> Budget:
     """Return the budget of a draft for an engine that verifies chains only.
 
     Drafters that search a tree first and then take its best chain find a longer one in a larger tree.
     """
-    return Budget(nodes=_WIDER * most, depth=most, trees=False)
+    return Budget(nodes=_WIDER * maximum, depth=maximum, trees=False)
 
 
-def opinion_budget(most: int) -> Budget:
+def opinion_budget(maximum: int) -> Budget:
     """Return the budget of a tree out of which, together with another draft, a chain is made."""
-    return Budget(nodes=_WIDER * most, depth=most)
+    return Budget(nodes=_WIDER * maximum, depth=maximum)
 
 
-def tree_budget(most: int) -> Budget:
+def tree_budget(maximum: int) -> Budget:
     """Return the budget of a draft for an engine that verifies trees."""
-    return Budget(nodes=most, depth=most)
+    return Budget(nodes=maximum, depth=maximum)
 
 
-def bound_drafts(drafts: Sequence[DraftTree], most: int, *, least: float = 0.0) -> list[DraftTree]:
-    """Return the parts of chosen drafts that hold the `most` nodes of the largest weights, none below `least`.
+def bound_drafts(drafts: Sequence[DraftTree], maximum: int, *, minimum: float = 0.0) -> list[DraftTree]:
+    """Return the parts of chosen drafts that hold the `maximum` nodes of the largest weights, none below `minimum`.
 
     A node's weight is at most its parent's, and nodes are listed best first, so each part is a draft. Among equal
     weights earlier nodes are kept first, and among those earlier drafts.
     """
-    if least > 0:
-        drafts = [draft.head(int((np.minimum.accumulate(draft.weights) >= least).sum())) for draft in drafts]
-    if sum(len(draft) for draft in drafts) <= most:
+    if minimum > 0:
+        drafts = [draft.head(int((np.minimum.accumulate(draft.weights) >= minimum).sum())) for draft in drafts]
+    if sum(len(draft) for draft in drafts) <= maximum:
         return list(drafts)
-    if most < 1:
+    if maximum < 1:
         return [DraftTree.empty() for _ in drafts]
     weights = np.concatenate([np.minimum.accumulate(draft.weights) for draft in drafts])
     places = np.fromiter(chain.from_iterable(range(len(draft)) for draft in drafts), np.int64, len(weights))
     owners = np.repeat(np.arange(len(drafts)), [len(draft) for draft in drafts])
-    kept = np.lexsort((owners, places, -weights))[:most]
+    kept = np.lexsort((owners, places, -weights))[:maximum]
     counts = np.bincount(owners[kept], minlength=len(drafts))
     return [draft.head(int(count)) for draft, count in zip(drafts, counts, strict=True)]

@@ -31,13 +31,13 @@ class EngineRow:
     Attributes:
         tokens: Int32[T], prompt and output. May be a view of the engine's memory: it is read during the step only.
         fresh: how many of the last tokens this step committed; 0 where the prompt is still being read.
-        most: the most tokens that may be drafted.
+        maximum: the most tokens that may be drafted.
         key: the engine's name of the request; None if it gives none.
     """
 
     tokens: Int32
     fresh: int
-    most: int
+    maximum: int
     key: Hashable | None = None
 
 
@@ -88,12 +88,12 @@ class KnownRequests(Generic[T]):
     """All known requests.
 
     A request that no row shows may have been preempted, or left out of a step; it is kept for `patience` steps, and of
-    such requests at most `most_absent`, then it is given back as finished. Everything is counted in steps and tokens,
+    such requests at most `max_absent`, then it is given back as finished. Everything is counted in steps and tokens,
     so all ranks of an engine decide the same.
     """
 
-    def __init__(self, *, patience: int = 32, most_absent: int = 64) -> None:
-        self._patience, self._most_absent = patience, most_absent
+    def __init__(self, *, patience: int = 32, max_absent: int = 64) -> None:
+        self._patience, self._max_absent = patience, max_absent
         self._all: list[Known[T]] = []  # in the order in which they were first seen
         _agree(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)  # load the compiled kernel before the first request
 
@@ -132,9 +132,9 @@ class KnownRequests(Generic[T]):
         """Forget requests that have not been shown for too long; return what was held for them, oldest first."""
         absent = [known for known in self._all if known.absent]
         late = {id(known) for known in absent if known.absent > self._patience}
-        if len(absent) - len(late) > self._most_absent:
+        if len(absent) - len(late) > self._max_absent:
             longest = sorted(absent, key=lambda known: -known.absent)
-            late |= {id(known) for known in longest[: len(absent) - self._most_absent]}
+            late |= {id(known) for known in longest[: len(absent) - self._max_absent]}
         return self._drop(late) if late else []
 
     def drop(self, known: Known[T]) -> T:

@@ -61,7 +61,7 @@ class Corpus:
             drafter,
             vocabulary=vocabulary,
             budget=tree_budget,
-            most_per_step=_UNBOUNDED,
+            max_per_step=_UNBOUNDED,
             ends=ends,
             patience=_PATIENCE,
         )

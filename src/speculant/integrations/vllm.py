@@ -49,7 +49,7 @@ class Proposer:
         check_version(allow_untested=settings.allow_untested)
         check_config(vllm_config, allow_untested=settings.allow_untested)
         repair_expansion()
-        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._maximum = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(vllm_config.model_config.max_model_len)
         # vLLM uses the first rank's drafts; the others draft in vain.
         memory = open_memory(settings, vllm_config, first=vllm_config.parallel_config.rank == 0)
@@ -57,12 +57,12 @@ class Proposer:
             memory.drafter,
             vocabulary=memory.vocabulary,
             budget=chain_budget,
-            most_per_step=settings.drafted_per_step,
-            least_probability=settings.min_probability,
+            max_per_step=settings.drafted_per_step,
+            min_probability=settings.min_probability,
             ends=memory.ends,
         )
         self._saver = memory.saver(learned=lambda: rows.learned, finish=rows.finish)
-        logger.info("drafting with '%s', up to %d tokens for a request", settings.method, self._most)
+        logger.info("drafting with '%s', up to %d tokens for a request", settings.method, self._maximum)
 
     def propose(
         self,
@@ -99,4 +99,4 @@ class Proposer:
     def _row(self, tokens: npt.NDArray[Any], length: int, fresh: int) -> EngineRow:
         text: Int32 = np.asarray(tokens[:length], np.int32)
         # The pass commits one token more than it accepts, and all of them need a position.
-        return EngineRow(text, fresh, min(self._most, self._longest - length - 1))
+        return EngineRow(text, fresh, min(self._maximum, self._longest - length - 1))

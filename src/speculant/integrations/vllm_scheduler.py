@@ -59,8 +59,8 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         self._chains = chains = HeadRows(
             memory.drafter,
             vocabulary=memory.vocabulary,
-            most_per_step=settings.drafted_per_step,
-            least_probability=settings.min_probability,
+            max_per_step=settings.drafted_per_step,
+            min_probability=settings.min_probability,
             ends=memory.ends,
         )
         self._saver = memory.saver(learned=lambda: chains.rows.learned, finish=chains.forget)
@@ -104,5 +104,5 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
 
     def _row(self, name: str, request: Any, head: Sequence[int]) -> HeadRow:
         # The pass commits one token more than it accepts, and all of them need a position.
-        most = min(len(head), self._longest - int(request.num_tokens) - 1)
-        return HeadRow(name, request.all_token_ids, head, max(0, most))
+        maximum = min(len(head), self._longest - int(request.num_tokens) - 1)
+        return HeadRow(name, request.all_token_ids, head, max(0, maximum))

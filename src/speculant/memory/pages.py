@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_LEAST = 1 << 20  # bytes; `malloc` reuses smaller blocks
+_MINIMUM = 1 << 20  # bytes; `malloc` reuses smaller blocks
 
 
 def zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return zeros; as with numpy, pages that are never written take no memory."""
     size = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
-    if size < _LEAST:
+    if size < _MINIMUM:
         return np.zeros(shape, dtype)
     # Private, so that a forked process has a copy of its own.
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,25 @@ if TYPE_CHECKING:
 
 
 OWN = "a drafter of one's own"  # the family of what stands in no table
+
+
+RENAMED = {  # settings by their names in earlier versions
+    "least": "min_probability",
+    "least_probability": "min_probability",
+    "most_nodes": "max_nodes",
+    "most_matches": "max_matches",
+}
+
+logger = logging.getLogger(__name__)
+
+
+def rename_setting(name: str, known: Collection[str]) -> str:
+    """Return the name of a setting, whose earlier name is understood, with a line in the log."""
+    new = RENAMED.get(name, name)
+    if name in known or new not in known:
+        return name
+    logger.warning("the setting %s is called %s now.", name, new)
+    return new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +177,7 @@ class Method:
             raise UsageError(
                 f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}."
             )
+        settings = {rename_setting(str(name), names): value for name, value in settings.items()}
         for name in settings:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1)

@@ -35,7 +35,7 @@ class Service:
         created: when, in seconds of the epoch.
         engine, prompts, grammars, settings: the parts of the server.
         predicts: whether drafts can be copied from a `prediction`.
-        most_nodes: of a draft.
+        max_nodes: of a draft.
     """
 
     model: str
@@ -45,7 +45,7 @@ class Service:
     grammars: GrammarCompiler
     settings: ServingOptions
     predicts: bool
-    most_nodes: int
+    max_nodes: int
 
     def check_model(self, name: str | None) -> None:
         """Check that a request is for the served model.
@@ -66,17 +66,17 @@ class Service:
         if texts > self.settings.max_choices:
             message = f"{texts} texts were asked for, and a request may have {self.settings.max_choices}."
             raise ApiError(400, message, param="n", code="invalid_value")
-        most = request.most_tokens
+        maximum = request.token_limit
         allowed, positions = self.settings.max_new_tokens, self.prompts.positions
-        if most is not None and most > allowed and (positions is None or allowed <= positions):
-            message = f"{most} new tokens were asked for, and the server allows {allowed}."
+        if maximum is not None and maximum > allowed and (positions is None or allowed <= positions):
+            message = f"{maximum} new tokens were asked for, and the server allows {allowed}."
             raise ApiError(400, message, param="max_tokens", code="invalid_value")
-        if most is not None and positions is not None and most > positions:
+        if maximum is not None and positions is not None and maximum > positions:
             message = (
-                f"{most} new tokens were asked for, and the model has {positions} positions, the prompt's included."
+                f"{maximum} new tokens were asked for, and the model has {positions} positions, the prompt's included."
             )
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-        if most == 0 and not request.reads_prompt:
+        if maximum == 0 and not request.reads_prompt:
             message = "'max_tokens' must be 1 or more; in completions it may be 0 with 'echo' or 'prompt_logprobs'."
             raise ApiError(400, message, param="max_tokens", code="invalid_value")
         if request.prompt_logprobs is not None and request.stream:
@@ -97,17 +97,18 @@ class Service:
         Raises:
             ApiError: prompt and text are longer than the model's positions.
         """
-        positions, most = self.prompts.positions, request.most_tokens
+        positions, maximum = self.prompts.positions, request.token_limit
         left = self.settings.max_new_tokens if positions is None else positions - prompt
-        if most is not None and most > left:
+        if maximum is not None and maximum > left:
             raise ApiError(
                 400,
-                f"the model has {positions} positions: {prompt} tokens of the prompt and {most} new ones do not fit.",
+                f"the model has {positions} positions: {prompt} tokens of the prompt and {maximum} new ones do not "
+                "fit.",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
         options: dict[str, Any] = {
-            "max_new_tokens": min(left, self.settings.max_new_tokens) if most is None else max(1, most),
+            "max_new_tokens": min(left, self.settings.max_new_tokens) if maximum is None else max(1, maximum),
             "repetition_penalty": request.repetition_penalty,
             "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
             "presence_penalty": request.presence_penalty or None,
@@ -146,7 +147,7 @@ class Service:
         if not self.settings.per_request_metrics:
             return None
         stats = tickets[0].stats if len(tickets) == 1 else None
-        return RequestMetrics(speculative_decoding=None if stats is None else speculative(stats, self.most_nodes))
+        return RequestMetrics(speculative_decoding=None if stats is None else speculative(stats, self.max_nodes))
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ async def deltas(exchange: Exchange, first: tuple[int, Delta] | None = None) -> 
         yield index, delta
 
 
-def speculative(stats: Stats, most_nodes: int) -> SpeculativeMetrics:
+def speculative(stats: Stats, max_nodes: int) -> SpeculativeMetrics:
     """Return what drafting did, in vLLM's form."""
     accepted = [*stats.accepted_by_depth, 0]  # [j - 1] counts the rounds that accepted j or more
     histogram = [stats.rounds - accepted[0], *(a - b for a, b in itertools.pairwise(accepted))]
@@ -201,7 +202,7 @@ def speculative(stats: Stats, most_nodes: int) -> SpeculativeMetrics:
         num_spec_steps=stats.rounds,
         num_accepted_draft_tokens=stats.accepted,
         num_draft_tokens=stats.drafted,
-        num_spec_tokens=most_nodes,
+        num_spec_tokens=max_nodes,
     )
 
 
@@ -223,7 +224,7 @@ def prompt_logprobs_of(
     """Return the `prompt_logprobs` of a prompt's text that has begun; None where they were not asked for."""
     if body.prompt_logprobs is None:
         return None
-    return prompt_logprobs(prompt_entries(ids, ticket), service.prompts.token_text, most=body.prompt_logprobs)
+    return prompt_logprobs(prompt_entries(ids, ticket), service.prompts.token_text, maximum=body.prompt_logprobs)
 
 
 def prompt_entries(ids: Sequence[int], ticket: Ticket) -> PromptEntries:

@@ -94,11 +94,11 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         model=model,
         created=now(),
         engine=engine,
-        prompts=PromptEncoder(speculator, most_tokens=settings.max_prompt_tokens),
+        prompts=PromptEncoder(speculator, token_limit=settings.max_prompt_tokens),
         grammars=GrammarCompiler(speculator),
         settings=settings,
         predicts=can_route(speculator),
-        most_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.most_nodes,
+        max_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.max_nodes,
     )
     app = FastAPI(
         title="Speculant",
@@ -141,7 +141,7 @@ def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
 
 def _middleware(settings: ServingOptions, keys: list[str], metrics: ScopedMetrics) -> list[Middleware]:
     """Return what every request passes, the outermost first."""
-    found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, most=settings.max_connections)]
+    found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, maximum=settings.max_connections)]
     if settings.cors_origins:
         origins = list(settings.cors_origins)
         found.append(
@@ -150,7 +150,7 @@ def _middleware(settings: ServingOptions, keys: list[str], metrics: ScopedMetric
     if settings.hosts:
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
-    found.append(Middleware(BodyLimit, most=settings.max_body_bytes, seconds=settings.body_seconds))
+    found.append(Middleware(BodyLimit, maximum=settings.max_body_bytes, seconds=settings.body_seconds))
     return found
 
 

@@ -13,9 +13,9 @@ from speculant.serving.errors import ApiError
 class BodyLimit:
     """Refuses bodies that are too large or too slow; what is streamed without a length is counted."""
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, maximum: int, seconds: float) -> None:
         """Set the limits: bytes, and seconds in which a body must arrive."""
-        self._app, self._most, self._seconds = app, most, seconds
+        self._app, self._maximum, self._seconds = app, maximum, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, then pass the request on."""
@@ -57,7 +57,7 @@ class BodyLimit:
 
     def _check_length(self, scope: Scope) -> None:
         for name, value in scope["headers"]:
-            if name == b"content-length" and not (value.isdigit() and len(value) < 20 and int(value) <= self._most):
+            if name == b"content-length" and not (value.isdigit() and len(value) < 20 and int(value) <= self._maximum):
                 raise self._too_large()
 
     async def _read(self, receive: Receive) -> bytes | None:
@@ -68,13 +68,13 @@ class BodyLimit:
                 return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self._most:
+            if size > self._maximum:
                 raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(parts)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._most} bytes. Shorten it.", code="body_too_large")
+        return ApiError(413, f"the body is larger than {self._maximum} bytes. Shorten it.", code="body_too_large")
 
 
 async def refuse(error: ApiError, receive: Receive | None, send: Send, *, seconds: float) -> None:

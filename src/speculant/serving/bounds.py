@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
-MOST_FIELDS = 64  # of an object with names of its own; the largest has 48
+MAX_FIELDS = 64  # of an object with names of its own; the largest has 48
 
 
 def at_most(count: int) -> Callable[[Any], Any]:
@@ -57,7 +57,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_bounds(cls, value: Any) -> Any:
-        value = at_most(MOST_FIELDS)(value)
+        value = at_most(MAX_FIELDS)(value)
         if not isinstance(value, dict):
             return value
         fields = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}

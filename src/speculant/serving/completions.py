@@ -58,7 +58,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
                     options=options,
                     stop=body.stops,
                     tenant=tenant_of(request),
-                    prompt_only=body.most_tokens == 0,
+                    prompt_only=body.token_limit == 0,
                 )
                 exchange.submit(job)
         echoes = [await _echo(service, body, *pair) for pair in zip(prompts, encoded, strict=True)]
@@ -127,8 +127,8 @@ class CompletionAnswer(Answer):
         )
 
     def _logprobs(self, entries: PromptEntries, offset: int) -> dict[str, Any]:
-        text, most = self._service.prompts.token_text, self._body.alternatives or 0
-        return completion_logprobs(entries, text, most=most, offset=offset)
+        text, maximum = self._service.prompts.token_text, self._body.alternatives or 0
+        return completion_logprobs(entries, text, maximum=maximum, offset=offset)
 
     def _echo_logprobs(self, index: int) -> dict[str, Any] | None:
         """Return the `logprobs` of the prompt before a text that has begun; None where they are not asked for."""

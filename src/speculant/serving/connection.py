@@ -29,7 +29,7 @@ class BoundedConnection(H11Protocol):
         idle_since: when it was opened, or its last answer ended, in seconds of the event loop's clock.
     """
 
-    def __init__(self, *args: Any, head_seconds: float, stall_seconds: float, most: int, **options: Any) -> None:
+    def __init__(self, *args: Any, head_seconds: float, stall_seconds: float, maximum: int, **options: Any) -> None:
         """Take uvicorn's arguments and the limits.
 
         Args:
@@ -37,14 +37,14 @@ class BoundedConnection(H11Protocol):
             head_seconds: from the connection's start, or a request's first byte, to the end of its headers. A body
                 that nobody waits for, such as that of a refused request, has as long.
             stall_seconds: that data may wait without the client reading any of it.
-            most: connections, beyond which one without a request is closed.
+            maximum: connections, beyond which one without a request is closed.
         """
         super().__init__(*args, **options)
         self._head_seconds, self._stall_seconds = head_seconds, stall_seconds
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes when the client was last looked at
-        self._most, self.idle_since = most, 0.0
+        self._maximum, self.idle_since = maximum, 0.0
 
     @property
     def idle(self) -> bool:
@@ -123,12 +123,12 @@ class BoundedConnection(H11Protocol):
     def _make_room(self) -> None:
         """Close the connection that has had no request for longest where there are too many; else this one, if none."""
         others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
-        if len(others) < self._most:
+        if len(others) < self._maximum:
             return
         idle = [each for each in others if isinstance(each, BoundedConnection) and each.idle]
         if idle:
             min(idle, key=lambda each: each.idle_since).transport.close()
-        elif len(others) >= self._most + SPARE:
+        elif len(others) >= self._maximum + SPARE:
             self.transport.close()
 
 

@@ -154,7 +154,7 @@ class Exchange:
             buffer_tokens: of all of them that may wait to be read.
         """
         self._submit, self._cancel, self._release = submit, cancel, release
-        self._places, self._seconds, self._most = places, seconds, buffer_tokens
+        self._places, self._seconds, self._maximum = places, seconds, buffer_tokens
         self._deltas: deque[tuple[int, Delta]] = deque()
         self._buffered = 0
         self._arrived = asyncio.Event()
@@ -174,7 +174,7 @@ class Exchange:
             return
         self._deltas.append((ticket.index, delta))
         self._buffered += delta.tokens
-        if self._buffered > self._most:
+        if self._buffered > self._maximum:
             self._deltas.clear()
             error = ApiError(408, "the client reads its answer too slowly.", code="slow_client")
             self._deltas.append((ticket.index, Delta(error=error)))

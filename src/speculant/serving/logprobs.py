@@ -34,13 +34,13 @@ def chat_logprobs(entries: Entries, text: TokenText) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: PromptEntries, text: TokenText, *, most: int, offset: int) -> dict[str, Any]:
+def completion_logprobs(entries: PromptEntries, text: TokenText, *, maximum: int, offset: int) -> dict[str, Any]:
     """Return the `logprobs` of a completion's choice or chunk.
 
     Args:
         entries: its tokens.
         text: returns a token's text.
-        most: alternatives of each token, of which more may be recorded.
+        maximum: alternatives of each token, of which more may be recorded.
         offset: where its first token begins; below 0 where tokens are not in the text, as one that begins prompts.
     """
     texts = [text(token) for token, _ in entries]
@@ -50,20 +50,20 @@ def completion_logprobs(entries: PromptEntries, text: TokenText, *, most: int, o
         "top_logprobs": [
             None
             if each is None
-            else {text(other): value for other, value in zip(each.top_ids[:most], each.top_logprobs, strict=False)}
+            else {text(other): value for other, value in zip(each.top_ids[:maximum], each.top_logprobs, strict=False)}
             for _, each in entries
         ],
         "text_offset": _offsets(texts, offset),
     }
 
 
-def prompt_logprobs(entries: PromptEntries, text: TokenText, *, most: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(entries: PromptEntries, text: TokenText, *, maximum: int) -> list[dict[str, Any] | None]:
     """Return the `prompt_logprobs` of a response, in vLLM's form: by token id, the prompt's own token first."""
-    return [None if each is None else _rank(token, each, text, most) for token, each in entries]
+    return [None if each is None else _rank(token, each, text, maximum) for token, each in entries]
 
 
-def _rank(token: int, found: TokenLogprobs, text: TokenText, most: int) -> dict[str, Any]:
-    best = zip(found.top_ids[:most], found.top_logprobs, range(1, most + 1), strict=False)
+def _rank(token: int, found: TokenLogprobs, text: TokenText, maximum: int) -> dict[str, Any]:
+    best = zip(found.top_ids[:maximum], found.top_logprobs, range(1, maximum + 1), strict=False)
     return {
         str(each): {"logprob": value, "rank": rank, "decoded_token": text(each)}
         for each, value, rank in [(token, found.logprob, found.rank), *best]

@@ -29,16 +29,16 @@ class PromptEncoder:
         tokenizer: the model's.
         positions: that the model has; None for no limit.
         vocabulary: V.
-        most_tokens: of a prompt; None for no limit.
+        token_limit: of a prompt; None for no limit.
         text_tokens: see `tools.text_tokens`.
     """
 
-    def __init__(self, speculator: Speculator, *, most_tokens: int) -> None:
+    def __init__(self, speculator: Speculator, *, token_limit: int) -> None:
         """Take the model's tokenizer.
 
         Args:
             speculator: the model.
-            most_tokens: of a prompt; 0 for what the model has positions for.
+            token_limit: of a prompt; 0 for what the model has positions for.
 
         Raises:
             ApiError: the model has no tokenizer.
@@ -46,8 +46,8 @@ class PromptEncoder:
         self.tokenizer = speculator.tokenizer
         capabilities = speculator.engine.capabilities
         self.positions, self.vocabulary = capabilities.positions, capabilities.vocabulary
-        limits = [limit for limit in (most_tokens, self.positions and self.positions - 1) if limit]
-        self.most_tokens = min(limits, default=None)
+        limits = [limit for limit in (token_limit, self.positions and self.positions - 1) if limit]
+        self.token_limit = min(limits, default=None)
         self.text_tokens = text_tokens(self.tokenizer)
         self._texts: dict[int, str] = {}  # of single tokens
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
@@ -104,10 +104,10 @@ class PromptEncoder:
         """
         if not ids:
             raise ApiError(400, "the prompt is empty.", param=param, code="invalid_value")
-        if self.most_tokens is not None and len(ids) > self.most_tokens:
+        if self.token_limit is not None and len(ids) > self.token_limit:
             raise ApiError(
                 400,
-                f"the prompt has {len(ids)} tokens or more, and at most {self.most_tokens} are taken. Shorten it.",
+                f"the prompt has {len(ids)} tokens or more, and at most {self.token_limit} are taken. Shorten it.",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -134,10 +134,10 @@ class PromptEncoder:
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's ids; of one that is certainly too long, those of its beginning, which are too many too."""
-        most = self.most_tokens
-        if most is not None and len(text) > LONG_TOKEN * most:
-            beginning: list[int] = self.tokenizer(text[: LONG_TOKEN * most], add_special_tokens=special)["input_ids"]
-            if len(beginning) > 2 * most:  # the whole text cannot have so many fewer
+        maximum = self.token_limit
+        if maximum is not None and len(text) > LONG_TOKEN * maximum:
+            beginning: list[int] = self.tokenizer(text[: LONG_TOKEN * maximum], add_special_tokens=special)["input_ids"]
+            if len(beginning) > 2 * maximum:  # the whole text cannot have so many fewer
                 return beginning
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids

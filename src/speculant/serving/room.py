@@ -12,19 +12,19 @@ UNCOUNTED = ("/health",)
 class RequestRoom:
     """Counts the requests that are being answered."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, maximum: int) -> None:
         """Take the most requests at a time."""
-        self._app, self._most, self._count = app, most, 0
+        self._app, self._maximum, self._count = app, maximum, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on where there is room."""
         if scope["type"] != "http" or scope["path"] in UNCOUNTED:
             await self._app(scope, receive, send)
             return
-        if self._count >= self._most:
+        if self._count >= self._maximum:
             error = ApiError(
                 503,
-                f"{self._most} requests are being answered, and there is no room for more. Try again.",
+                f"{self._maximum} requests are being answered, and there is no room for more. Try again.",
                 type=SERVER,
                 code="no_room",
                 headers={"Retry-After": "1", "Connection": "close"},  # a body that is on its way is not read

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, Json, model_validator
 
-from speculant.serving.bounds import MOST_FIELDS, JsonObject, Rows, Strict, at_most
+from speculant.serving.bounds import MAX_FIELDS, JsonObject, Rows, Strict, at_most
 from speculant.serving.generation_config import GenerationConfig
 from speculant.serving.token_types import Finite, TokenId
 
-MOST_PROMPTS = 1024  # of a request; the server's own limit is smaller
-MOST_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
+MAX_PROMPTS = 1024  # of a request; the server's own limit is smaller
+MAX_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -157,7 +157,7 @@ class SamplingRequest(Strict):
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     min_p: Finite | None = Field(default=None, ge=0, le=1)
     repetition_penalty: Finite | None = Field(default=None, ge=0.01, le=100)
-    seed: int | None = Field(default=None, ge=-(1 << 63), le=MOST_SEED)
+    seed: int | None = Field(default=None, ge=-(1 << 63), le=MAX_SEED)
     stop: StopText | Annotated[Rows[StopText], Field(max_length=16)] | None = None
     n: int | None = Field(default=None, ge=1, le=1024)
     user: str | None = Field(default=None, max_length=512)
@@ -178,7 +178,7 @@ class SamplingRequest(Strict):
     def _fill_from_generation_config(self) -> SamplingRequest:
         """Let the generation config stand in for what the request leaves out."""
         given = {} if self.generation_config is None else self.generation_config.parameters()
-        if self.most_tokens is not None:
+        if self.token_limit is not None:
             given.pop("max_tokens", None)
         for name, value in given.items():
             if getattr(self, name) is None:
@@ -196,7 +196,7 @@ class SamplingRequest(Strict):
         return self.n or 1
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         """The most tokens of a text, None if the client does not say."""
         return self.max_tokens
 
@@ -237,7 +237,7 @@ class ChatRequest(SamplingRequest):
     web_search_options: Any = None
     moderation: Any = None
     store: bool | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(at_most(MOST_FIELDS))] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(at_most(MAX_FIELDS))] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -245,7 +245,7 @@ class ChatRequest(SamplingRequest):
     prompt_cache_retention: str | None = None
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         """The most tokens of an answer, None if the client does not say."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
@@ -261,8 +261,8 @@ class CompletionRequest(SamplingRequest):
     prompt: (
         str
         | Annotated[Rows[TokenId], Field(min_length=1)]
-        | Annotated[Rows[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[Rows[Annotated[Rows[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[Rows[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[Rows[Annotated[Rows[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
     echo: bool | None = None
     best_of: int | None = None

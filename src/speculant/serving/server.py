@@ -113,7 +113,7 @@ def make_server(app: FastAPI, settings: ServingOptions, ready: Callable[[], None
             BoundedConnection,
             head_seconds=settings.body_seconds,
             stall_seconds=settings.stall_seconds,
-            most=settings.max_connections,
+            maximum=settings.max_connections,
         ),  # h11, whose limit of headers is known
         "h11_max_incomplete_event_size": HEADER_BYTES,
         "ws": "none",

@@ -13,7 +13,7 @@ from speculant.core.errors import UsageError
 
 SCHEMES = ("redis", "rediss", "unix")
 STREAM, TENANT, ENTRIES = "speculant", "default", 4096
-MOST_ENTRIES = 1 << 20
+MAX_ENTRIES = 1 << 20
 _FORM = "redis://host:port[/db][?stream=NAME&tenant=NAME&entries=N]"
 
 
@@ -68,8 +68,8 @@ def parse_address(text: str) -> Address:
         else:
             rest.append((name, value))
     entries = own.pop("entries", str(ENTRIES))
-    if not entries.isdigit() or not 1 <= int(entries) <= MOST_ENTRIES:
-        raise UsageError(f"entries= of the URL to share by is a whole number from 1 to {MOST_ENTRIES}.")
+    if not entries.isdigit() or not 1 <= int(entries) <= MAX_ENTRIES:
+        raise UsageError(f"entries= of the URL to share by is a whole number from 1 to {MAX_ENTRIES}.")
     if not all(own.values()):
         raise UsageError(
             "stream= and tenant= of the URL to share by must not be empty; leave them out for the defaults."

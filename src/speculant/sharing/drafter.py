@@ -23,7 +23,7 @@ from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.sharing.channel import Channel, SharedTokens
 from speculant.sharing.texts import ForeignTexts
 
-MOST_PROMPT = 8192  # last tokens of a prompt that are published
+MAX_PROMPT = 8192  # last tokens of a prompt that are published
 SHARE = 0.2  # of a core's time, at most, for learning from others
 _POLL = 0.5
 _PAUSE = 0.01
@@ -103,7 +103,7 @@ class SharingSession(Session):
     def __init__(self, channel: Channel, inner: Session, request: int, prompt: Int32) -> None:
         self.inner, self._channel, self._request = inner, channel, request
         self._end, self._open = 0, True
-        kept = prompt[-MOST_PROMPT:]
+        kept = prompt[-MAX_PROMPT:]
         self._publish(kept, prompt=len(kept))
 
     def propose(self, budget: Budget) -> DraftTree:

@@ -16,11 +16,11 @@ from speculant.core.tree import Int32
 from speculant.sharing.channel import SharedTokens
 
 VERSION = 1
-MOST_TOKENS = 8192  # of a message
-MOST_PIECES = 1024
+MAX_TOKENS = 8192  # of a message
+MAX_PIECES = 1024
 _HEAD, _PIECE = struct.Struct("<BBQH"), struct.Struct("<IIHHB")
 _WIDEST = 3
-MOST_BYTES = _HEAD.size + MOST_PIECES * _PIECE.size + MOST_TOKENS * _WIDEST
+MAX_BYTES = _HEAD.size + MAX_PIECES * _PIECE.size + MAX_TOKENS * _WIDEST
 
 
 class BadMessageError(ValueError):
@@ -44,17 +44,17 @@ def decode(message: bytes, vocabulary: int) -> list[SharedTokens]:
     Raises:
         BadMessageError: it is truncated, too long, of another version, or holds impossible values.
     """
-    if not _HEAD.size <= len(message) <= MOST_BYTES:
+    if not _HEAD.size <= len(message) <= MAX_BYTES:
         raise BadMessageError(f"a message of {len(message)} bytes")
     version, width, replica, count = _HEAD.unpack_from(message)
-    if version != VERSION or not 2 <= width <= _WIDEST or count > MOST_PIECES:
+    if version != VERSION or not 2 <= width <= _WIDEST or count > MAX_PIECES:
         raise BadMessageError(f"version {version}, {width} bytes per token, {count} pieces")
     body = _HEAD.size + count * _PIECE.size
     if body > len(message):
         raise BadMessageError("it ends within its pieces")
     entries = [_PIECE.unpack_from(message, _HEAD.size + i * _PIECE.size) for i in range(count)]
     total = sum(entry[2] for entry in entries)
-    if total > MOST_TOKENS or body + total * width != len(message):
+    if total > MAX_TOKENS or body + total * width != len(message):
         raise BadMessageError(f"{total} tokens in {len(message) - body} bytes")
     if any(prompt > length or ended > 1 for _, _, length, prompt, ended in entries):
         raise BadMessageError("a prompt longer than its piece, or an unknown flag")

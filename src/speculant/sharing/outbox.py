@@ -8,10 +8,10 @@ from collections import deque
 import numpy as np
 
 from speculant.sharing.channel import SharedTokens
-from speculant.sharing.encoding import MOST_PIECES, MOST_TOKENS
+from speculant.sharing.encoding import MAX_PIECES, MAX_TOKENS
 
-HELD = 8 * MOST_TOKENS  # tokens that wait at most
-_PIECE = MOST_TOKENS // 2
+HELD = 8 * MAX_TOKENS  # tokens that wait at most
+_PIECE = MAX_TOKENS // 2
 
 
 class Outbox:
@@ -38,7 +38,7 @@ class Outbox:
                 self._tokens += len(part.tokens)
             while self._tokens > HELD or len(self._pieces) > HELD:
                 self.dropped += self._pop()
-            if first or self._tokens >= MOST_TOKENS:  # a thread that is woken up in vain takes the rounds' time
+            if first or self._tokens >= MAX_TOKENS:  # a thread that is woken up in vain takes the rounds' time
                 self._condition.notify_all()
 
     def wait(self, delay: float) -> bool:
@@ -48,15 +48,15 @@ class Outbox:
         """
         with self._condition:
             self._condition.wait_for(lambda: self._closed or self._pieces)
-            self._condition.wait_for(lambda: self._closed or self._tokens >= MOST_TOKENS, delay)
+            self._condition.wait_for(lambda: self._closed or self._tokens >= MAX_TOKENS, delay)
             return bool(self._pieces) or not self._closed
 
     def take(self) -> list[SharedTokens]:
         """Remove and return the pieces of one message."""
         taken, tokens = list[SharedTokens](), 0
         with self._condition:
-            while self._pieces and len(taken) < MOST_PIECES:
-                if tokens + len(self._pieces[0].tokens) > MOST_TOKENS:
+            while self._pieces and len(taken) < MAX_PIECES:
+                if tokens + len(self._pieces[0].tokens) > MAX_TOKENS:
                     break
                 tokens += len(self._pieces[0].tokens)
                 taken.append(self._pieces[0])

@@ -16,10 +16,10 @@ import numpy as np
 from speculant.core.drafter import Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.sharing.channel import SharedTokens
-from speculant.sharing.encoding import MOST_TOKENS
+from speculant.sharing.encoding import MAX_TOKENS
 
 _LOG = logging.getLogger(__name__)
-MOST_OPEN = 64  # texts; beyond, those that were not extended for longest are ended
+MAX_OPEN = 64  # texts; beyond, those that were not extended for longest are ended
 OBSERVED = 64  # tokens at a time
 
 
@@ -66,7 +66,7 @@ class ForeignTexts:
             self._end(text)
             return
         self._open[key] = text
-        while len(self._open) > MOST_OPEN:
+        while len(self._open) > MAX_OPEN:
             self._end(self._open.popitem(last=False)[1])
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class ForeignTexts:
         if text.session is None:
             text.prompt.append(rest[: piece.prompt])
             rest = rest[piece.prompt :]
-            if not len(rest) and not piece.ended and sum(map(len, text.prompt)) < MOST_TOKENS:
+            if not len(rest) and not piece.ended and sum(map(len, text.prompt)) < MAX_TOKENS:
                 return  # more of the prompt may follow
             text.session = self._drafter.open(SessionRequest(prompt=np.concatenate(text.prompt)))
             text.prompt = []

@@ -54,21 +54,21 @@ _LEVEL_SPREAD = 1.0  # levels: the same for the time of a further level
 class LatencyModel:
     """Seconds of a round by the rows of its pass beyond the first."""
 
-    def __init__(self, *, most: int, known: StepCost | None = None) -> None:
+    def __init__(self, *, maximum: int, known: StepCost | None = None) -> None:
         """Begin with a measured curve, or with none.
 
         Args:
-            most: the most draft rows of a pass.
+            maximum: the most draft rows of a pass.
             known: seconds of a pass on this model and device; None to climb from size to size as long as it pays.
         """
-        self.sizes = np.array([size for size in SIZES if size < most] + [most])
-        sizes = measured_sizes(most)
+        self.sizes = np.array([size for size in SIZES if size < maximum] + [maximum])
+        sizes = measured_sizes(maximum)
         self._ends = sizes  # the most rows of each size that has a cost
-        self._bucket = np.searchsorted(sizes, np.arange(most + 1)).tolist()  # rows -> index of their size
+        self._bucket = np.searchsorted(sizes, np.arange(maximum + 1)).tolist()  # rows -> index of their size
         self._climbed = np.isin(sizes, self.sizes).tolist()
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
-        self._base = np.ones(most + 1) if known is None else known.of(np.arange(most + 1)) / plain
+        self._base = np.ones(maximum + 1) if known is None else known.of(np.arange(maximum + 1)) / plain
         self._factors = [0.0] * len(sizes)  # of each size, over `_base`, in logarithms
         self._rows = [0.0] * len(sizes)  # mean of the passes of each size
         self._tried = [0] * len(sizes)
@@ -86,7 +86,7 @@ class LatencyModel:
         self.drafting = self.further_level = 0.0
 
     @property
-    def most(self) -> int:
+    def maximum(self) -> int:
         """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
         if self._known:
             return int(self.sizes[-1])
@@ -231,9 +231,9 @@ class LatencyModel:
         return min(time, _BOOKED * rate)
 
 
-def measured_sizes(most: int) -> list[int]:
-    """Return the draft rows of the passes that have a cost of their own, up to `most`."""
-    return [size for size in range(most) if size < _SINGLE or size in SIZES] + [most]
+def measured_sizes(maximum: int) -> list[int]:
+    """Return the draft rows of the passes that have a cost of their own, up to `maximum`."""
+    return [size for size in range(maximum) if size < _SINGLE or size in SIZES] + [maximum]
 
 
 def _lower_quartile(values: deque[float]) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 _DECAY = 0.9  # per round in which a draft was asked for
 _USUAL = 8  # rounds of the longest pause by what drafts are expected to gain, where asking costs little
-_MOST = 64  # rounds of the longest such pause at all
+_MAXIMUM = 64  # rounds of the longest such pause at all
 _VAIN = 0.015  # of the time that asking may take, by what drafts are expected to gain
 _SHARE = 0.005  # of the tokens that drafts may lose
 _DOUBLINGS = 12  # of pauses of debt
@@ -82,7 +82,7 @@ class Pausing:
         self.gained = _DECAY * self.gained + gain
         self.asks = _DECAY * self.asks + 1
         lost = took - self.gained / self.asks
-        longest = min(_MOST, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
+        longest = min(_MAXIMUM, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
         # What drafts have gained outweighs what they are expected to lose, until half of the credit is spent.
         self.pause = min(longest, 2 * self.pause + 1) if lost > 0 and self.balance < _LIMIT / 2 else 0
         self._book(profit)

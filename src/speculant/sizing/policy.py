@@ -41,7 +41,7 @@ from speculant.sizing.pausing import Pausing
 from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
-_LEAST_ASKED = 4
+_MIN_ASKED = 4
 _EXPENSIVE = 0.01  # of a plain pass, per node: drafting that should not produce nodes to be dropped
 _UNWATCHED = 4  # rounds before the end of a pause until which passes are not timed; then their time is known again
 _SHRINK = 0.9  # of the largest size of late, per round
@@ -58,7 +58,7 @@ class AdaptiveSizing:
         exploration: ExplorationBonus | None = None,
         pausing: Pausing | None = None,
         *,
-        most: int = MAX_NODES,
+        maximum: int = MAX_NODES,
         depth: int = UNLIMITED,
     ) -> None:
         """Begin a stream or a batch.
@@ -69,19 +69,19 @@ class AdaptiveSizing:
             throughput: of the requests so far; likewise.
             exploration: shared; for drafters that learn from rejected nodes, else None.
             pausing: of the requests so far; None for a first one.
-            most: nodes of a draft at most.
+            maximum: nodes of a draft at most.
             depth: of a draft at most.
         """
-        self._latency, self._acceptance, self._exploration, self._most = latency, acceptance, exploration, most
+        self._latency, self._acceptance, self._exploration, self._maximum = latency, acceptance, exploration, maximum
         self._depth = depth
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._pausing = Pausing() if pausing is None else pausing
         self._counts = np.arange(len(latency.curve) + 1)
 
     def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SequenceSizing:
-        most = min(self._most, int(self._latency.sizes[-1]))
+        maximum = min(self._maximum, int(self._latency.sizes[-1]))
         acceptance, pausing = AcceptanceModel(self._acceptance), self._pausing.begin()
-        return SequenceSizing(acceptance, wanted=most, forecast=forecast, pausing=pausing, plain=plain)
+        return SequenceSizing(acceptance, wanted=maximum, forecast=forecast, pausing=pausing, plain=plain)
 
     def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
         drafts = False
@@ -91,51 +91,51 @@ class AdaptiveSizing:
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
             return [0] * len(states)
-        most = min(self._most, max(0, self._latency.most - (len(states) - 1)))
-        level_price, node_price = self._marginal_prices(len(states), most)
+        maximum = min(self._maximum, max(0, self._latency.maximum - (len(states) - 1)))
+        level_price, node_price = self._marginal_prices(len(states), maximum)
         start_price = self._price(len(states)) * self._latency.level_start
         for state in states:
             if state.plain or state.pausing.left:
                 continue
             state.level_price, state.start_price, state.node_price = level_price, start_price, node_price
-            gains = state.forecast(most) if state.forecast is not None and most else None
+            gains = state.forecast(maximum) if state.forecast is not None and maximum else None
             state.by_level = gains is not None
             if gains is not None:
-                state.asked, depth = self._forecast_size(state, gains, most, len(states))
+                state.asked, depth = self._forecast_size(state, gains, maximum, len(states))
                 state.depth = min(depth, self._depth)
             elif state.sampled or self._latency.drafting > _EXPENSIVE:
-                state.asked = self._chain_length(state, most, len(states))
+                state.asked = self._chain_length(state, maximum, len(states))
             else:
-                state.asked = min(most, max(_LEAST_ASKED, int(2 * state.wanted)))
+                state.asked = min(maximum, max(_MIN_ASKED, int(2 * state.wanted)))
         return [state.asked for state in states]
 
-    def _marginal_prices(self, sequences: int, most: int) -> tuple[float, float]:
+    def _marginal_prices(self, sequences: int, maximum: int) -> tuple[float, float]:
         """Return the tokens that a further level, and a further node, have to gain, a node at the least."""
-        if not most:
+        if not maximum:
             return 0.0, 0.0
-        price, costs = self._price(sequences), self._pass_costs(sequences - 1, most)[1:]
-        few = min(_LEAST_ASKED, most) - 1  # what fewer nodes cost more is too little to be measured
-        node = price * max(0.0, float((costs[few:] / self._counts[few + 1 : most + 1]).min()))
+        price, costs = self._price(sequences), self._pass_costs(sequences - 1, maximum)[1:]
+        few = min(_MIN_ASKED, maximum) - 1  # what fewer nodes cost more is too little to be measured
+        node = price * max(0.0, float((costs[few:] / self._counts[few + 1 : maximum + 1]).min()))
         return price * self._latency.further_level + node, node
 
-    def _chain_length(self, state: SequenceSizing, most: int, sequences: int) -> int:
+    def _chain_length(self, state: SequenceSizing, maximum: int, sequences: int) -> int:
         """Return how many nodes pay, one a level, before any exists."""
-        values = state.acceptance.by_depth(most)
-        if not most:
+        values = state.acceptance.by_depth(maximum)
+        if not maximum:
             return 0
-        price, pass_costs = self._price(sequences), self._pass_costs(sequences - 1, most)[1:]
+        price, pass_costs = self._price(sequences), self._pass_costs(sequences - 1, maximum)[1:]
         gains = np.cumsum(values) - price * pass_costs
-        best = int(np.argmax(gains - price * self._latency.drafting * self._counts[1 : most + 1]))
+        best = int(np.argmax(gains - price * self._latency.drafting * self._counts[1 : maximum + 1]))
         state.gain = max(0.0, float(gains[best]))  # without the time of drafting, to which `_plan` compares it
         return best + 1 if state.gain > 0 else 1  # one node at least, or nothing more would be learned
 
-    def _forecast_size(self, state: SequenceSizing, gains: Float64, most: int, sequences: int) -> tuple[int, int]:
-        """Return how many nodes and levels pay, by what drafts of up to `most` nodes are expected to gain."""
+    def _forecast_size(self, state: SequenceSizing, gains: Float64, maximum: int, sequences: int) -> tuple[int, int]:
+        """Return how many nodes and levels pay, by what drafts of up to `maximum` nodes are expected to gain."""
         if not gains.size:
-            return min(most, max(_LEAST_ASKED, int(2 * state.wanted))), UNLIMITED
+            return min(maximum, max(_MIN_ASKED, int(2 * state.wanted))), UNLIMITED
         price, levels = self._price(sequences), np.arange(1, len(gains) + 1)
         if gains.ndim == 1:  # any number of nodes, which are trimmed later
-            return most, int(np.argmax(gains - price * self._latency.further_level * levels)) + 1
+            return maximum, int(np.argmax(gains - price * self._latency.further_level * levels)) + 1
         gains = gains - price * self._pass_costs(sequences - 1, gains.shape[1])[1:]
         best = int(np.argmax(gains - price * self._latency.further_level * levels[:, None]))
         state.gain = max(0.0, float(gains.flat[best]))  # without the time of drafting, to which `_plan` compares it
@@ -156,7 +156,7 @@ class AdaptiveSizing:
         queried = sum(len(draft.queries) for draft in drafts)
         base = len(drafts) - 1 + held + queried
         values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
-        room = min(len(values), max(0, self._latency.most - base))
+        room = min(len(values), max(0, self._latency.maximum - base))
         # By the level the time of drafting does not depend on the nodes.
         by_level = all(state.by_level or state.plain for state in states)
         price, costs = self._price(len(drafts)), (self._pass_costs if by_level else self._costs)(base, room)
@@ -266,8 +266,8 @@ class AdaptiveSizing:
             state.pausing.skip()
         elif state.asked:
             state.wanted = max(float(nodes), _SHRINK * state.wanted)
-            most = self._latency.most
-            if nodes == state.asked == most < self._latency.sizes[-1]:
+            maximum = self._latency.maximum
+            if nodes == state.asked == maximum < self._latency.sizes[-1]:
                 return  # larger drafts have not been tried yet, so it is not known what drafts gain
             # A pause decodes plainly: that is what the time of drafting would yield, whatever drafts yield of late.
             plain = sequences / float(self._latency.curve[sequences - 1])
@@ -279,12 +279,12 @@ class AdaptiveSizing:
         if not state.rounds:
             return ""
         mean, queries = state.spent / state.rounds, state.queried / state.rounds
-        most = max(1, min(round(mean + queries) or 1, len(self._latency.curve) - 1))
-        one, some = self._latency.seconds(np.array([0, most]))
+        maximum = max(1, min(round(mean + queries) or 1, len(self._latency.curve) - 1))
+        one, some = self._latency.seconds(np.array([0, maximum]))
         beside = f" beside {queries:.1f} query rows" if queries else ""
         text = (
             f"{mean:.1f} nodes a round{beside}, none in {state.skipped / state.rounds:.0%} of rounds: a pass over "
-            f"{most} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
+            f"{maximum} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
         )
         if state.paused:
             text += f"; in {state.paused / state.rounds:.0%} of rounds drafting would have cost more than it gains"
@@ -300,7 +300,7 @@ def _levels_of(draft: DraftTree) -> float:
 
 def warm_up() -> None:
     """Compile what choosing sizes runs, so that no request waits for it."""
-    sizing = AdaptiveSizing(LatencyModel(most=1), AcceptanceModel(), Throughput(), ExplorationBonus())
+    sizing = AdaptiveSizing(LatencyModel(maximum=1), AcceptanceModel(), Throughput(), ExplorationBonus())
     state, node = sizing.open(), DraftTree.from_paths([[0]])
     sizing.trim([state], [node])
     sizing.observe([state], [node], [Walk([0], [0, 0], False)], target_seconds=1.0, draft_seconds=0.0)

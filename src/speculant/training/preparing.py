@@ -46,10 +46,10 @@ def fitting_texts(
     Raises:
         UsageError: hardly any are left.
     """
-    most = min(longest or target.positions or 2048, target.positions or longest or 2048)
-    cut = texts.cut(most)
+    maximum = min(longest or target.positions or 2048, target.positions or longest or 2048)
+    cut = texts.cut(maximum)
     if cut.tokens < texts.tokens:
-        note(f"texts are cut to {most} tokens, which leaves {cut.tokens} of {texts.tokens}.")
+        note(f"texts are cut to {maximum} tokens, which leaves {cut.tokens} of {texts.tokens}.")
     chosen = usable(cut, settings.measured)
     if len(chosen) < 2:
         raise UsageError(

@@ -52,10 +52,10 @@ def student_features(
         UsageError: the texts have tokens that the draft model lacks.
     """
     known = min(each.vocabulary for each in (student, *before))
-    if texts.tokens and (most := int(texts.ids.max())) >= known:
+    if texts.tokens and (maximum := int(texts.ids.max())) >= known:
         raise UsageError(
-            f"the texts have token {most}, and a draft model knows {known} tokens. Name a draft model of the target's "
-            "vocabulary."
+            f"the texts have token {maximum}, and a draft model knows {known} tokens. Name a draft model of the "
+            "target's vocabulary."
         )
     return StudentFeatures(model, target, texts, student, settings, depth, before)
 
@@ -101,8 +101,8 @@ class StudentFeatures(Features):
         ]
         seed = (settings.seed, WRITTEN, number)
         written = continue_texts(self._student.model, prompts, new_tokens=settings.new_tokens, seed=seed)
-        most = self._target.positions or int(written.lengths.max())
-        parts = [cut_unknown(written[index], self._target.vocabulary)[:most] for index in range(len(written))]
+        maximum = self._target.positions or int(written.lengths.max())
+        parts = [cut_unknown(written[index], self._target.vocabulary)[:maximum] for index in range(len(written))]
         found = from_parts(parts, written.prompts)
         return found.select(usable(found, self._depth))
 

@@ -147,8 +147,8 @@ class Drawing:
         shares = np.array([share for share, _ in settings.temperatures])
         temperatures = np.array([temperature for _, temperature in settings.temperatures])
         if settings.opening is not None:
-            least, most = settings.opening
-            ids = ids[: int(generator.integers(least, most + 1))]
+            minimum, maximum = settings.opening
+            ids = ids[: int(generator.integers(minimum, maximum + 1))]
         elif again and temperatures.any():  # written greedily once more, it would be the same text
             shares = shares * (temperatures > 0)
         return TokenPrompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))

@@ -79,17 +79,17 @@ class Blockwise(ThresholdVerifier):
     """Blockwise Parallel Decoding (Stern et al., NeurIPS 2018, arXiv 1811.03115), section 5.
 
     A token passes if it is among the top `k`, or, for vocabularies in an order such as intensities, at most `distance`
-    from the best one. The first `least` tokens of a block pass always.
+    from the best one. The first `minimum` tokens of a block pass always.
     """
 
-    def __init__(self, *, k: int = 1, distance: int = 0, least: int = 0) -> None:
-        if k < 1 or distance < 0 or least < 0:
+    def __init__(self, *, k: int = 1, distance: int = 0, minimum: int = 0) -> None:
+        if k < 1 or distance < 0 or minimum < 0:
             raise UsageError("blockwise takes k of at least 1, and distance and least of at least 0.")
-        self._k, self._distance, self._least = k, distance, least
+        self._k, self._distance, self._minimum = k, distance, minimum
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
         near = (forest.tokens - p.argmax(-1)).abs() <= self._distance
-        return near | (_rank(p, _select_own(forest, p)) <= self._k) | (depths <= self._least)
+        return near | (_rank(p, _select_own(forest, p)) <= self._k) | (depths <= self._minimum)
 
 
 class Rollback(ThresholdVerifier):

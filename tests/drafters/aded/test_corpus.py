@@ -76,7 +76,7 @@ def test_long_rows_keep_their_heaviest() -> None:
 
 def test_the_rarest_are_dropped_where_room_is_short() -> None:
     """Memory is bounded by what is kept, and the counter owns up to the loss."""
-    counter = TrigramCounter(5000, chunk=64, most=100)
+    counter = TrigramCounter(5000, chunk=64, maximum=100)
     for i in range(0, 3000, 3):
         counter.add([i, i + 1, i + 2])
         counter.add([1, 2, 3, 4])

@@ -143,10 +143,10 @@ def test_the_empty_table() -> None:
 
 def test_the_largest_ids() -> None:
     """Three bytes hold every id of the largest vocabulary."""
-    most = MAX_VOCABULARY - 1
-    base = freeze(*(np.array([value]) for value in (most, most, most, 64)), vocabulary=MAX_VOCABULARY)
-    assert row_in(base, most, most) == [(most, 64)]
-    assert row_in(base, NONE, most) == []
+    maximum = MAX_VOCABULARY - 1
+    base = freeze(*(np.array([value]) for value in (maximum, maximum, maximum, 64)), vocabulary=MAX_VOCABULARY)
+    assert row_in(base, maximum, maximum) == [(maximum, 64)]
+    assert row_in(base, NONE, maximum) == []
 
 
 def test_bytes_per_successor() -> None:

@@ -64,13 +64,13 @@ class Exhaustive:
             rated = self.below(path[:depth], *rated)[path[: depth + 1]]
         return rated
 
-    def scores(self, least: float) -> list[float]:
-        """Return the scores of all paths that reach `least`, best first."""
+    def scores(self, minimum: float) -> list[float]:
+        """Return the scores of all paths that reach `minimum`, best first."""
         scores: list[float] = []
         paths: list[tuple[Path, float, float]] = [((), 1.0, math.inf)]
         while paths:
             for path, (joint, score) in self.below(*paths.pop()).items():
-                if score >= least:
+                if score >= minimum:
                     scores.append(score)
                     paths.append((path, joint, score))
         return sorted(scores, reverse=True)
@@ -108,8 +108,8 @@ def test_finds_the_best_tree(escape: float, exploration: float) -> None:
             scores = [score for _, score in rated.values()]
             assert scores == pytest.approx(sorted(scores, reverse=True), rel=1e-4)
             # A draft that is not full holds all paths there are.
-            least = min(scores) * 0.9999 if len(tree) == limit else 0.0
-            assert scores == pytest.approx(slow.scores(least)[:limit], rel=1e-4)
+            minimum = min(scores) * 0.9999 if len(tree) == limit else 0.0
+            assert scores == pytest.approx(slow.scores(minimum)[:limit], rel=1e-4)
             sizes.add(len(tree))
     assert {0, 1, 24} <= sizes
 

@@ -122,9 +122,9 @@ def test_the_targets_rows_stay_within_the_limit(limit: int) -> None:
 
 def test_the_smallest_and_largest_ids() -> None:
     """Context (0, 0) is not taken for an empty slot, and the largest ids not for the mark of bi-grams."""
-    most = MAX_VOCABULARY - 1
+    maximum = MAX_VOCABULARY - 1
     held, naive = table(), NaiveTable(COUNTS)
-    text = [0, 0, 0, most, most, most, 0, most]
+    text = [0, 0, 0, maximum, maximum, maximum, 0, maximum]
     held.learn(ids(text))
     naive.learn(text)
     rows_agree(held, naive)

@@ -9,7 +9,7 @@ import pytest
 
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.heads.uniting import Candidates, follow, learn, unite
-from speculant.drafters.models.mixture import LEAST, Mixture
+from speculant.drafters.models.mixture import MINIMUM, Mixture
 from trees import paths_of, random_draft
 
 WEIGHTS = (0.5, 0.9, 0.6, 0.2, -0.3)
@@ -55,7 +55,7 @@ def expected(head: DraftTree, memory: DraftTree, mixture: Mixture) -> tuple[dict
 
 
 def _logit(p: float) -> float:
-    p = min(max(p, LEAST), 1 - LEAST)
+    p = min(max(p, MINIMUM), 1 - MINIMUM)
     return math.log(p / (1 - p))
 
 

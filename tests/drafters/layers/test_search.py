@@ -10,17 +10,17 @@ from speculant.drafters.layers.search import LayerSearch, SearchSettings
 GAINS = np.array([0, 0.02, 0.2, 0.01, 0.02, 0.2, 0.03, 0.2, 0.02, 0.01, 0.2, 0])  # of skipping each of 12 layers
 
 
-def searched(settings: SearchSettings, seed: int = 0, most: int = 2000) -> tuple[LayerSearch, int]:
+def searched(settings: SearchSettings, seed: int = 0, maximum: int = 2000) -> tuple[LayerSearch, int]:
     """Return a search that has ended, or has scored so many sets, and their number."""
     search, random = LayerSearch(12, settings), np.random.default_rng(seed)
-    for step in range(most):
+    for step in range(maximum):
         if search.over:
             return search, step
         skipped = search.candidate(random)
         assert len(skipped) == 4
         assert 0 < min(skipped) <= max(skipped) < 11
         search.observe(skipped, float(GAINS[list(skipped)].sum()))
-    return search, most
+    return search, maximum
 
 
 def test_promising_sets_find_the_best_early() -> None:
@@ -45,11 +45,11 @@ def test_it_begins_with_every_other_layer() -> None:
         (SearchSettings(enough=0.2, bayes_interval=2), 20),
     ],
 )
-def test_it_ends(settings: SearchSettings, most: int) -> None:
+def test_it_ends(settings: SearchSettings, maximum: int) -> None:
     """Guards the three criteria: steps, patience and a score that is high enough."""
     search, steps = searched(settings)
     assert search.over
-    assert 0 < steps <= most
+    assert 0 < steps <= maximum
 
 
 def test_it_can_be_repeated() -> None:

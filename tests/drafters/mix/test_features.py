@@ -30,7 +30,7 @@ def test_candidates_are_what_the_rows_name() -> None:
         candidates = world.features.candidates[:count].tolist()
         assert len(set(candidates)) == count
         assert set(candidates) == named | late | more
-    few = world.features.candidates[: world.gather(most=2)].tolist()
+    few = world.features.candidates[: world.gather(maximum=2)].tolist()
     assert set(few) < set(candidates)
     assert set(few) >= set(world.mixer.cache[0, :2].tolist())
 

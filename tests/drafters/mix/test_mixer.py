@@ -16,7 +16,7 @@ from speculant.drafters.mix.arrays import (
     INPUTS,
     LOGIT,
     LONGEST_ROW,
-    MOST_CANDIDATES,
+    MAX_CANDIDATES,
     RECENCY,
     SETS,
     STATES,
@@ -44,7 +44,7 @@ def test_logits_are_sums_over_all_inputs() -> None:
     world.mixer.weights[:] = random.normal(0, 0.1, world.mixer.weights.shape)
     for copied, length in ((NOWHERE, 0), (7, 4), (int(world.text[-9]), 20)):
         count, features = world.gather(copied=copied, length=length), world.features
-        states = np.repeat(features.absent[:, None], MOST_CANDIDATES, axis=1)
+        states = np.repeat(features.absent[:, None], MAX_CANDIDATES, axis=1)
         states[RECENCY, :count] = features.recency[:count]
         begin = 0
         for i in range(COPY + 1):

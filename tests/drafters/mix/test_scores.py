@@ -99,21 +99,21 @@ def test_only_hopeless_candidates_have_no_score() -> None:
     mixer.states[LOGIT, -1, :BINS] = random.normal(-1, 1.5, BINS)
     topic = np.zeros(DIMENSIONS, np.float32)
 
-    def logits(least: float) -> np.ndarray:
+    def logits(minimum: float) -> np.ndarray:
         features = new_features(INPUTS + BASE_CONTEXTS + 1)
         features.candidates[:count] = np.random.default_rng(2).integers(0, VOCABULARY, count)
         features.bands[:count] = np.random.default_rng(3).integers(0, FREQUENCIES, count)
         features.logits[:count] = np.random.default_rng(4).normal(-2, 2, count)
         features.sums[:] = np.random.default_rng(5).normal(0.2, 0.4, features.sums.shape)
-        add_scores(mixer, noise(), window, topic, features, count, least, score_bounds(mixer))
+        add_scores(mixer, noise(), window, topic, features, count, minimum, score_bounds(mixer))
         return features.logits[:count].copy()
 
     whole = logits(-np.inf)
-    for least in (-3.0, -1.0, 1.0):
-        kept = logits(least) == whole
+    for minimum in (-3.0, -1.0, 1.0):
+        kept = logits(minimum) == whole
         assert 0 < kept.sum() < count
-        assert (whole[~kept] <= least).all()
-        assert (logits(least)[~kept] < -11).all()
+        assert (whole[~kept] <= minimum).all()
+        assert (logits(minimum)[~kept] < -11).all()
     assert score_bounds(new_mixer(VOCABULARY)) == (0, 0)  # without a network nothing happens
     add_scores(new_mixer(9), no_scorer(), window, topic, new_features(INPUTS), 0, 0.0, (0.0, 0.0))
 

@@ -50,7 +50,7 @@ class Text(LevelText):
 
 def draft(text: Text, budget: Budget, acceptance: LevelGains | None = None) -> DraftTree:
     """Return a draft of up to four levels."""
-    shape = BestFirst(acceptance or LevelGains(), depth=4, top_k=5, least=0.0)
+    shape = BestFirst(acceptance or LevelGains(), depth=4, top_k=5, min_probability=0.0)
     return LevelSession(text, SessionRequest(prompt=np.array([1], np.int32)), shape).propose(budget)
 
 

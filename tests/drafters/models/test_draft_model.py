@@ -37,7 +37,7 @@ SHAPES: dict[str, Any] = {
     "iid": lambda: Widths([3, 2], SiblingAcceptance(), replacement=True),
     "distinct": lambda: Widths([3, 2, 1], SiblingAcceptance(), replacement=False),
     "sequences": lambda: Sequences(3, LevelAcceptance()),
-    "best first": lambda: BestFirst(LevelGains(), depth=4, top_k=3, least=0.0),
+    "best first": lambda: BestFirst(LevelGains(), depth=4, top_k=3, min_probability=0.0),
     "best tree": lambda: BestTree(SiblingAcceptance(), depth=4, siblings=3),
 }
 

@@ -8,7 +8,7 @@ import pytest
 from oracles import argmaxes, hashed
 from speculant.core.exports import ancestor_mask
 from speculant.core.tree import ROOT, DraftTree
-from speculant.drafters.parallel.window import LookaheadWindow, most_queries
+from speculant.drafters.parallel.window import LookaheadWindow, max_queries
 
 SHAPES = [(2, 2), (5, 2), (2, 3), (5, 4), (7, 5), (3, 8)]
 FIGURE = """
@@ -70,7 +70,7 @@ def test_mask_and_positions_of_any_window(width: int, ngram: int) -> None:
         assert ancestor_mask(tree).tolist() == expected
         assert tree.queries.depths().tolist() == [level + column for level, column in cells][1:]
         assert window.depth == max(tree.queries.depths())
-        assert len(tree.queries) <= most_queries(width, ngram)
+        assert len(tree.queries) <= max_queries(width, ngram)
         advance(window, text, after)
 
 
@@ -82,7 +82,7 @@ def test_the_largest_window_is_announced(width: int, ngram: int) -> None:
     for _ in range(ngram + 1):
         sizes.append(len(window.queries()))
         advance(window, text, hashed(50, 2))
-    assert max(sizes) == most_queries(width, ngram)
+    assert max(sizes) == max_queries(width, ngram)
     assert sizes[-1] == width * (ngram - 1) - 1
 
 

@@ -80,8 +80,8 @@ def test_settings_bound_the_draft() -> None:
 
     assert drafted(factor=1.0) == [3, 4]
     assert drafted(depth=4) == [3, 4, 5]
-    assert drafted(most_nodes=3) == [3, 4, 5]
-    assert drafted(least_probability=0.5) == []
+    assert drafted(max_nodes=3) == [3, 4, 5]
+    assert drafted(min_probability=0.5) == []
 
 
 def test_a_request_is_learned_once() -> None:

@@ -100,7 +100,7 @@ def test_the_longer_match_drafts(tmp_path: Path) -> None:
 
 def test_many_matches_are_thinned_out(tmp_path: Path) -> None:
     """Of more matches than wanted, evenly chosen ones stand for all."""
-    held = drafter(settings=RestSettings(most_matches=100))
+    held = drafter(settings=RestSettings(max_matches=100))
     held.load(corpus(tmp_path, *[[1, 2, token] for token in [3] * 600 + [4] * 300], block=900))
     tree = held.search(ids([1, 2]), budget(4))
     assert tree.tokens.tolist() == [3, 4]

@@ -88,9 +88,9 @@ def test_the_best_scoring_match_is_kept(text: list[int], limit: int, factor: flo
     tokens, parents, joints, score = speculate(tree.tree, tree.log, places, 0, depth, depth, limit, factor, 0.0)
     scores = [0.0]
     for k in range(len(places)):
-        most = min(limit, int(factor * (k + 1) + 1e-6))
-        if most:
-            scores.append(float(draft(tree, text[len(text) - k - 1 :], most, deepest=depth).weights.sum()))
+        maximum = min(limit, int(factor * (k + 1) + 1e-6))
+        if maximum:
+            scores.append(float(draft(tree, text[len(text) - k - 1 :], maximum, deepest=depth).weights.sum()))
     assert abs(score - max(scores)) < 1e-5
     assert abs(joints.sum() - score) < 1e-9
     DraftTree(tokens, parents, joints.astype(np.float32))

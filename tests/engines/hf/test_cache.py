@@ -12,7 +12,7 @@ from interrupts import interrupted
 from models import tiny_model
 from passes import IDS, greedy_texts, opened, plain_text
 from speculant.engines.hf.cache import crop_cache, keep_rows, usable_cache
-from speculant.engines.hf.caches.in_place_layer import LEAST_ROWS, InPlaceLayer
+from speculant.engines.hf.caches.in_place_layer import MIN_ROWS, InPlaceLayer
 from speculant.engines.hf.engine import HFEngine
 
 
@@ -46,17 +46,17 @@ def test_rows_are_written_in_place() -> None:
 def test_a_full_cache_doubles() -> None:
     """Guards growth: the rows survive it, and it is rare."""
     cache, places = filled(1), set()
-    for start in range(1, 5 * LEAST_ROWS):
+    for start in range(1, 5 * MIN_ROWS):
         cache.update(states(1, start), -states(1, start), 0)
         places.add(cache.layers[0].keys.data_ptr())
-    assert numbers(cache) == list(range(5 * LEAST_ROWS))
+    assert numbers(cache) == list(range(5 * MIN_ROWS))
     assert len(places) <= 4
 
 
 @pytest.mark.parametrize("rows", [0, 5])
 def test_keys_and_values_grow_together(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a full device: where only the values do not fit, nothing was added, in the first fill too."""
-    layer, more = InPlaceLayer(), LEAST_ROWS + 1
+    layer, more = InPlaceLayer(), MIN_ROWS + 1
     if rows:
         layer.update(states(rows), -states(rows))
     empty, calls = torch.Tensor.new_empty, list[int]()
@@ -103,7 +103,7 @@ def test_rows_that_the_caller_writes() -> None:
     keys[..., 5:, :], values[..., 5:, :] = states(2, 5), -states(2, 5)
     layer.update(states(1, 7), -states(1, 7))
     assert layer.keys[0, 1, :, 2].tolist() == (-layer.values)[0, 1, :, 2].tolist() == list(range(8))
-    assert layer.extend(LEAST_ROWS - 7) is None
+    assert layer.extend(MIN_ROWS - 7) is None
     assert layer.keys.shape[-2] == 8
     layer.keys = layer.keys.clone()
     assert layer.extend(1) is None

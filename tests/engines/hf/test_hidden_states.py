@@ -81,11 +81,11 @@ def test_taps_are_what_the_layers_return(name: str, attention: str) -> None:
     model = tiny_model(name, attention)
     engine, text = HFEngine(model), IDS[0].tolist()
     expected = outputs(model, text)
-    for most in (None, 5):
+    for maximum in (None, 5):
         for prompt in (True, False):
             cache, result = engine.open(IDS), None
             while result is None:
-                result = cache.prefill(most, needs=RequestedOutputs(hidden_layers=TAPS, prompt=prompt))
+                result = cache.prefill(maximum, needs=RequestedOutputs(hidden_layers=TAPS, prompt=prompt))
             wanted = expected if prompt else expected[-1:]
             torch.testing.assert_close(result.hidden, wanted, atol=1e-3, rtol=1e-3)
     tree = random_draft(np.random.default_rng(5), 8, 61) if engine.capabilities.trees else make_tree([3, 4], [-1, 0])
@@ -108,11 +108,11 @@ def test_layers_that_share_keys_return_all_rows() -> None:
     with hooked(model) as found, torch.no_grad():
         model(IDS)
     expected = torch.stack([found[1], found[-1]], dim=1)
-    for most in (None, 5):
+    for maximum in (None, 5):
         for prompt in (True, False):
             cache, result = HFEngine(model).open(IDS), None
             while result is None:
-                result = cache.prefill(most, needs=replace(needs, prompt=prompt))
+                result = cache.prefill(maximum, needs=replace(needs, prompt=prompt))
             wanted = expected if prompt else expected[-1:]
             torch.testing.assert_close(result.hidden, wanted, atol=1e-3, rtol=1e-3)
 

@@ -90,11 +90,11 @@ def test_texts_end_where_positions_do(name: str, nodes: int) -> None:
     """Guards the last positions: a draft has room in masks and tables, or is left out; plain decoding goes on."""
     model = build(name)
     prompt = IDS[0].tolist() * 3
-    most = 64 - len(prompt)
+    maximum = 64 - len(prompt)
     ids = torch.tensor([prompt])
     speculator = Speculator.from_transformers(model, method="recycling", nodes=nodes, fast=False)
     result = speculator.generate(prompt, max_new_tokens=100, temperature=0, eos_token_id=None)
-    assert result.ids == plain_text(model, ids, most)
+    assert result.ids == plain_text(model, ids, maximum)
     assert result.stats.drafted > 0
 
 

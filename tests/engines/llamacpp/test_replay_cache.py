@@ -19,7 +19,7 @@ from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.engines.llamacpp import model as model_module
 from speculant.engines.llamacpp.context import LlamaContext
-from speculant.engines.llamacpp.replay_cache import MOST_PENDING
+from speculant.engines.llamacpp.replay_cache import MAX_PENDING
 from state_ggufs import KINDS, state_gguf
 
 needs_llamacpp()
@@ -126,7 +126,7 @@ def test_rejected_rows_leave_nothing(engine: Any, text: list[int]) -> None:
         assert found[:kept] == text[at + 1 : at + 1 + kept]
         cache.keep(range(kept))
         at += kept
-    assert cache.text.behind == at > MOST_PENDING
+    assert cache.text.behind == at > MAX_PENDING
     assert row(cache, *text[at : at + 3]) == text[at + 1 : at + 4]
     cache.keep(range(3))
     assert cache.text.behind == 0

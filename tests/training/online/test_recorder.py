@@ -29,12 +29,12 @@ def verified(tree: DraftTree, path: list[int], tokens: list[int], marks: list[in
 
 
 def record(
-    *rounds: Verified, prompt: list[int], most: int = 64, states: bool = False, **options: Any
+    *rounds: Verified, prompt: list[int], maximum: int = 64, states: bool = False, **options: Any
 ) -> list[TextWindow]:
     """Return the windows of a request."""
     windows: list[TextWindow] = []
     recorder = RejectionRecorder(
-        SessionRequest(prompt=np.array(prompt, np.int32), **options), windows.append, most=most, states=states
+        SessionRequest(prompt=np.array(prompt, np.int32), **options), windows.append, maximum=maximum, states=states
     )
     for each in rounds:
         recorder.observe(each)
@@ -87,7 +87,7 @@ def test_long_texts_make_several_windows() -> None:
     """Guards the bound of a window, and that no position is learned from twice though windows overlap."""
     first = verified(DraftTree.empty(), [], [0], [0])
     wrong = [verified(make_tree([99], [-1]), [], [number], [number - 1] * 2) for number in range(1, 41)]
-    windows = record(first, *wrong, prompt=[7] * 20, most=16)
+    windows = record(first, *wrong, prompt=[7] * 20, maximum=16)
     assert all(len(window.tokens) <= 16 for window in windows)
     assert sum(int(window.known.sum()) for window in windows) == 41
     for window in windows[1:]:

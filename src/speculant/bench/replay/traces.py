@@ -91,7 +91,7 @@ def parse_row(row: Any, tokenizer: Any) -> Recording:
     if not isinstance(row, dict):
         raise ValueError(FORMS)
     if "prompt_ids" in row and "output_ids" in row:
-        prompt, output = (_whole_numbers(row[name], name, least=0) for name in ("prompt_ids", "output_ids"))
+        prompt, output = (_whole_numbers(row[name], name, minimum=0) for name in ("prompt_ids", "output_ids"))
     else:
         prompt, output = _encode(row, tokenizer)
     if not len(prompt) or not len(output):
@@ -99,7 +99,7 @@ def parse_row(row: Any, tokenizer: Any) -> Recording:
     recorded = row.get("recorded") or {}
     if not isinstance(recorded, dict):
         raise ValueError("recorded must hold a list per drafter")
-    yields = {str(name): _whole_numbers(each, f"recorded {name}", least=1) for name, each in recorded.items()}
+    yields = {str(name): _whole_numbers(each, f"recorded {name}", minimum=1) for name, each in recorded.items()}
     return Recording(prompt, output, str(row.get("category") or NO_CATEGORY), yields)
 
 
@@ -124,9 +124,9 @@ def _encode(row: dict[str, Any], tokenizer: Any) -> tuple[Int32, Int32]:
     return np.array(ids, np.int32), np.array(output, np.int32)
 
 
-def _whole_numbers(value: Any, name: str, *, least: int) -> Int32:
-    if not isinstance(value, list) or not all(type(i) is int and least <= i <= LARGEST_ID for i in value):
-        raise ValueError(f"{name} must be a list of whole numbers from {least} to {LARGEST_ID}")
+def _whole_numbers(value: Any, name: str, *, minimum: int) -> Int32:
+    if not isinstance(value, list) or not all(type(i) is int and minimum <= i <= LARGEST_ID for i in value):
+        raise ValueError(f"{name} must be a list of whole numbers from {minimum} to {LARGEST_ID}")
     return np.array(value, np.int32)
 
 

@@ -119,8 +119,8 @@ def bar_chart(
         else:
             axes.set_yticks(range(len(groups)), list(groups))
         axes.set_ylim(len(groups) - 0.5, -0.5)
-        most = max((value for each in bars for value in each.values if value is not None), default=1.0)
-        axes.set_xlim(0, 1.12 * max(most, reference or 0.0) or 1.0)
+        maximum = max((value for each in bars for value in each.values if value is not None), default=1.0)
+        axes.set_xlim(0, 1.12 * max(maximum, reference or 0.0) or 1.0)
         axes.set_xlabel(x_label)
         return _svg(figure, label)
 

@@ -112,8 +112,8 @@ def _figures(task: str, method: str, rows: Sequence[ResultRow], plain: Sequence[
         "accepted": in_rounds - rounds,
         "acceptance_by_depth": _acceptance(one),
         "by_depth": _by_depth(one),
-        "memory_bytes": _most([row.memory_bytes for row in rows]),
-        "device_bytes": _most([row.device_bytes for row in rows]),
+        "memory_bytes": _maximum([row.memory_bytes for row in rows]),
+        "device_bytes": _maximum([row.device_bytes for row in rows]),
         "compared": len(compared),
         "identical": sum(compared),
         "categories": _categories(own, base),
@@ -227,5 +227,5 @@ def _sum(values: Sequence[float | int | None]) -> Any:
     return None if any(value is None for value in values) else sum(value for value in values if value is not None)
 
 
-def _most(values: Sequence[int | None]) -> int | None:
+def _maximum(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)

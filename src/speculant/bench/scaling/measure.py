@@ -99,8 +99,8 @@ def lengths_of(positions: int | None) -> list[int]:
     Raises:
         UsageError: there are not two.
     """
-    most = PREFIXES[-1] if positions is None else positions - NODES[-1] - 1
-    found = sorted({min(each, most) for each in PREFIXES if each < 1.5 * most})
+    maximum = PREFIXES[-1] if positions is None else positions - NODES[-1] - 1
+    found = sorted({min(each, maximum) for each in PREFIXES if each < 1.5 * maximum})
     if len(found) < 2 or found[0] < PREFIXES[0]:
         raise UsageError(
             f"scaling is measured from {PREFIXES[0]} tokens with {NODES[-1]} nodes after them; the model has "

@@ -20,7 +20,7 @@ RELATIONS = {
     "different": "different",
     "unknown": "not compared",
 }
-MOST_DRAFTED = 16  # tokens of a chain, for the estimate
+MAX_DRAFTED = 16  # tokens of a chain, for the estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class PairReport:
         if self.acceptance is None:
             return None
         a, c = self.acceptance.greedy, self.ratio
-        return max(sum(a**i for i in range(n + 1)) / (n * c + 1) for n in range(1, MOST_DRAFTED + 1))
+        return max(sum(a**i for i in range(n + 1)) / (n * c + 1) for n in range(1, MAX_DRAFTED + 1))
 
     def verdict(self) -> str:
         """Return whether the pair can be used, and whether that promises anything."""

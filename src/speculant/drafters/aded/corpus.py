@@ -34,13 +34,13 @@ class TrigramCounter:
         floor: n-grams seen no more often than this may have been dropped; 0 as long as all are kept.
     """
 
-    def __init__(self, vocabulary: int, *, chunk: int = 4 << 20, most: int = 16 << 20) -> None:
+    def __init__(self, vocabulary: int, *, chunk: int = 4 << 20, maximum: int = 16 << 20) -> None:
         """Start empty.
 
         Args:
             vocabulary: V, the number of token ids.
             chunk: tri-grams buffered before they are sorted; 16 bytes each.
-            most: distinct n-grams kept, bi-grams included; about 100 bytes each while the table is built.
+            maximum: distinct n-grams kept, bi-grams included; about 100 bytes each while the table is built.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than a table can hold.
@@ -50,7 +50,7 @@ class TrigramCounter:
         self.vocabulary = vocabulary
         self.tokens = 0
         self.floor = 0
-        self._chunk, self._most = chunk, most
+        self._chunk, self._maximum = chunk, maximum
         self._pending: list[UInt64] = []
         self._waiting = 0
         self._runs: list[Run] = []
@@ -116,7 +116,7 @@ class TrigramCounter:
         self._runs.append((keys[starts], np.add.reduceat(counts, starts)))
 
     def _prune(self) -> None:
-        while sum(len(keys) for keys, _ in self._runs) > self._most:
+        while sum(len(keys) for keys, _ in self._runs) > self._maximum:
             keys, counts = self._counted()
             self.floor += 1
             kept = counts > self.floor

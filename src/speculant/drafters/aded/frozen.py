@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 LONGEST_FROZEN_ROW = 255
 _STRIDE = 16
 _LOG_STEPS = 16  # steps of the weight's logarithm per factor of two: 2 % error
-_MOST = 60_000  # rows are scaled down to this total; the largest code stands for 62,757
+_MAXIMUM = 60_000  # rows are scaled down to this total; the largest code stands for 62,757
 CHECKPOINT_BYTES = 4
 
 
@@ -121,13 +121,13 @@ def freeze(
     starts = np.flatnonzero(rank == 0)
     length = np.diff(np.append(starts, len(a)))
     total = np.add.reduceat(weight, starts) if len(starts) else np.empty(0)
-    weight = weight * np.repeat(np.minimum(1, _MOST / np.maximum(total, 1)), length)
+    weight = weight * np.repeat(np.minimum(1, _MAXIMUM / np.maximum(total, 1)), length)
     checkpoints = starts[::_STRIDE] if len(starts) else np.zeros(1, int)
     table = Frozen(
         first=np.searchsorted(a[starts], np.arange(vocabulary + 2)).astype(np.uint32),
         second=_pack(b[starts]),
         length=length.astype(np.uint8),
-        total=_logarithm(np.minimum(total, _MOST)),
+        total=_logarithm(np.minimum(total, _MAXIMUM)),
         checkpoint=checkpoints.astype(np.uint32),
         token=_pack(c),
         weight=_logarithm(weight),

@@ -26,7 +26,7 @@ STATES = 4  # the root's included, so the search sees three new tokens
 TOP = 24
 C1, C2 = 32.0, 8.0
 BUDGET = 64
-_MOST_NODES = 65536
+_MAX_NODES = 65536
 
 
 @njit(cache=True, nogil=True)
@@ -74,10 +74,10 @@ def puct(
     young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, rule: LearningRule, random: Array
 ) -> tuple[Array, Array, Array]:
     """Run the search and return its nodes in pre-order: token, parent, visits; node 0 is the root."""
-    tokens, parents = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.int64)
-    first, length = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.int64)
-    visits, scores = np.empty(_MOST_NODES, np.int64), np.empty(_MOST_NODES, np.float64)
-    priors = np.empty(_MOST_NODES, np.float64)
+    tokens, parents = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.int64)
+    first, length = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.int64)
+    visits, scores = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.float64)
+    priors = np.empty(_MAX_NODES, np.float64)
     row, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
     states = np.empty((STATES, 2), np.int64)
     tokens[0], parents[0], first[0], length[0], visits[0], scores[0] = root, -1, -1, 0, 0, 0.0
@@ -90,7 +90,7 @@ def puct(
             leaf = first[node] < 0
             if leaf:
                 n = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
-                if n == 0 or count + n > _MOST_NODES:
+                if n == 0 or count + n > _MAX_NODES:
                     break
                 first[node], length[node] = count, n
                 for i in range(n):

@@ -102,20 +102,20 @@ def best_first(
 
         # 3. Go on only if its best child can enter; the row of one token shares what is reserved.
         scale = joint / np.float32(total + opened)
-        most = row_weights[0] * scale if length else np.float32(0)
-        if count == limit and (most + open_share) * spread <= scores[limit - 1]:
+        maximum = row_weights[0] * scale if length else np.float32(0)
+        if count == limit and (maximum + open_share) * spread <= scores[limit - 1]:
             continue
         back_length = lookup(young, old, base, NONE, b, rule, back, back_weights)
         back_total = 0
         for i in range(back_length):
             back_total += back_weights[i]
         back_scale = open_share / np.float32(back_total + escape * UNIT * back_length + 1)
-        most_back = back_weights[0] * back_scale if back_length else np.float32(0)
+        best_back = back_weights[0] * back_scale if back_length else np.float32(0)
         # 4. Insert the children of both rows by score; a child of both counts once.
         for i in range(length + back_length):
             if i < length:
                 token, p = row[i], row_weights[i] * scale
-                if count == limit and (p + most_back) * spread <= scores[limit - 1]:
+                if count == limit and (p + best_back) * spread <= scores[limit - 1]:
                     continue
                 for j in range(back_length):
                     if back[j] == token:

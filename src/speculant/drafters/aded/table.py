@@ -283,9 +283,9 @@ class TrigramTable:
             self.old, self.young = young, new_level(*_divide(half, young, 4 * _ROWS, 4 * _ROWS * block))
 
 
-def _divide(size: int, like: TableLevel, least_slots: int, least_pool: int) -> tuple[int, int]:
+def _divide(size: int, like: TableLevel, min_slots: int, min_pool: int) -> tuple[int, int]:
     """Return the slots and the pool that together take `size` bytes, in the proportions of a full level `like`."""
     slot_bytes = int(like.counts[USED]) * SLOT_BYTES / LOAD
     share = slot_bytes / (slot_bytes + int(like.counts[TAIL]) * POOL_BYTES)
-    slots = max(least_slots, min(int(size * share), size - least_pool * POOL_BYTES) // SLOT_BYTES)
-    return slots, max(least_pool, (size - slots * SLOT_BYTES) // POOL_BYTES)
+    slots = max(min_slots, min(int(size * share), size - min_pool * POOL_BYTES) // SLOT_BYTES)
+    return slots, max(min_pool, (size - slots * SLOT_BYTES) // POOL_BYTES)

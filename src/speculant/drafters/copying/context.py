@@ -105,11 +105,11 @@ def link(text: Array, previous: Array, latest: Array, length: int, tokens: Array
 
 
 @njit(cache=True, nogil=True, inline="always")
-def agreement(text: Array, early: int, late: int, most: int) -> int:
-    """Return how many tokens agree before and at two positions, at most `most`."""
+def agreement(text: Array, early: int, late: int, maximum: int) -> int:
+    """Return how many tokens agree before and at two positions, at most `maximum`."""
     n = 0
-    most = min(most, early + 1)
-    while n < most and text[early - n] == text[late - n]:
+    maximum = min(maximum, early + 1)
+    while n < maximum and text[early - n] == text[late - n]:
         n += 1
     return n
 

@@ -187,8 +187,8 @@ def guess(
         limit: the most nodes.
         rates: Float64[2, 17], see `new_rates`.
     """
-    most = span + spans[: len(guesses)].sum()
-    tokens, parents, weights = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)
+    maximum = span + spans[: len(guesses)].sum()
+    tokens, parents, weights = np.empty(maximum, np.int32), np.empty(maximum, np.int32), np.empty(maximum, np.float64)
     last, count, agreed, left = length - 1, 0, np.int64(0), 1.0
     match, _ = longest_match(text, previous, np.int64(previous[last]), last, 1, longest, length)
     if match >= 0:

@@ -15,7 +15,7 @@ from numba import njit
 from speculant.core.tree import ROOT, DraftTree, Int64
 
 _RATE = 0.03  # of the logarithm, per candidate
-_LEAST, _FIRST, _MOST = 0.25, 0.7, 2.0  # temperatures
+_MINIMUM, _FIRST, _MAXIMUM = 0.25, 0.7, 2.0  # temperatures
 
 
 class Calibration:
@@ -37,7 +37,7 @@ class Calibration:
             path: the nodes of it that are the text.
         """
         missed = _RATE * excess(draft.parents, draft.weights, path)
-        self._log = min(math.log(_MOST), max(math.log(_LEAST), self._log - missed))
+        self._log = min(math.log(_MAXIMUM), max(math.log(_MINIMUM), self._log - missed))
 
 
 @njit(cache=True, nogil=True)

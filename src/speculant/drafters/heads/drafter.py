@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
-from speculant.core.engine import RequestedOutputs
+from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.calibration import Calibration
@@ -18,7 +18,7 @@ from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
 from speculant.drafters.heads.united import UnitedSession
 from speculant.drafters.models.level_session import LevelSession
-from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, GrowthPlan, Shape, check_most
+from speculant.drafters.models.shapes import BestFirst, Chain, GrowthPlan, Shape, check_max
 from speculant.drafters.models.together import draft_together
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
@@ -32,8 +32,8 @@ class HeadSettings:
             that is published for such heads, "chain" for one token a level.
         depth: levels that a draft grows at most.
         top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
-        least: of a dynamic tree, the joint probability below which no node is expanded.
-        most_nodes: of a draft; larger ones than the engine has room for are cut.
+        min_probability: of a dynamic tree, the joint probability below which no node is expanded.
+        max_nodes: of a draft; larger ones than the engine has room for are cut.
         vocabulary: a file of token ids, the most frequent first; other tokens are not drafted. "" for all tokens.
         vocabulary_size: how many of them are drafted; 0 for all in the file.
     """
@@ -41,8 +41,8 @@ class HeadSettings:
     tree: str = "dynamic"
     depth: int = 7
     top_k: int = 8
-    least: float = 0.0
-    most_nodes: int = MOST_NODES
+    min_probability: float = 0.0
+    max_nodes: int = MAX_NODES
     vocabulary: str = ""
     vocabulary_size: int = 0
 
@@ -103,7 +103,7 @@ class HeadDrafter(Drafter):
         self._acceptance, self._gains, self._calibration = LevelAcceptance(), LevelGains(), Calibration()
         self.states = KeptStates(head.head, head.target)
         self._shape()  # settings are checked before the first request
-        self._needs = replace(head_needs(self.head.head), most_nodes=check_most(self._settings.most_nodes))
+        self._needs = replace(head_needs(self.head.head), max_nodes=check_max(self._settings.max_nodes))
 
     @property
     def needs(self) -> RequestedOutputs:
@@ -125,7 +125,9 @@ class HeadDrafter(Drafter):
         if s.tree == "chain":
             return HeadChain(self._acceptance, s.depth, choosing=not self._sampled)
         if s.tree == "dynamic":
-            return BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes)
+            return BestFirst(
+                self._gains, depth=s.depth, top_k=s.top_k, min_probability=s.min_probability, max_nodes=s.max_nodes
+            )
         if s.tree != "static":
             raise UsageError(f"tree must be dynamic, static or chain, not {s.tree!r}.")
         if not self.head.head.paths:

@@ -67,8 +67,8 @@ def run_rows(
 
 def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor | None:
     """Run rows by the target's code; return the logits [m, V'] of all texts, None where it has none for these."""
-    if len(embeddings) > code.most_together or any(
-        len(own) > (code.most if len(own) == len(own.passed) else min(_FEW, code.most)) for own in rows
+    if len(embeddings) > code.max_together or any(
+        len(own) > (code.maximum if len(own) == len(own.passed) else min(_FEW, code.maximum)) for own in rows
     ):
         return None
     texts = list[TextRows]()

@@ -20,7 +20,7 @@ from speculant.drafters.models.shapes import GrowthPlan
 class LayerCode(Protocol):
     """A decoder layer of a head in faster code, for a few rows of one text and without gradients."""
 
-    most: int  # rows of a call
+    maximum: int  # rows of a call
 
     def __call__(
         self,

@@ -90,16 +90,16 @@ class Rotary(nn.Module):
         turned = torch.cat([turned, turned], dim=-1)
         return (turned.cos() * self.scale).to(like.dtype), (turned.sin() * self.scale).to(like.dtype)
 
-    def looked_up(self, positions: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `angles` returns of positions Int64[n] up to `most`, from a table."""
-        cos, sin = self.table(most, like)
+    def looked_up(self, positions: Tensor, maximum: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `angles` returns of positions Int64[n] up to `maximum`, from a table."""
+        cos, sin = self.table(maximum, like)
         return cos[positions], sin[positions]
 
-    def table(self, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [m, rotary_dim] of the first positions, up to `most` or beyond."""
+    def table(self, maximum: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [m, rotary_dim] of the first positions, up to `maximum` or beyond."""
         table = self._table
-        if table is None or len(table[0]) <= most or table[0].dtype is not like.dtype:
-            length = 1 << max(_TABLE, most.bit_length())
+        if table is None or len(table[0]) <= maximum or table[0].dtype is not like.dtype:
+            length = 1 << max(_TABLE, maximum.bit_length())
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._table = table = self.angles(torch.arange(length, device=like.device), like)
         return table

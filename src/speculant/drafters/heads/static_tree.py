@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape
+from speculant.drafters.models.shapes import Candidate, Level, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 RankPath = tuple[int, ...]
@@ -49,8 +50,8 @@ class StaticTree(Shape):
         """
         found = sorted(paths)
         known = {(), *found}
-        if not found or len(found) > MOST_NODES or len(known) != len(found) + 1:
-            raise UsageError(f"a static tree has 1 to {MOST_NODES} different nodes, not {len(found)}.")
+        if not found or len(found) > MAX_NODES or len(known) != len(found) + 1:
+            raise UsageError(f"a static tree has 1 to {MAX_NODES} different nodes, not {len(found)}.")
         for path in found:
             if path[:-1] not in known or path[-1] < 0:
                 raise UsageError(f"the node {list(path)} of a static tree has no parent {list(path[:-1])} in it.")

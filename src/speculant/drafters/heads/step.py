@@ -92,12 +92,12 @@ class StepCode(Protocol):
     """Faster code for the steps of a head, for a few rows and without gradients.
 
     Attributes:
-        most: rows of one text.
-        most_together: rows of a call.
+        maximum: rows of one text.
+        max_together: rows of a call.
     """
 
-    most: int
-    most_together: int
+    maximum: int
+    max_together: int
 
     def __call__(self, embeddings: Tensor, texts: Sequence[TextRows]) -> Tensor | None:
         """Run rows of several texts, with their keys and values written.

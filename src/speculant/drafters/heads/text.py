@@ -106,7 +106,7 @@ class HeadText(LevelText):
 
         So rounds without a draft cost no pass of the head, and all that they committed is read in one.
         """
-        hidden, following, most = verified.hidden, verified.tokens.tolist(), _UNREAD
+        hidden, following, maximum = verified.hidden, verified.tokens.tolist(), _UNREAD
         if hidden is None and self.head.taps:
             self.follow(following)
             return
@@ -117,11 +117,11 @@ class HeadText(LevelText):
             self.state = self._states.open(self.tokens[: first + 1], self._cache)
             following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text
-            hidden, most = torch.empty(len(following), 0, 0), 0
+            hidden, maximum = torch.empty(len(following), 0, 0), 0
         self._hidden.append(hidden)
         self._unread += following
         self._rows = []
-        if len(self._unread) > most:
+        if len(self._unread) > maximum:
             with torch.inference_mode():
                 _catch_up([self])
         self.tokens += verified.tokens.tolist()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest
-from speculant.core.engine import RequestedOutputs
+from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.calibration import Calibration
@@ -24,7 +24,7 @@ from speculant.drafters.heads.uniting import warm_up
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.mixture import Mixture
-from speculant.drafters.models.shapes import MOST_NODES, BestFirst
+from speculant.drafters.models.shapes import BestFirst
 from speculant.drafters.models.tree_acceptance import LevelGains
 from speculant.drafters.models.union import UnionSettings
 from speculant.drafters.suffix.drafter import SuffixDrafter
@@ -41,7 +41,7 @@ class UnionHeadSettings(UnionSettings):
         top_k: nodes that each of them extends, and candidates of each.
         wide: the same where more than 16 nodes are drafted. In smaller drafts so many candidates cost acceptance, since
             the two opinions are then weighed on many that are improbable.
-        least: joint probability below which no node is extended.
+        min_probability: joint probability below which no node is extended.
         vocabulary: a file of token ids, the most frequent first; the head drafts no others. "" for all tokens.
         vocabulary_size: how many of them it drafts; 0 for all in the file.
 
@@ -51,14 +51,14 @@ class UnionHeadSettings(UnionSettings):
 
     depth: int = 9
     wide: int = 10
-    least: float = 0.0
+    min_probability: float = 0.0
     vocabulary: str = ""
     vocabulary_size: int = 0
 
     def __post_init__(self) -> None:
         UnionSettings.__post_init__(self)
-        if not 1 <= self.wide <= MOST_NODES:
-            raise UsageError(f"wide is 1 to {MOST_NODES}, not {self.wide}.")
+        if not 1 <= self.wide <= MAX_NODES:
+            raise UsageError(f"wide is 1 to {MAX_NODES}, not {self.wide}.")
 
 
 class MemoryDrafter(Drafter, Persistent, Protocol):
@@ -100,7 +100,7 @@ class UnionHeadDrafter(Drafter, Persistent):
 
     def open(self, start: SessionRequest) -> Session:
         s = self._settings
-        shape = BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, wide=s.wide)
+        shape = BestFirst(self._gains, depth=s.depth, top_k=s.top_k, min_probability=s.min_probability, wide=s.wide)
         own = HeadSession(HeadText(self.states, start), start, shape, self._calibration)
         return UnitedSession(own, self.memory.open(start), self._mixture, self._reach, self._head_gain, s.proposed)
 

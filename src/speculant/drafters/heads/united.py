@@ -22,12 +22,12 @@ from dataclasses import replace
 import numpy as np
 
 from speculant.core.drafter import Budget, Session, Verified
+from speculant.core.engine import MAX_NODES
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.heads.head_gain import HeadGain
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.uniting import Candidates, follow, learn, unite
 from speculant.drafters.models.mixture import Mixture
-from speculant.drafters.models.shapes import MOST_NODES
 
 FIRST_WEIGHTS = (0.5, 0.9, 0.6, 0.0, -0.3)
 _REACH_RATE = 0.02  # per round
@@ -46,9 +46,9 @@ class Reach:
         self._head += _REACH_RATE * (head - self._head)
         self._memory += _REACH_RATE * (memory - self._memory)
 
-    def proposed(self, least: int, most: int) -> int:
+    def proposed(self, min_probability: int, maximum: int) -> int:
         """Return how many nodes the memory proposes: as many as are drafted where it reaches nearly as far."""
-        return max(least, most) if self._memory > _NEARLY * self._head else least
+        return max(min_probability, maximum) if self._memory > _NEARLY * self._head else min_probability
 
 
 class UnitedSession(Session):
@@ -105,14 +105,14 @@ class UnitedSession(Session):
     @staticmethod
     def asked(budget: Budget) -> Budget:
         """Return what the head is asked for: more nodes than are drafted, so that it has an opinion of the memory's."""
-        return replace(budget, nodes=max(budget.nodes, min(2 * MOST_NODES, 2 * budget.nodes)))
+        return replace(budget, nodes=max(budget.nodes, min(2 * MAX_NODES, 2 * budget.nodes)))
 
     def unite(self, drafted: DraftTree, budget: Budget) -> DraftTree:
         """Return the most probable paths of the head's draft within a budget and of what the memory recalled."""
         self._drafted = drafted
         both = [(draft.tokens, draft.parents, draft.weights) for draft in (drafted, self._recalled)]
-        most = budget.nodes if budget.trees else len(drafted) + len(self._recalled)
-        candidates, kept = unite(*both, self._mixture.weights, most)
+        maximum = budget.nodes if budget.trees else len(drafted) + len(self._recalled)
+        candidates, kept = unite(*both, self._mixture.weights, maximum)
         self._candidates, draft = Candidates(*candidates), DraftTree.trusted(*kept)
         draft = draft.within(depth=budget.depth, trees=budget.trees).head(budget.nodes)
         return draft.with_levels(self.own.levels if len(drafted) else 0)

@@ -14,7 +14,7 @@ from numba import njit
 
 from speculant.core.tree import ROOT, Float64, Int32
 from speculant.drafters.copying.context import heaviest_first
-from speculant.drafters.models.mixture import LEAST, RATE
+from speculant.drafters.models.mixture import MINIMUM, RATE
 
 Array = npt.NDArray[Any]
 
@@ -51,11 +51,15 @@ def unite(head: Array, memory: Array, weights: Array, limit: int) -> tuple[Any, 
     Returns:
         The fields of `Candidates`; tokens, parents Int32[n] and joint probabilities Float32[n].
     """
-    most = len(head[0]) + len(memory[0])
-    tokens, parents, opinions = np.empty(most, np.int32), np.empty(most, np.int32), np.full((most + 1, 2), _NONE)
-    first, last = np.full(most + 1, ROOT, np.int32), np.full(most + 1, ROOT, np.int32)
-    following = np.full(most, ROOT, np.int32)
-    opinions[most] = 1.0  # the root's, which its -1 indexes
+    maximum = len(head[0]) + len(memory[0])
+    tokens, parents, opinions = (
+        np.empty(maximum, np.int32),
+        np.empty(maximum, np.int32),
+        np.full((maximum + 1, 2), _NONE),
+    )
+    first, last = np.full(maximum + 1, ROOT, np.int32), np.full(maximum + 1, ROOT, np.int32)
+    following = np.full(maximum, ROOT, np.int32)
+    opinions[maximum] = 1.0  # the root's, which its -1 indexes
     count = 0
     for whose, draft in enumerate((head, memory)):
         places = np.full(len(draft[0]) + 1, ROOT, np.int32)
@@ -90,19 +94,19 @@ def _weigh(first, following, opinions, parent, features, weights, joints):  # ty
     Where a drafter has an opinion of some of them, the others are less probable to it than the least of those.
     """
     for whose in range(2):
-        above, least = opinions[parent, whose], 2.0
+        above, min_probability = opinions[parent, whose], 2.0
         node = first
         while node != ROOT:
             if opinions[node, whose] != _NONE:
-                least = min(least, opinions[node, whose] / 2)
+                min_probability = min(min_probability, opinions[node, whose] / 2)
             node = following[node]
         node = first
         while node != ROOT:
-            if above == _NONE or least > 1:
+            if above == _NONE or min_probability > 1:
                 features[node, 4 - whose] = 1.0
             else:
-                own = least if opinions[node, whose] == _NONE else opinions[node, whose]
-                p = min(max(own / max(above, 1e-9), LEAST), 1 - LEAST)
+                own = min_probability if opinions[node, whose] == _NONE else opinions[node, whose]
+                p = min(max(own / max(above, 1e-9), MINIMUM), 1 - MINIMUM)
                 features[node, 1 + whose] = np.log(p / (1 - p))
             node = following[node]
     total, node = 0.0, first

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.subsets import check_layers, first_layers
-from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES, Candidate, Level, Shape, draw_below
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
@@ -52,13 +53,13 @@ class Guesses(Shape):
             top_k: nodes of each level.
             depth: levels.
         """
-        if not 1 <= top_k <= MOST_NODES:
-            raise UsageError(f"top_k must be from 1 to {MOST_NODES}, not {top_k}.")
-        if not 1 <= depth <= MOST_PASSES:
-            raise UsageError(f"depth must be from 1 to {MOST_PASSES}, not {depth}.")
-        if top_k * depth > MOST_NODES:
+        if not 1 <= top_k <= MAX_NODES:
+            raise UsageError(f"top_k must be from 1 to {MAX_NODES}, not {top_k}.")
+        if not 1 <= depth <= MAX_PASSES:
+            raise UsageError(f"depth must be from 1 to {MAX_PASSES}, not {depth}.")
+        if top_k * depth > MAX_NODES:
             raise UsageError(
-                f"{top_k} guesses {depth} deep make {top_k * depth} nodes; at most {MOST_NODES} can be verified."
+                f"{top_k} guesses {depth} deep make {top_k * depth} nodes; at most {MAX_NODES} can be verified."
             )
         self.passes, self._top_k = depth, top_k
         self._acceptance, self._grown = acceptance, 0

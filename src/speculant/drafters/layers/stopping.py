@@ -11,7 +11,7 @@ from typing import Literal
 
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, draw_below
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
@@ -43,8 +43,8 @@ class SureChain(Shape):
         """
         if not 0 <= threshold <= 1:
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
-        if not 1 <= longest <= MOST_PASSES:
-            raise UsageError(f"longest must be from 1 to {MOST_PASSES}, not {longest}.")
+        if not 1 <= longest <= MAX_PASSES:
+            raise UsageError(f"longest must be from 1 to {MAX_PASSES}, not {longest}.")
         self.passes, self._acceptance, self._threshold, self._adaptive = longest, acceptance, threshold, adaptive
         self._matched = 0.0
         self._sure = True

@@ -76,5 +76,5 @@ def without(skipped: Layers, count: int) -> Layers:
     return tuple(index for index in range(count) if index not in skipped)
 
 
-def _range(least: int, most: int) -> str:
-    return str(least) if least == most else f"from {least} to {most}"
+def _range(minimum: int, maximum: int) -> str:
+    return str(minimum) if minimum == maximum else f"from {minimum} to {maximum}"

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 # request's own repetition, a token's last use.
 CACHE, LOCAL, COPY, RECENCY = CONTEXTS, CONTEXTS + 1, CONTEXTS + 2, CONTEXTS + 3
 INPUTS = CONTEXTS + 4  # without a base; those of bases come next, and the score of a network last
-MOST_CANDIDATES = 128
+MAX_CANDIDATES = 128
 LONGEST_ROW = 24
 CACHE_UNIT = 1 << 20
 
@@ -133,9 +133,9 @@ def has_scores(inputs: int) -> bool:
 def new_features(inputs: int) -> Scratch:
     """Return uninitialised scratch space for a mixture of that many inputs."""
     return Scratch(
-        np.empty(MOST_CANDIDATES, np.int64),
-        np.empty(MOST_CANDIDATES, np.int64),
-        np.empty(MOST_CANDIDATES, np.int64),
+        np.empty(MAX_CANDIDATES, np.int64),
+        np.empty(MAX_CANDIDATES, np.int64),
+        np.empty(MAX_CANDIDATES, np.int64),
         np.empty((2, COPY * LONGEST_ROW + 1 + (inputs - INPUTS) * LINE), np.int64),
         np.empty(inputs, np.int64),
         np.empty(inputs, np.int64),
@@ -145,9 +145,9 @@ def new_features(inputs: int) -> Scratch:
         np.empty(COPY, np.int64),
         np.empty(2, np.int64),
         np.empty((FREQUENCIES, inputs + 1), np.float32),
-        np.empty(MOST_CANDIDATES, np.float32),
-        np.empty(MOST_CANDIDATES, np.float32),
-        np.empty(MOST_CANDIDATES, np.int64),
+        np.empty(MAX_CANDIDATES, np.float32),
+        np.empty(MAX_CANDIDATES, np.float32),
+        np.empty(MAX_CANDIDATES, np.int64),
         np.empty(BASE_CONTEXTS, np.int64),
-        np.empty(MOST_CANDIDATES, np.int64),
+        np.empty(MAX_CANDIDATES, np.int64),
     )

@@ -30,7 +30,7 @@ from speculant.memory.file import read_memory, write_memory
 Array = npt.NDArray[Any]
 
 KIND = "mix-base"
-MOST_BASES = 3
+MAX_BASES = 3
 _FORMAT = 1  # of the lines, apart from the file around them
 _SCORES_FORMAT = 1  # of the network
 _HIGHEST, _RATIO = 0.9, 0.62  # probability of level 0, and of each level to the one before
@@ -140,12 +140,12 @@ def in_use(bases: Sequence[MixBase]) -> Bases:
     Raises:
         UnsupportedError: there are more than the mixture takes.
     """
-    if len(bases) > MOST_BASES:
-        raise UnsupportedError(f"`mix` takes up to {MOST_BASES} bases, not {len(bases)}. Build one of several sources.")
+    if len(bases) > MAX_BASES:
+        raise UnsupportedError(f"`mix` takes up to {MAX_BASES} bases, not {len(bases)}. Build one of several sources.")
     nothing = np.empty((0, LINE), np.uint32)
     nothing.flags.writeable = False  # like mapped ones, so that the kernels are compiled once
-    first, second, third = [base.lines for base in bases] + [nothing] * (MOST_BASES - len(bases))
-    bits = [token_bits(base.facts["vocabulary"]) for base in bases] + [1] * (MOST_BASES - len(bases))
+    first, second, third = [base.lines for base in bases] + [nothing] * (MAX_BASES - len(bases))
+    bits = [token_bits(base.facts["vocabulary"]) for base in bases] + [1] * (MAX_BASES - len(bases))
     return Bases(first, second, third, np.array(bits))
 
 

@@ -44,9 +44,9 @@ _BUFFER = 1 << 18  # records kept before they are written
 _START = -1  # stands for the tokens before a document
 _RECORD = np.dtype([("window", np.int32, BASE_CONTEXTS), ("token", np.int32), ("weight", np.float32)])
 _ENTRY = np.dtype([("hash", np.uint64), ("token", np.uint32), ("level", np.uint8), ("rank", np.uint8)])
-_LEAST = (0.002, 0.005, 0.01, 0.02)  # probabilities that are never worth a draft, by context
-_LEAST_GAIN = 0.05
-_LEAST_CHANGE = 0.02  # of a probability's logarithm against the shorter context's
+_MINIMUM = (0.002, 0.005, 0.01, 0.02)  # probabilities that are never worth a draft, by context
+_MIN_GAIN = 0.05
+_MIN_CHANGE = 0.02  # of a probability's logarithm against the shorter context's
 _RANKS = 8.0  # steps of the logarithm of a gain, to the base 2
 _TRAINABLE = 100_000  # tokens: from fewer a network learns nothing that counts do not show
 _FEWEST_ROWS = 256  # of a network that is worth its time
@@ -199,17 +199,17 @@ class BaseBuilder:
                     file.write(part.tobytes())
                     advance(len(records))
             count = int(ranks.sum())
-            most, densest = max(1, budget // (4 * LINE)), int(np.ceil(count / (LINE * _FILLED)))
-            lines, most = max(1, min(most, densest)), min(most, 2 * densest)
-            while lines < most and _count_crowded(entries, lines) - surplus > _CROWDED * count:
-                lines = min(most, lines + lines // 8 + 1)
+            maximum, densest = max(1, budget // (4 * LINE)), int(np.ceil(count / (LINE * _FILLED)))
+            lines, maximum = max(1, min(maximum, densest)), min(maximum, 2 * densest)
+            while lines < maximum and _count_crowded(entries, lines) - surplus > _CROWDED * count:
+                lines = min(maximum, lines + lines // 8 + 1)
             # The least gain whose entries fit, if they all came to lines with room.
             fitting = np.flatnonzero(np.cumsum(ranks[::-1]) <= lines * LINE)
-            least = 255 - int(fitting[-1]) if len(fitting) else 256
+            minimum = 255 - int(fitting[-1]) if len(fitting) else 256
             table, kept_ranks = np.zeros((lines, LINE), np.uint32), np.zeros((lines, LINE), np.uint8)
             bits = token_bits(self._vocabulary)
             for part in _pieces(entries, _ENTRY):
-                _place(table, kept_ranks, part[part["rank"] >= max(0, least - 1)], bits)
+                _place(table, kept_ranks, part[part["rank"] >= max(0, minimum - 1)], bits)
         except OSError as error:
             raise _unusable(self._folder, error) from error
         _sort_lines(table, bits)
@@ -317,7 +317,7 @@ def _entries_of(records: Array, unigrams: Array) -> Array:
         backed_off = (np.add.reduceat(discounts, starts) / totals)[row] * shorter
         p = (counts - discounts) / totals[row] + backed_off
         gains = counts * np.log(p / backed_off)
-        useful = (p > _LEAST[order]) & (gains > _LEAST_GAIN) & (np.abs(np.log(p / shorter)) > _LEAST_CHANGE)
+        useful = (p > _MINIMUM[order]) & (gains > _MIN_GAIN) & (np.abs(np.log(p / shorter)) > _MIN_CHANGE)
         part = np.empty(int(useful.sum()), _ENTRY)
         part["hash"] = hashes[order, where[useful]]
         part["token"], part["level"] = tokens[where[useful]], levels(p[useful])

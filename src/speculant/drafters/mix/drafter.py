@@ -185,8 +185,8 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                     self._flat, request, text, length, budget.nodes, budget.depth, self.settings.cut
                 )
             else:
-                most = min(budget.nodes, budget.depth)
-                tokens, joints = most_probable_chain(self._flat, request, text, length, most)
+                maximum = min(budget.nodes, budget.depth)
+                tokens, joints = most_probable_chain(self._flat, request, text, length, maximum)
                 parents = np.arange(ROOT, len(tokens) - 1, dtype=np.int32)
         return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth)
 

@@ -28,7 +28,7 @@ from speculant.drafters.mix.arrays import (
     LINE,
     LOCAL,
     LONGEST_ROW,
-    MOST_CANDIDATES,
+    MAX_CANDIDATES,
     RECENCY,
     SETS,
     SHARES,
@@ -67,16 +67,16 @@ def share_band(share: float) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def log_band(value: int, most: int) -> int:
-    """Return the binary logarithm, rounded down, at most `most`."""
+def log_band(value: int, maximum: int) -> int:
+    """Return the binary logarithm, rounded down, at most `maximum`."""
     band = 0
     if value >= 256:
         value >>= 8
         band = 8
-    while value >= 2 and band < most:
+    while value >= 2 and band < maximum:
         value >>= 1
         band += 1
-    return min(most, band)
+    return min(maximum, band)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -87,7 +87,7 @@ def _candidate(token: int, count: int, features: Scratch) -> int:
         if features.candidates[features.buckets[at]] == token:
             return np.int64(features.buckets[at])
         at = (at + 1) & 255
-    if count == MOST_CANDIDATES:
+    if count == MAX_CANDIDATES:
         return -1
     features.buckets[at] = count
     features.candidates[count] = token
@@ -96,7 +96,7 @@ def _candidate(token: int, count: int, features: Scratch) -> int:
 
 @njit(cache=True, nogil=True)
 def _gather_base(
-    lines: Array, bits: int, first: int, hashes: Array, vocabulary: int, most: int, count: int, at: int,
+    lines: Array, bits: int, first: int, hashes: Array, vocabulary: int, maximum: int, count: int, at: int,
     features: Scratch,
 ) -> tuple[int, int]:  # fmt: skip
     """Collect what a base names, as inputs from `first` on, and return the new numbers of candidates and of names."""
@@ -134,7 +134,7 @@ def _gather_base(
                     features.named[0, at], features.named[1, at] = c, level * 2 + (1 if found == 0 else 0)
                     at += 1
                 found += 1
-                if found == most:
+                if found == maximum:
                     break
         features.ends[first + i] = at
     return count, at
@@ -143,7 +143,7 @@ def _gather_base(
 @njit(cache=True, nogil=True)
 def gather(
     narrow: Cells, wide: Cells, mixer: Mixer, bases: Bases, hashes: Array, copied: int, copied_length: int,
-    history: History, last: int, now: int, most: int, features: Scratch,
+    history: History, last: int, now: int, maximum: int, features: Scratch,
 ) -> int:  # fmt: skip
     """Collect the candidates that inputs name, and the state of each for each input; return how many there are.
 
@@ -155,7 +155,7 @@ def gather(
         history: the text of this request.
         last: the token before the one to be predicted; NEVER at the beginning.
         now: the position of the token to be predicted.
-        most: entries of a row that become candidates.
+        maximum: entries of a row that become candidates.
         features: what is written.
     """
     features.buckets[:] = -1
@@ -184,7 +184,7 @@ def gather(
             band = _total_band(total, CACHE_UNIT if i == CACHE else UNIT)
             features.absent[i] = ABSENT + band
             whole = np.float32(1) / np.float32(total)
-            for k in range(min(length, most)):
+            for k in range(min(length, maximum)):
                 c = _candidate(features.tokens[i, k], count, features)
                 if c >= 0:
                     count = max(count, c + 1)
@@ -211,7 +211,7 @@ def gather(
     for b in range((len(features.absent) - INPUTS) // BASE_CONTEXTS):
         lines = bases.first if b == 0 else (bases.second if b == 1 else bases.third)
         first, vocabulary = INPUTS + b * BASE_CONTEXTS, len(mixer.bands)
-        count, at = _gather_base(lines, bases.bits[b], first, hashes, vocabulary, most, count, at, features)
+        count, at = _gather_base(lines, bases.bits[b], first, hashes, vocabulary, maximum, count, at, features)
     if has_scores(len(features.absent)):
         features.absent[-1], features.ends[-1] = UNKNOWN, at
     # 5. Recency and frequency describe every candidate, whichever input named it.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, BASE_SETS, FREQUENCIES, INPUTS, SETS, STATES, Mixer
-from speculant.drafters.mix.base import MOST_BASES
+from speculant.drafters.mix.base import MAX_BASES
 from speculant.drafters.mix.initial import new_mixer
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 def find_training(weights: Array, states: Array) -> Inputs | None:
     """Return what a mixture with these arrays was trained with, or None if no mixture has such shapes."""
-    for bases in range(MOST_BASES + 1):
+    for bases in range(MAX_BASES + 1):
         for scored in (False, True)[: 1 + (bases > 0)]:
             inputs, sets = INPUTS + bases * BASE_CONTEXTS + scored, SETS + FREQUENCIES + (BASE_SETS if bases else 0)
             if weights.shape == (sets, inputs + 1) and states.shape == (3, inputs, STATES):

@@ -227,18 +227,18 @@ def most_probable(
         copied = text[place] if place != NOWHERE else NOWHERE
         # 4. Collect the candidates, and mix what the inputs say of each, as far as one could still enter.
         needed = joints[limit - 1] / joint if count == limit else np.float32(0)
-        most = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
+        maximum = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
         last = np.int64(window[WINDOW - 1])
         found = gather(
-            narrow, wide, mixer, bases, hashes, copied, agreed, history, last, length + depth, most, features
+            narrow, wide, mixer, bases, hashes, copied, agreed, history, last, length + depth, maximum, features
         )
-        least = _logit(needed) if needed > 0 else np.float32(-math.inf)
+        minimum = _logit(needed) if needed > 0 else np.float32(-math.inf)
         combine(mixer, features, found)
-        add_scores(mixer, scorer, window[at:], topic, features, found, least, bounds)
+        add_scores(mixer, scorer, window[at:], topic, features, found, minimum, bounds)
         # 5. Insert the candidates by joint probability.
         for c in range(found):
             z = features.logits[c]
-            if z <= least:
+            if z <= minimum:
                 continue
             p = joint * squash(mixer, z)
             if count < limit or p > joints[limit - 1]:

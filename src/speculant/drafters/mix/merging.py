@@ -125,8 +125,8 @@ def copy_cells(source: Cells, place: int, target: Cells, memory: int) -> None:
             continue
         length = read(target, cell, tokens, weights)
         others = read(source, bucket * PLACES + place, more, added)
-        most = max(memory, weights[:length].sum(), added[:others].sum())
-        length = _fold(tokens, weights, length, more[:others], added[:others], width, most)
+        maximum = max(memory, weights[:length].sum(), added[:others].sum())
+        length = _fold(tokens, weights, length, more[:others], added[:others], width, maximum)
         held = target.entries[cell // PLACES, cell % PLACES]
         for i in range(width):
             body = np.uint32(0)
@@ -136,8 +136,8 @@ def copy_cells(source: Cells, place: int, target: Cells, memory: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _fold(tokens: Array, weights: Array, length: int, more: Array, added: Array, width: int, most: int) -> int:
-    """Add a row to one whose order stays; drop the lightest beyond `width`, and keep the total within `most`."""
+def _fold(tokens: Array, weights: Array, length: int, more: Array, added: Array, width: int, maximum: int) -> int:
+    """Add a row to one whose order stays; drop the lightest beyond `width`, and keep the total within `maximum`."""
     for k in range(len(more)):
         at = 0
         while at < length and tokens[at] != more[k]:
@@ -156,7 +156,7 @@ def _fold(tokens: Array, weights: Array, length: int, more: Array, added: Array,
         length -= 1
     total = weights[:length].sum()
     for i in range(length):
-        if total > most:
-            weights[i] = max(1, weights[i] * most // total)
+        if total > maximum:
+            weights[i] = max(1, weights[i] * maximum // total)
         weights[i] = min(weights[i], HEAVIEST)
     return length

@@ -46,7 +46,7 @@ _STEPS_WITH_BASE = 4000
 _BIAS_STEP = 0.3
 # A token's bias moves by this many times the step of the weights, but at most by the second: more than that at the
 # beginning makes probabilities extreme.
-_TOKEN_STEP, _MOST_TOKEN_STEP = 80.0, 0.16
+_TOKEN_STEP, _MAX_TOKEN_STEP = 80.0, 0.16
 _IMPROBABLE, _SUBSAMPLING = -3.5, 8  # of candidates below this logit one in eight is trained on, with its weight
 _CACHE_MEMORY = 200
 CLAMP = 12.0  # of logits
@@ -107,12 +107,12 @@ def score_bounds(mixer: Mixer) -> tuple[float, float]:
 @njit(cache=True, nogil=True)
 def add_scores(
     mixer: Mixer, scorer: Scorer, window: Array, topic: Array, features: Scratch, count: int,
-    least: float, bounds: tuple[float, float],
+    minimum: float, bounds: tuple[float, float],
 ) -> None:  # fmt: skip
     """Add the scores of candidates after window, Int32[W], to the logits that `combine` wrote.
 
-    A candidate that cannot come above `least` with any score, which `score_bounds` limits, gets the lowest logit and no
-    score; that saves most products once a draft is full.
+    A candidate that cannot come above `minimum` with any score, which `score_bounds` limits, gets the lowest logit and
+    no score; that saves most products once a draft is full.
     """
     inputs = len(features.absent)
     if not has_scores(inputs):
@@ -122,7 +122,7 @@ def add_scores(
     q, unit = np.empty(DIMENSIONS, np.float32), np.float32(0)
     for c in range(count):
         weight = sums[features.bands[c], inputs - 1]
-        if logits[c] + max(weight * lowest, weight * highest) <= least:
+        if logits[c] + max(weight * lowest, weight * highest) <= minimum:
             logits[c] = np.float32(-CLAMP)
             continue
         if unit == np.float32(0):
@@ -167,7 +167,7 @@ def train(mixer: Mixer, features: Scratch, count: int, token: int) -> None:
     if inputs > INPUTS:
         before += _STEPS_WITH_BASE
     step = np.float32(max(_SMALLEST_STEP, _STEP / (1 + before / _STEP_TOKENS)))
-    token_step = np.float32(min(_TOKEN_STEP, _MOST_TOKEN_STEP / step))
+    token_step = np.float32(min(_TOKEN_STEP, _MAX_TOKEN_STEP / step))
     mixer.steps[0] += 1
     turn, scored = np.int64(mixer.steps[0]), has_scores(inputs)
     weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]

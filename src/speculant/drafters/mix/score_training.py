@@ -36,13 +36,13 @@ from speculant.drafters.mix.scores import (
 
 Array = npt.NDArray[Any]
 
-_MOST_ROWS = 1 << 16
+_MAX_ROWS = 1 << 16
 _FEWEST_USES = 3  # of a token that has a row of its own
 _STREAMS = 512
 _NOISE = 256  # random tokens of a batch
 _NOISE_POWER = 0.75  # of a token's frequency
 _PASSES, _FEW_TOKENS = 3, 20_000_000  # corpora are read up to three times, as long as that is at most so many tokens
-_MOST_TOKENS = 60_000_000  # of a corpus; of a larger one the rest is left out
+_MAX_TOKENS = 60_000_000  # of a corpus; of a larger one the rest is left out
 _ROW_STEP, _WEIGHT_STEP = 0.1, 2e-3
 _NONE = -1  # stands for the tokens before a document
 
@@ -57,7 +57,7 @@ def token_rows(counts: Array, budget: int) -> Array:
     rows = np.zeros(len(counts), np.uint16)
     room = (budget - rows.nbytes - WEIGHTS * DIMENSIONS * 4) // (3 * DIMENSIONS)
     frequent = np.flatnonzero(counts >= _FEWEST_USES)
-    order = frequent[np.argsort(-counts[frequent], kind="stable")][: max(0, min(room, _MOST_ROWS) - 1)]
+    order = frequent[np.argsort(-counts[frequent], kind="stable")][: max(0, min(room, _MAX_ROWS) - 1)]
     rows[order] = np.arange(1, len(order) + 1)
     return rows
 
@@ -79,7 +79,7 @@ def train_scorer(
     total = len(documents.ids)
     streams = int(np.clip(total // 1024, 16, _STREAMS))
     passes = _passes(total)
-    steps = min(total, _MOST_TOKENS) // streams
+    steps = min(total, _MAX_TOKENS) // streams
     done = 0
     for _ in range(passes):
         order = random.permutation(len(documents.lengths))
@@ -93,7 +93,7 @@ def train_scorer(
 
 def training_tokens(total: int) -> int:
     """Return how many tokens a network is trained on with documents of `total` tokens, repetitions included."""
-    return _passes(total) * min(total, _MOST_TOKENS)
+    return _passes(total) * min(total, _MAX_TOKENS)
 
 
 def _passes(total: int) -> int:

@@ -34,7 +34,7 @@ CONSTANT = DIMENSIONS - 1  # the dimension of q that is constant, so that its we
 DECAY = 0.96  # of the topic, a token
 BINS = 96  # states of a score
 _PER_NAT = 8  # bins for a factor of e
-_MOST_INTEGER = np.float32(2047)  # 64 products with 8 bits stay below 2^24
+_MAX_INTEGER = np.float32(2047)  # 64 products with 8 bits stay below 2^24
 
 
 class Scorer(NamedTuple):
@@ -103,13 +103,13 @@ def query(scorer: Scorer, window: Array, topic: Array, q: Array) -> float:
     for k in range(DIMENSIONS):
         hidden[k] = max(hidden[k] + weights[BIAS, k], np.float32(0))
     _multiply(weights, OUTER, hidden, q)
-    most = np.float32(0)
+    maximum = np.float32(0)
     for k in range(DIMENSIONS):
         q[k] = (x[k] + q[k]) * weights[SCALE, k]
         if k == CONSTANT:
             q[k] = weights[SCALE, k]
-        most = max(most, abs(q[k]))
-    unit = max(most, np.float32(1e-30)) / _MOST_INTEGER
+        maximum = max(maximum, abs(q[k]))
+    unit = max(maximum, np.float32(1e-30)) / _MAX_INTEGER
     for k in range(DIMENSIONS):
         q[k] = np.rint(q[k] / unit)
     return unit
@@ -141,7 +141,7 @@ def _multiply(weights: Array, first: int, x: Array, products: Array) -> None:
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def _product(integers: Array, vector: Array) -> float:
-    """Return the product of integers of at most `_MOST_INTEGER`, Float32[64], with Int8[64]: below 2^24, so exact."""
+    """Return the product of integers of at most `_MAX_INTEGER`, Float32[64], with Int8[64]: below 2^24, so exact."""
     total = np.float32(0)
     for j in range(DIMENSIONS):
         total += integers[j] * np.float32(vector[j])

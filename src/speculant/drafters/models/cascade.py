@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
-from speculant.core.engine import RequestedOutputs
+from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
-from speculant.drafters.models.shapes import MOST_NODES
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import draw_token
 
@@ -86,7 +85,7 @@ class StagedDrafter(Drafter, Persistent):
             UsageError: the inner method drafts with a model itself, or a number is out of range.
         """
         s = settings or StagedSettings()
-        self._setup(open_cache, lambda: build_inner(s.inner), vocabulary, s.inner_nodes, MOST_NODES)
+        self._setup(open_cache, lambda: build_inner(s.inner), vocabulary, s.inner_nodes, MAX_NODES)
 
     def _setup(
         self,
@@ -96,8 +95,8 @@ class StagedDrafter(Drafter, Persistent):
         nodes: int,
         length: int,
     ) -> None:
-        if not (0 <= nodes <= MOST_NODES and 1 <= length <= MOST_NODES):
-            raise UsageError(f"inner_nodes is 0 to {MOST_NODES}, length 1 to {MOST_NODES}; not {nodes} and {length}.")
+        if not (0 <= nodes <= MAX_NODES and 1 <= length <= MAX_NODES):
+            raise UsageError(f"inner_nodes is 0 to {MAX_NODES}, length 1 to {MAX_NODES}; not {nodes} and {length}.")
         self._open_cache, self._vocabulary, self._nodes, self._length = open_cache, vocabulary, nodes, length
         self.inner = build()
 
@@ -186,8 +185,8 @@ class CascadeSession(Session):
                 return tokens, laws, weights
             if (row, token) not in held:
                 nodes = min(self._nodes, left) if self._text.trees else 0  # what is wrong of them stays in the cache
-                most = Budget(nodes=nodes, depth=left)
-                ahead = self._inner.propose_after(tokens, most) if most.nodes else DraftTree.empty()
+                maximum = Budget(nodes=nodes, depth=left)
+                ahead = self._inner.propose_after(tokens, maximum) if maximum.nodes else DraftTree.empty()
                 read = [token, *ahead.tokens.tolist()]
                 above = [row, *(self._text.rows + 1 + parent for parent in ahead.parents.tolist())]
                 held = dict(

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
-from speculant.core.engine import RequestedOutputs
+from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
-from speculant.drafters.models.shapes import MOST_NODES, BestFirst, Chain, Shape
+from speculant.drafters.models.shapes import BestFirst, Chain, Shape
 from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, LevelGains, SiblingAcceptance
 
 
@@ -56,11 +56,11 @@ class WidthsSettings:
 
     Attributes:
         widths: siblings below each node, level by level, as in 4,2,2.
-        most_nodes: of a draft; larger ones than the engine has room for are cut.
+        max_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     widths: str = "4,2,2,1"
-    most_nodes: int = MOST_NODES
+    max_nodes: int = MAX_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class SequencesSettings:
 
     Attributes:
         sequences: how many are drawn.
-        most_nodes: of a draft; larger ones than the engine has room for are cut.
+        max_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     sequences: int = 4
-    most_nodes: int = MOST_NODES
+    max_nodes: int = MAX_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +83,14 @@ class BestFirstSettings:
     Attributes:
         depth: passes of the draft model per round.
         top_k: nodes that a level expands, and candidates of each.
-        least: joint probability below which no node is expanded.
-        most_nodes: of a draft; larger ones than the engine has room for are cut.
+        min_probability: joint probability below which no node is expanded.
+        max_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     depth: int = 5
     top_k: int = 8
-    least: float = 0.0
-    most_nodes: int = MOST_NODES
+    min_probability: float = 0.0
+    max_nodes: int = MAX_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +98,14 @@ class ConfidenceSettings:
     """Settings of `llmcad`.
 
     Attributes:
-        least: joint probability of the most probable path below which drafting ends.
+        min_probability: joint probability of the most probable path below which drafting ends.
         top_k: nodes that a level expands, and candidates of each.
-        most_nodes: of a draft; larger ones than the engine has room for are cut.
+        max_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
-    least: float = 0.05
+    min_probability: float = 0.05
     top_k: int = 4
-    most_nodes: int = MOST_NODES
+    max_nodes: int = MAX_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +115,12 @@ class BestTreeSettings:
     Attributes:
         depth: passes of the draft model per round, at most.
         siblings: the most below one node.
-        most_nodes: of a draft; larger ones than the engine has room for are cut.
+        max_nodes: of a draft; larger ones than the engine has room for are cut.
     """
 
     depth: int = 8
     siblings: int = 8
-    most_nodes: int = MOST_NODES
+    max_nodes: int = MAX_NODES
 
 
 class DraftModelDrafter(Drafter):
@@ -138,15 +138,15 @@ class DraftModelDrafter(Drafter):
         self._setup(open_cache, vocabulary, lambda: Chain(acceptance, chosen.stop, chosen.threshold, chosen.length))
 
     def _setup(
-        self, open_cache: OpenCache, vocabulary: int, shape: Callable[[], Shape], most_nodes: int = MOST_NODES
+        self, open_cache: OpenCache, vocabulary: int, shape: Callable[[], Shape], max_nodes: int = MAX_NODES
     ) -> None:
         shape()  # settings are checked before the first request
         self._open_cache, self._vocabulary, self._shape = open_cache, vocabulary, shape
-        self._most_nodes = most_nodes
+        self._max_nodes = max_nodes
 
     @property
     def needs(self) -> RequestedOutputs:
-        return RequestedOutputs(most_nodes=self._most_nodes)
+        return RequestedOutputs(max_nodes=self._max_nodes)
 
     def open_text(self, start: SessionRequest) -> DraftText:
         """Return the text of a request, its prompt read."""
@@ -180,14 +180,14 @@ class SpecInferDrafter(DraftModelDrafter):
     ) -> None:
         """Take one or several draft models; see `DraftModelDrafter`."""
         s = settings or WidthsSettings()
-        widths, most = _widths(s.widths), s.most_nodes
+        widths, maximum = _widths(s.widths), s.max_nodes
         first, *self._others = [open_cache] if callable(open_cache) else open_cache
         acceptance, several = SiblingAcceptance(), bool(self._others)
         self._setup(
             first,
             vocabulary,
-            lambda: Widths(widths, acceptance, replacement=True, choosing=several, most_nodes=most),
-            most,
+            lambda: Widths(widths, acceptance, replacement=True, choosing=several, max_nodes=maximum),
+            maximum,
         )
 
     def open(self, start: SessionRequest) -> Session:
@@ -202,9 +202,9 @@ class MCSDDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: WidthsSettings | None = None) -> None:
         s, acceptance = settings or WidthsSettings(), SiblingAcceptance()
-        widths, most = _widths(s.widths), s.most_nodes
+        widths, maximum = _widths(s.widths), s.max_nodes
         self._setup(
-            open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=False, most_nodes=most), most
+            open_cache, vocabulary, lambda: Widths(widths, acceptance, replacement=False, max_nodes=maximum), maximum
         )
 
 
@@ -216,8 +216,8 @@ class SpecTrDrafter(DraftModelDrafter):
         self._setup(
             open_cache,
             vocabulary,
-            lambda: Sequences(s.sequences, acceptance, most_nodes=s.most_nodes),
-            s.most_nodes,
+            lambda: Sequences(s.sequences, acceptance, max_nodes=s.max_nodes),
+            s.max_nodes,
         )
 
 
@@ -229,8 +229,10 @@ class OptTreeDrafter(DraftModelDrafter):
         self._setup(
             open_cache,
             vocabulary,
-            lambda: BestFirst(gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
-            s.most_nodes,
+            lambda: BestFirst(
+                gains, depth=s.depth, top_k=s.top_k, min_probability=s.min_probability, max_nodes=s.max_nodes
+            ),
+            s.max_nodes,
         )
 
 
@@ -242,8 +244,10 @@ class LLMCadDrafter(DraftModelDrafter):
         self._setup(
             open_cache,
             vocabulary,
-            lambda: BestFirst(gains, depth=DEPTHS, top_k=s.top_k, least=s.least, most_nodes=s.most_nodes),
-            s.most_nodes,
+            lambda: BestFirst(
+                gains, depth=DEPTHS, top_k=s.top_k, min_probability=s.min_probability, max_nodes=s.max_nodes
+            ),
+            s.max_nodes,
         )
 
 
@@ -258,11 +262,11 @@ class SequoiaDrafter(DraftModelDrafter):
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
         self.settings, self.acceptance = settings or BestTreeSettings(), SiblingAcceptance()
         s = self.settings
-        self._setup(open_cache, vocabulary, self._tree, s.most_nodes)
+        self._setup(open_cache, vocabulary, self._tree, s.max_nodes)
 
     def _tree(self) -> BestTree:
         s = self.settings
-        return BestTree(self.acceptance, depth=s.depth, siblings=s.siblings, most_nodes=s.most_nodes)
+        return BestTree(self.acceptance, depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
 
 
 class MergedSession(Session):

@@ -8,17 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
-from speculant.drafters.models.shapes import (
-    MOST_NODES,
-    MOST_PASSES,
-    Candidate,
-    Level,
-    Shape,
-    check_most,
-    draw_below,
-)
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, check_max, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAcceptance, expected_gains
 
 
@@ -36,7 +29,7 @@ class Widths(Shape):
         *,
         replacement: bool,
         choosing: bool = False,
-        most_nodes: int = MOST_NODES,
+        max_nodes: int = MAX_NODES,
     ) -> None:
         """Take the widths.
 
@@ -45,14 +38,14 @@ class Widths(Shape):
             acceptance: shared by all requests.
             replacement: whether siblings are drawn with replacement.
             choosing: whether the most probable tokens are taken instead.
-            most_nodes: that they may make.
+            max_nodes: that they may make.
         """
         if not widths or min(widths) < 1:
             raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
         nodes = sum(math.prod(widths[: i + 1]) for i in range(len(widths)))
-        if nodes > check_most(most_nodes):
+        if nodes > check_max(max_nodes):
             raise UsageError(
-                f"widths {','.join(map(str, widths))} make {nodes} nodes, more than most_nodes={most_nodes}."
+                f"widths {','.join(map(str, widths))} make {nodes} nodes, more than max_nodes={max_nodes}."
             )
         self._widths, self._acceptance, self.choosing = tuple(widths), acceptance, choosing
         self._parents = _parents(widths)
@@ -84,12 +77,12 @@ class Sequences(Shape):
 
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = False
-    passes = MOST_PASSES
+    passes = MAX_PASSES
 
-    def __init__(self, count: int, acceptance: LevelAcceptance, *, most_nodes: int = MOST_NODES) -> None:
+    def __init__(self, count: int, acceptance: LevelAcceptance, *, max_nodes: int = MAX_NODES) -> None:
         """Take the number of sequences, of at most so many nodes; the acceptance is shared by all requests."""
-        if not 1 <= count <= check_most(most_nodes):
-            raise UsageError(f"sequences must be 1 to {most_nodes} (most_nodes), not {count}.")
+        if not 1 <= count <= check_max(max_nodes):
+            raise UsageError(f"sequences must be 1 to {max_nodes} (max_nodes), not {count}.")
         self._count, self._acceptance = count, acceptance
         self._shares: list[int] = [count]
         self._wide = count  # nodes of a level; one where the most probable token is taken

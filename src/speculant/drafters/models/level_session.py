@@ -147,9 +147,9 @@ def drafted(
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 
-def heaviest(tokens: list[int], parents: list[int], weights: list[float], most: int) -> DraftTree:
+def heaviest(tokens: list[int], parents: list[int], weights: list[float], maximum: int) -> DraftTree:
     """Return the most probable of chosen nodes, best first; ancestors are no less probable, so none is missing."""
-    order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:most]
+    order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:maximum]
     place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
     return drafted(
         [tokens[node] for node in order],

@@ -24,7 +24,7 @@ class MixModelSettings(UnionSettings):
         proposed: nodes of the tree that `mix` proposes.
         depth: passes of the draft model that extend it.
         top_k: nodes that each of them extends, and candidates of each.
-        least: joint probability below which no node is extended.
+        min_probability: joint probability below which no node is extended.
     """
 
 

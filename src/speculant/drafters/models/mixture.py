@@ -10,7 +10,7 @@ import numpy as np
 
 from speculant.core.tree import Float64
 
-LEAST = 1e-4  # probabilities count as at least this, and at most 1 less this
+MINIMUM = 1e-4  # probabilities count as at least this, and at most 1 less this
 RATE = 0.02  # of learning, per candidate
 
 
@@ -60,5 +60,5 @@ class Mixture:
 
 def logit(p: float) -> float:
     """Return the logit of a probability, which is kept off 0 and 1."""
-    p = min(max(p, LEAST), 1 - LEAST)
+    p = min(max(p, MINIMUM), 1 - MINIMUM)
     return math.log(p / (1 - p))

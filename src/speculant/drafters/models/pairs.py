@@ -11,7 +11,7 @@ from speculant.drafters.models.translation import Translation
 from speculant.drafters.models.vocabulary import same_ids, share_vocabulary
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
-LEAST_SHARE = 0.1  # of the target's tokens; below it, what the draft model can propose is too little to be of use
+MIN_SHARE = 0.1  # of the target's tokens; below it, what the draft model can propose is too little to be of use
 Relation = Literal["same", "padded", "different", "unknown"]
 
 
@@ -100,7 +100,7 @@ def check_pair(pair: Pair, *, vocabulary: int, draft_vocabulary: int, text: bool
         raise TokenizerError(
             f"{sizes}: their tokens differ, and they cannot be translated, since {pair.obstacle.rstrip('.')}. {WAY_OUT}"
         )
-    if pair.translation.shared.share < LEAST_SHARE:
+    if pair.translation.shared.share < MIN_SHARE:
         raise UnsupportedError(
             f"the tokenizers of target and draft model share only {pair.shared}. Use the method 'uag', which drafts "
             "through text, or a smaller model of the target's family."

@@ -34,7 +34,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, Ahead, DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
-from speculant.drafters.models.shapes import MOST_PASSES
+from speculant.drafters.models.shapes import MAX_PASSES
 from speculant.drafters.models.warping import draw_token
 
 Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] that it was drawn from
@@ -67,8 +67,8 @@ class PearlDrafter(Drafter):
             UsageError: the number of tokens is out of range.
         """
         self._ahead = (settings or PearlSettings()).ahead
-        if self._ahead is not None and not 1 <= self._ahead <= MOST_PASSES:
-            raise UsageError(f"ahead must be 1 to {MOST_PASSES}, not {self._ahead}.")
+        if self._ahead is not None and not 1 <= self._ahead <= MAX_PASSES:
+            raise UsageError(f"ahead must be 1 to {MAX_PASSES}, not {self._ahead}.")
         self._open_cache, self._vocabulary = open_cache, vocabulary
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-draft")  # runs all passes of the draft model
 
@@ -100,11 +100,11 @@ class DrawnAhead:
     """
 
     def __init__(
-        self, text: DraftText, draft: Drawn, most: int, worker: Executor, generator: torch.Generator | None
+        self, text: DraftText, draft: Drawn, maximum: int, worker: Executor, generator: torch.Generator | None
     ) -> None:
         """Begin to draw up to so many tokens behind a draft; without a generator the most probable ones."""
         self.drawn: Drawn = []
-        self._text, self._draft, self._most = text, draft, most
+        self._text, self._draft, self._maximum = text, draft, maximum
         self._worker, self._generator, self._row = worker, generator, ROOT
         self._first, self._ended, self._stopped = Event(), Event(), False
         self._worker.submit(self._draw)
@@ -116,7 +116,7 @@ class DrawnAhead:
             if not self._stopped:
                 law = self._next_law()
                 self.drawn.append((draw_token(law, self._generator), law))
-                if len(self.drawn) < self._most:
+                if len(self.drawn) < self._maximum:
                     self._worker.submit(self._draw)
                     goes_on = True
         except Exception:
@@ -156,7 +156,7 @@ class PearlSession(Session):
     """One request: its text on the draft model, and what is being drafted ahead."""
 
     def __init__(self, text: DraftText, start: SessionRequest, worker: Executor, ahead: int | None) -> None:
-        self._text, self._start, self._worker, self._most = text, start, worker, ahead
+        self._text, self._start, self._worker, self._maximum = text, start, worker, ahead
         self._generator, self._round = torch.Generator(), 0
         self._ready: Drawn = []  # below the root, drawn in the round before
         self._drawn: Drawn = []  # the draft
@@ -180,7 +180,7 @@ class PearlSession(Session):
         self._worker.submit(self._generator.manual_seed, self._start.round_seed(self._round))
         first: Future[Drawn] | None = None if self._ready else self._worker.submit(self._first)
         self._drawn = self._ready[:depth] if first is None else first.result()
-        self._room = min(self._most or budget.nodes + 1, MOST_PASSES, self._text.depth - len(self._drawn) - 1)
+        self._room = min(self._maximum or budget.nodes + 1, MAX_PASSES, self._text.depth - len(self._drawn) - 1)
         weights, joint = list[float](), 1.0
         for token, law in self._drawn:
             joint *= min(1.0, float(law[token]))
@@ -212,7 +212,7 @@ class PearlSession(Session):
         """Return what was drafted ahead by now, or all that was asked for where that is a number."""
         if self._ahead is None:
             return []
-        return self._ahead.stop() if self._most is None else self._ahead.wait()
+        return self._ahead.stop() if self._maximum is None else self._ahead.wait()
 
     def observe(self, verified: Verified) -> None:
         """Use what was drafted ahead if the text went that way."""

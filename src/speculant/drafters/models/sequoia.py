@@ -18,9 +18,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MOST_NODES, Candidate, Level, Shape, check_most, draw_below
+from speculant.drafters.models.shapes import Candidate, Level, Shape, check_max, draw_below
 from speculant.drafters.models.tree_acceptance import DEPTHS, SIBLINGS, SiblingAcceptance
 
 _EVERY = 32  # rounds after which the trees are computed anew
@@ -44,11 +45,11 @@ class BestTrees:
             tuple[int, int], npt.NDArray[np.int64]
         ] = {}  # by depth and levels left: [siblings, nodes + 1]
         self.gains = np.zeros((levels, nodes))  # row d - 1: of trees of at most d levels
-        for most in range(1, levels + 1):
+        for maximum in range(1, levels + 1):
             below = np.zeros(nodes + 1)
-            for depth in range(most - 1, -1, -1):
-                below = self._solve(acceptance[min(depth, DEPTHS - 1)], below, (depth, most - 1 - depth))
-            self.gains[most - 1] = below[1:]
+            for depth in range(maximum - 1, -1, -1):
+                below = self._solve(acceptance[min(depth, DEPTHS - 1)], below, (depth, maximum - 1 - depth))
+            self.gains[maximum - 1] = below[1:]
 
     def _solve(self, acceptance: Float64, below: Float64, key: tuple[int, int]) -> Float64:
         """Return what the best subtrees of 0, 1, ... nodes gain, given what those one level below do."""
@@ -86,28 +87,26 @@ class BestTree(Shape):
     drawn: Literal["iid", "distinct"] = "distinct"
     choosing = False
 
-    def __init__(
-        self, acceptance: SiblingAcceptance, *, depth: int, siblings: int, most_nodes: int = MOST_NODES
-    ) -> None:
+    def __init__(self, acceptance: SiblingAcceptance, *, depth: int, siblings: int, max_nodes: int = MAX_NODES) -> None:
         """Take the limits.
 
         Args:
             acceptance: shared by all requests.
             depth: passes of the draft model per round.
             siblings: the most below one node.
-            most_nodes: of a draft.
+            max_nodes: of a draft.
         """
         if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
             raise UsageError(f"depth is 1 to {DEPTHS}, siblings 1 to {SIBLINGS}; not {depth} and {siblings}.")
         self.passes, self._acceptance, self._siblings = depth, acceptance, siblings
-        self._most = check_most(most_nodes)
+        self._maximum = check_max(max_nodes)
         self._trees = self._solved()
         self._rounds = 0
         self._below: list[int] = []  # nodes below each node of the level
 
     def _solved(self) -> BestTrees:
         acceptance = self._acceptance.probabilities()
-        return BestTrees(acceptance, nodes=self._most, levels=self.passes, siblings=self._siblings)
+        return BestTrees(acceptance, nodes=self._maximum, levels=self.passes, siblings=self._siblings)
 
     def forecast(self, nodes: int) -> Float64:
         return self._trees.gains[:, :nodes]
@@ -116,7 +115,7 @@ class BestTree(Shape):
         if not level.trees:
             self._below = [level.levels - 1]
             return draw_below(level, 0, 1, distinct=True)
-        below = [min(level.room, self._most)] if level.depth == 1 else self._below
+        below = [min(level.room, self._maximum)] if level.depth == 1 else self._below
         self._below = []
         found = list[Candidate]()
         for place, nodes in enumerate(below):

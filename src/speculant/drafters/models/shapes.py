@@ -24,8 +24,7 @@ from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
 WIDE = 32  # nodes of a draft above which it may be wider
-MOST_PASSES = 64  # of the draft model in a round
-MOST_NODES = MAX_NODES  # of a draft, where the method's settings do not say
+MAX_PASSES = 64  # of the draft model in a round
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +73,7 @@ class GrowthPlan:
         top_k: candidates of each node that is expanded.
         expanded: nodes that a level expands.
         nodes: of the draft.
-        least: joint probability below which no node is expanded.
+        min_probability: joint probability below which no node is expanded.
         level_price: what a further level has to gain.
         row_price: what a further node that the same level expands has to gain.
         ratios: of levels 2, 3, ...: the tokens that one gains by the joint probability of the nodes that it expands.
@@ -84,7 +83,7 @@ class GrowthPlan:
     top_k: int
     expanded: int
     nodes: int
-    least: float
+    min_probability: float
     level_price: float
     row_price: float
     ratios: Sequence[float]
@@ -135,7 +134,7 @@ class Chain(Shape):
 
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = False
-    passes = MOST_PASSES
+    passes = MAX_PASSES
 
     def __init__(
         self, acceptance: LevelAcceptance, stop: str = "none", threshold: float | None = None, length: int = 5
@@ -184,14 +183,14 @@ class Chain(Shape):
         self._acceptance.observe(len(draft), len(path))
         if self._stop == "heuristic":
             whole = len(path) == draft.depths().max()
-            self._length = min(MOST_PASSES, self._length + 2) if whole else max(1, self._length - 1)
+            self._length = min(MAX_PASSES, self._length + 2) if whole else max(1, self._length - 1)
 
 
 class BestFirst(Shape):
     """The most probable paths: each level expands the best nodes so far, and the best of all become the draft.
 
     OPT-Tree (Wang et al., TACL 2025, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with any draft
-    model. LLMCad (Xu et al. 2023, arXiv 2309.04255) ends the tree where confidence has fallen: `least`.
+    model. LLMCad (Xu et al. 2023, arXiv 2309.04255) ends the tree where confidence has fallen: `min_probability`.
 
     The tree also ends where the next level is not expected to gain what its time is worth elsewhere, and nodes that
     cannot be in the draft are not expanded: those less probable than as many others as the budget allows, or than pays
@@ -207,8 +206,8 @@ class BestFirst(Shape):
         *,
         depth: int,
         top_k: int,
-        least: float,
-        most_nodes: int = MOST_NODES,
+        min_probability: float,
+        max_nodes: int = MAX_NODES,
         expanded: int | None = None,
         wide: int | None = None,
     ) -> None:
@@ -218,14 +217,14 @@ class BestFirst(Shape):
             gains: of levels, shared by all requests.
             depth: passes of the draft model per round.
             top_k: nodes that a level expands, and candidates of each.
-            least: joint probability below which no node is expanded.
-            most_nodes: of a draft.
+            min_probability: joint probability below which no node is expanded.
+            max_nodes: of a draft.
             expanded: nodes that a level expands, if not `top_k`.
             wide: `top_k` of drafts of more than `WIDE` nodes, if it is another one there.
         """
-        if not (1 <= depth <= MOST_PASSES and 1 <= top_k <= check_most(most_nodes) and 0 <= least < 1):
-            raise UsageError(f"depth is 1 to {MOST_PASSES}, top_k 1 to {most_nodes}, least from 0 to below 1.")
-        self.passes, self._top_k, self._least = depth, top_k, least
+        if not (1 <= depth <= MAX_PASSES and 1 <= top_k <= check_max(max_nodes) and 0 <= min_probability < 1):
+            raise UsageError(f"depth is 1 to {MAX_PASSES}, top_k 1 to {max_nodes}, least from 0 to below 1.")
+        self.passes, self._top_k, self._min_probability = depth, top_k, min_probability
         self._expanded, self._wide = expanded, top_k if wide is None else wide
         self._gains = gains
         self.extended = []
@@ -248,10 +247,10 @@ class BestFirst(Shape):
         assert level is not None
         self._weights += weights
         room = sorted(self._weights, reverse=True)[level.room :]
-        least = max(self._least, level.node_price, room[0] if room else 0.0)
+        min_probability = max(self._min_probability, level.node_price, room[0] if room else 0.0)
         expanded = self._width(level.room) if self._expanded is None else self._expanded
         best = sorted(range(len(weights)), key=lambda place: -weights[place])[:expanded]
-        found = [place for place in best if weights[place] > least]
+        found = [place for place in best if weights[place] > min_probability]
         extended = sum(weights[place] for place in found)
         if extended * self._gains.ratios(level.depth)[-1] <= level.level_price:
             return []
@@ -260,9 +259,12 @@ class BestFirst(Shape):
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
         ratios = self._gains.ratios(levels)
-        least, top_k = max(self._least, budget.node_price), self._width(budget.nodes) if trees else 1
+        min_probability, top_k = (
+            max(self._min_probability, budget.node_price),
+            self._width(budget.nodes) if trees else 1,
+        )
         expanded = (top_k if self._expanded is None else self._expanded) if trees else 1
-        return GrowthPlan(levels, top_k, expanded, budget.nodes, least, budget.level_price, 0.0, ratios)
+        return GrowthPlan(levels, top_k, expanded, budget.nodes, min_probability, budget.level_price, 0.0, ratios)
 
     def _width(self, nodes: int) -> int:
         """Return how many candidates each node of a draft of so many nodes gets."""
@@ -278,15 +280,15 @@ class BestFirst(Shape):
         self._gains.observe(self.extended, len(path))
 
 
-def check_most(most_nodes: int) -> int:
+def check_max(max_nodes: int) -> int:
     """Return the most nodes of a draft, a setting of methods that draft with a model or a head.
 
     Raises:
         UsageError: it is below 1.
     """
-    if most_nodes < 1:
-        raise UsageError(f"most_nodes must be 1 or more, not {most_nodes}.")
-    return most_nodes
+    if max_nodes < 1:
+        raise UsageError(f"max_nodes must be 1 or more, not {max_nodes}.")
+    return max_nodes
 
 
 def draw_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:

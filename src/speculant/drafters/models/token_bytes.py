@@ -95,8 +95,8 @@ class TokenBytes:
             return own
         found, place = list[tuple[int, int]](), 0
         while place < len(text):
-            most = min(self._longest, len(text) - place)
-            size = next((n for n in range(most, 0, -1) if text[place : place + n] in self._by_bytes), 0)
+            maximum = min(self._longest, len(text) - place)
+            size = next((n for n in range(maximum, 0, -1) if text[place : place + n] in self._by_bytes), 0)
             place += size or 1
             if size:
                 found.append((self._by_bytes[text[place - size : place]], place))

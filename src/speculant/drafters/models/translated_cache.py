@@ -71,9 +71,9 @@ class TranslatedCache(TargetCache):
         """How deep a draft may be; 0 once the text in the draft model's tokens exceeds its positions."""
         return 0 if self._full else self._cache.depth
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         _check(needs)
-        read = self._cache.prefill(most)
+        read = self._cache.prefill(maximum)
         if read is None:
             return None
         self._after = read.logits
@@ -144,11 +144,11 @@ class TranslatedCache(TargetCache):
         which costs acceptance in this round, and there is no other.
         """
         rows, pieces, above = list(self._rows), list[int](), list[int]()
-        appended, most, full = self._appended(), self._cache.depth + 1, self._full
+        appended, maximum, full = self._appended(), self._cache.depth + 1, self._full
         for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
             end, height = (rows[parent].end, rows[parent].height) if parent != ROOT else (ROOT, 0)
             found = () if full else self._translation.pieces(token)
-            if height + len(found) > most:
+            if height + len(found) > maximum:
                 found, full = (), True
             own = list[int]()
             for piece in found:

@@ -16,7 +16,7 @@ from speculant.core.tree import ROOT, DraftTree, Float64
 
 DEPTHS = 16  # deeper nodes count as of this depth
 SIBLINGS = 16
-MOST_LEVELS = 64
+MAX_LEVELS = 64
 _DECAY = 0.998  # per round
 _LEVEL_DECAY = 0.99
 _FIRST, _NEXT = 0.7, 0.3  # acceptance of the first sibling and of a next one that was never tried
@@ -56,7 +56,7 @@ class LevelAcceptance:
     """By depth alone, for drafts whose levels are accepted or rejected as a whole."""
 
     def __init__(self) -> None:
-        self._grown, self._accepted = np.zeros(MOST_LEVELS), np.zeros(MOST_LEVELS)
+        self._grown, self._accepted = np.zeros(MAX_LEVELS), np.zeros(MAX_LEVELS)
 
     def observe(self, grown: int, accepted: int) -> None:
         """Count a draft that was grown to a depth and accepted down to another."""
@@ -67,13 +67,13 @@ class LevelAcceptance:
 
     def gains(self, depth: int) -> Float64:
         """Return Float64[depth], the accepted tokens that drafts of depth 1, 2, ... are expected to yield."""
-        prior = _PRIOR_TRIALS * _FIRST ** np.arange(1, MOST_LEVELS + 1)
+        prior = _PRIOR_TRIALS * _FIRST ** np.arange(1, MAX_LEVELS + 1)
         rates = np.minimum.accumulate((self._accepted + prior) / (self._grown + _PRIOR_TRIALS))
         return np.asarray(np.cumsum(rates[:depth]), np.float64)
 
     def chain_gains(self, nodes: int) -> Float64:
         """Return Float64[D, nodes], the same for chains of 1, 2, ... nodes, as `Session.forecast` returns it."""
-        places = np.arange(min(nodes, MOST_LEVELS))
+        places = np.arange(min(nodes, MAX_LEVELS))
         return np.asarray(self.gains(nodes)[np.minimum(places, places[:, None])], np.float64)
 
 
@@ -85,7 +85,7 @@ class LevelGains:
     """
 
     def __init__(self) -> None:
-        self._extended, self._gained = np.zeros(MOST_LEVELS), np.zeros(MOST_LEVELS)
+        self._extended, self._gained = np.zeros(MAX_LEVELS), np.zeros(MAX_LEVELS)
 
     def observe(self, extended: Sequence[float], accepted: int) -> None:
         """Count a draft.

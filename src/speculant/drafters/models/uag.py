@@ -21,7 +21,7 @@ from speculant.core.engine import NO_OUTPUTS, RequestedOutputs, TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.models.draft_text import OpenCache
-from speculant.drafters.models.shapes import MOST_PASSES
+from speculant.drafters.models.shapes import MAX_PASSES
 from speculant.drafters.models.translation import Translation
 
 
@@ -38,8 +38,8 @@ class UniversalSettings:
     lookback: int = 10
 
     def __post_init__(self) -> None:
-        if not 1 <= self.length <= MOST_PASSES:
-            raise UsageError(f"length must be from 1 to {MOST_PASSES}, not {self.length}.")
+        if not 1 <= self.length <= MAX_PASSES:
+            raise UsageError(f"length must be from 1 to {MAX_PASSES}, not {self.length}.")
         if self.lookback < 1:
             raise UsageError(f"lookback must be at least 1, not {self.lookback}.")
 
@@ -170,11 +170,11 @@ class UniversalSession(Session):
     def _settled(self, found: list[int], same: int) -> int:
         """Return how many of the tokens of the text may be committed: their rows are there, and words stay whole."""
         lookback = self._settings.lookback
-        most = min(same, len(found) - lookback)
-        for place in range(most, 0, -1):
+        maximum = min(same, len(found) - lookback)
+        for place in range(maximum, 0, -1):
             if self._translation.draft.read(found[place])[:1].isspace():
                 return place
-        return max(0, most) if len(found) > 5 * lookback else 0  # text without spaces
+        return max(0, maximum) if len(found) > 5 * lookback else 0  # text without spaces
 
     def _append(self, tokens: list[int]) -> Tensor:
         """Run the draft model over tokens that follow the rows so far; return the logits after them."""

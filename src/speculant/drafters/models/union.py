@@ -21,11 +21,12 @@ import numpy as np
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Session, Verified
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.level_session import RowText, heaviest
-from speculant.drafters.models.mixture import LEAST, Mixture, logit
-from speculant.drafters.models.shapes import MOST_NODES, MOST_PASSES
+from speculant.drafters.models.mixture import MINIMUM, Mixture, logit
+from speculant.drafters.models.shapes import MAX_PASSES
 
 FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
 
@@ -38,7 +39,7 @@ class UnionSettings:
         proposed: nodes of the tree that the memory proposes.
         depth: passes of the draft model or head that extend it.
         top_k: nodes that each of them extends, and candidates of each.
-        least: joint probability below which no node is extended.
+        min_probability: joint probability below which no node is extended.
 
     Raises:
         UsageError: a setting is out of range.
@@ -47,13 +48,13 @@ class UnionSettings:
     proposed: int = 16
     depth: int = 4
     top_k: int = 4
-    least: float = 0.1
+    min_probability: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (1 <= self.proposed <= MOST_NODES and 0 <= self.depth <= MOST_PASSES and 1 <= self.top_k <= MOST_NODES):
-            raise UsageError(f"proposed and top_k are 1 to {MOST_NODES}, depth is 0 to {MOST_PASSES}.")
-        if not 0 <= self.least < 1:
-            raise UsageError(f"least must be from 0 to below 1, not {self.least}.")
+        if not (1 <= self.proposed <= MAX_NODES and 0 <= self.depth <= MAX_PASSES and 1 <= self.top_k <= MAX_NODES):
+            raise UsageError(f"proposed and top_k are 1 to {MAX_NODES}, depth is 0 to {MAX_PASSES}.")
+        if not 0 <= self.min_probability < 1:
+            raise UsageError(f"least must be from 0 to below 1, not {self.min_probability}.")
 
 
 def features_of(q: float, m: float | None) -> tuple[float, float, float, float]:
@@ -144,7 +145,7 @@ class UnionSession(Session):
             above_weight = 1.0 if node == ROOT else float(proposed.weights[node])
             known = {int(proposed.tokens[child]): int(child) for child in proposed.children(node)}
             shares = {
-                token: float(proposed.weights[child]) / max(above_weight, LEAST) for token, child in known.items()
+                token: float(proposed.weights[child]) / max(above_weight, MINIMUM) for token, child in known.items()
             }
             if node in laws:
                 added = self._add(found, nodes[node], laws[node], shares)
@@ -165,14 +166,16 @@ class UnionSession(Session):
         found.features[parent] = list(given), features
         return found.add(parent, list(given), self._mixture.probabilities(features).tolist())
 
-    def _extend(self, found: Candidates, most: int, read: int, trees: bool) -> bool:
+    def _extend(self, found: Candidates, maximum: int, read: int, trees: bool) -> bool:
         """Extend the most probable nodes that the model has not read; return whether there were any."""
         settings = self._settings
-        least = max(settings.least, sorted(found.weights)[-most] if len(found.weights) > most else 0)
+        min_probability = max(
+            settings.min_probability, sorted(found.weights)[-maximum] if len(found.weights) > maximum else 0
+        )
         open_ = [
             node
             for node, weight in enumerate(found.weights)
-            if node not in found.features and weight > least and found.depths[node] < read
+            if node not in found.features and weight > min_probability and found.depths[node] < read
         ]
         if not trees:
             open_ = [node for node in open_ if found.rows[found.parents[node]] == self._text.rows - 1]

@@ -32,7 +32,7 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import NO_QUERIES, ROOT, DraftTree
 from speculant.drafters.parallel.pool import NgramPool
-from speculant.drafters.parallel.window import LookaheadWindow, most_queries
+from speculant.drafters.parallel.window import LookaheadWindow, max_queries
 
 _PRIOR_TRIALS = 4.0
 _PRIOR_FIRST, _PRIOR_NEXT = 0.3, 0.5  # rates of the most recent n-gram's first token, and of its further ones
@@ -79,7 +79,7 @@ class LookaheadDrafter(Drafter):
     @property
     def needs(self) -> RequestedOutputs:
         """The target's best token at every row, and the rows of the window."""
-        return RequestedOutputs(top_k=1, queries=most_queries(self.settings.window, self.settings.ngram))
+        return RequestedOutputs(top_k=1, queries=max_queries(self.settings.window, self.settings.ngram))
 
     def open(self, start: SessionRequest) -> Session:
         """Begin a request."""

@@ -27,7 +27,7 @@ import numpy as np
 from speculant.core.tree import ROOT, Queries
 
 
-def most_queries(width: int, ngram: int) -> int:
+def max_queries(width: int, ngram: int) -> int:
     """Return the most rows that a window has, while it is filled or later."""
     return max(_rows(width + ngram - 2 - level, level + 1) for level in range(ngram - 1))
 

@@ -58,9 +58,9 @@ class SparseCacheSettings:
         Raises:
             UsageError: a setting is out of range.
         """
-        for name, least in (("refresh", 1), ("min_context", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        for name, minimum in (("refresh", 1), ("min_context", 0)):
+            if getattr(self, name) < minimum:
+                raise UsageError(f"{name} must be at least {minimum}, not {getattr(self, name)}.")
         if self.sinks + self.recent > self.budget:
             raise UsageError(
                 f"sinks={self.sinks} and recent={self.recent} are more than budget={self.budget}, which includes them."

@@ -251,10 +251,10 @@ class SuffixAutomaton:
             self.size += 1
             self.sam.used[_LAST] = ROOT
 
-    def continuation(self, state: int, most: int) -> Int32:
+    def continuation(self, state: int, maximum: int) -> Int32:
         """Return what followed the latest occurrence of a state's contexts, Int32[T], T <= most."""
         start = int(self.sam.states[state, PLACE]) + 1
-        tokens = self.log[start : min(start + most, self.size)]
+        tokens = self.log[start : min(start + maximum, self.size)]
         ends = np.flatnonzero(tokens == END)
         return (tokens[: ends[0]] if len(ends) else tokens).copy()
 

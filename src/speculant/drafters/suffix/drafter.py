@@ -32,14 +32,14 @@ class SuffixSettings:
     Attributes:
         depth: tokens of context and draft together, the paper's maximum tree depth.
         factor: nodes drafted per token of context that matches, the paper's alpha (1 to 4 there).
-        least_probability: a node's estimate must be above this.
-        most_nodes: per draft, however long the match.
+        min_probability: a node's estimate must be above this.
+        max_nodes: per draft, however long the match.
     """
 
     depth: int = 64
     factor: float = 4.0
-    least_probability: float = 0.0
-    most_nodes: int = 64
+    min_probability: float = 0.0
+    max_nodes: int = 64
 
 
 class SuffixDrafter(HistoryDrafter[SuffixTree]):
@@ -86,8 +86,8 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
         """Return tokens, parents, joint probabilities and score of a tree's best draft."""
         settings = self.settings
         draft: Draft = speculate(
-            tree.tree, tree.log, places, unseen, settings.depth, budget.depth, min(budget.nodes, settings.most_nodes),
-            settings.factor, settings.least_probability,
+            tree.tree, tree.log, places, unseen, settings.depth, budget.depth, min(budget.nodes, settings.max_nodes),
+            settings.factor, settings.min_probability,
         )  # fmt: skip
         return draft
 

@@ -36,13 +36,13 @@ class RestSettings:
     Attributes:
         longest: the most tokens of context that are looked up, at most 24.
         shortest: tokens of context that must match.
-        most_matches: the most continuations taken from a corpus.
+        max_matches: the most continuations taken from a corpus.
         length: tokens of each.
     """
 
     longest: int = 16
     shortest: int = 2
-    most_matches: int = 5000
+    max_matches: int = 5000
     length: int = 10
 
 
@@ -191,7 +191,7 @@ def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, budge
     total = sum(end - begin for _, begin, end in matches)
     if not total:
         return 0, DraftTree.empty()
-    share = min(1.0, settings.most_matches / total)
+    share = min(1.0, settings.max_matches / total)
     rows = []
     for block, begin, end in matches:
         count = max(1, int((end - begin) * share))

@@ -106,8 +106,8 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
                 followers.append(follower)
         return followers
 
-    def recall(self, followers: list[Follower], most: int) -> tuple[int, Int32]:
-        """Return the length of the longest match in past text, and what followed it, at most `most` tokens."""
+    def recall(self, followers: list[Follower], maximum: int) -> tuple[int, Int32]:
+        """Return the length of the longest match in past text, and what followed it, at most `maximum` tokens."""
         with self._learning.lock:
             longest, tokens = 0, np.empty(0, np.int32)
             for follower in followers:
@@ -116,7 +116,7 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
                     continue
                 follower.follow(automaton, np.empty(0, np.int32))
                 if follower.length > longest:
-                    longest, tokens = follower.length, automaton.continuation(follower.state, most)
+                    longest, tokens = follower.length, automaton.continuation(follower.state, maximum)
             return longest, tokens
 
 
@@ -133,13 +133,13 @@ class SamSession(Session):
     def propose(self, budget: Budget) -> DraftTree:
         """Return the continuation of the longest match, a chain."""
         settings = self._drafter.settings
-        most = min(budget.nodes, budget.depth, settings.longest)
-        if most < 1:
+        maximum = min(budget.nodes, budget.depth, settings.longest)
+        if maximum < 1:
             return DraftTree.empty()
         state, length = self._automaton.repeated
-        past, tokens = self._drafter.recall(self._followers, most)
+        past, tokens = self._drafter.recall(self._followers, maximum)
         if length and past <= length + settings.bias:
-            past, tokens = length, self._automaton.continuation(state, most)
+            past, tokens = length, self._automaton.continuation(state, maximum)
         if past == 0:
             return DraftTree.empty()
         n = len(tokens)

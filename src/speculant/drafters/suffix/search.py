@@ -65,7 +65,7 @@ def _push(count: int, p: float, level: int, node: int, at: int, parent: int, sco
 
 @njit(cache=True, nogil=True)
 def expand(
-    tree: Tree, log: Array, node: int, used: int, limit: int, deepest: int, unseen: int, least: float,
+    tree: Tree, log: Array, node: int, used: int, limit: int, deepest: int, unseen: int, min_probability: float,
     tokens: Array, parents: Array, joints: Array,
 ) -> tuple[int, float]:  # fmt: skip
     """Write the `limit` most frequent continuations of a context into the arrays; return how many, and their score.
@@ -76,7 +76,7 @@ def expand(
         limit: the most nodes.
         deepest: the depth of the deepest node.
         unseen: added to the count of the context, for its present occurrence.
-        least: a node's estimate must be above this.
+        min_probability: a node's estimate must be above this.
         tokens, parents, joints: Int32, Int32 and Float64[limit], the draft to be written.
     """
     nodes = tree.nodes
@@ -93,7 +93,7 @@ def expand(
                 child = nodes[node, CHILD]
                 p = min(joint, joint / nodes[node, COUNT] * nodes[child, COUNT])
                 waiting = _push(waiting, p, level, child, 0, parent, scores, entries)
-        if waiting == 0 or made == limit or scores[waiting - 1] <= least:
+        if waiting == 0 or made == limit or scores[waiting - 1] <= min_probability:
             return made, score
         waiting -= 1
         joint, level, node, at, parent = (
@@ -112,7 +112,7 @@ def expand(
 @njit(cache=True, nogil=True)
 def speculate(
     tree: Tree, log: Array, places: Array, unseen: int, depth: int, deepest: int, limit: int, factor: float,
-    least: float,
+    min_probability: float,
 ) -> tuple[Array, Array, Array, float]:  # fmt: skip
     """Return tokens Int32[N], parents Int32[N], joint probabilities Float64[N] and score of the best draft.
 
@@ -124,7 +124,7 @@ def speculate(
         deepest: the depth of the deepest node.
         limit: the most nodes.
         factor: nodes per matching token.
-        least: a node's estimate must be above this.
+        min_probability: a node's estimate must be above this.
     """
     nodes = tree.nodes
     tokens, parents, joints = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float64)
@@ -133,7 +133,7 @@ def speculate(
     for k in range(len(places) - 1, -1, -1):
         node, used = places[k, 0], places[k, 1]
         count = nodes[node, COUNT]
-        most = min(limit, int(factor * (k + 1) + 1e-6))
+        maximum = min(limit, int(factor * (k + 1) + 1e-6))
         if used == nodes[node, EDGE] & 127:
             child = nodes[node, CHILD]
             if child == ROOT:
@@ -142,13 +142,14 @@ def speculate(
         else:
             highest = count / (count + unseen)
         # No estimate is above the first node's, and no level's sum is above the frequency of any continuation.
-        bound = min(highest * most, count / (count + unseen) * min(deepest, depth - k - 1))
+        bound = min(highest * maximum, count / (count + unseen) * min(deepest, depth - k - 1))
         if bound <= best_score:
             continue
-        if k > 0 and most == limit and int(factor * k + 1e-6) >= limit and nodes[places[k - 1, 0], COUNT] == count:
+        if k > 0 and maximum == limit and int(factor * k + 1e-6) >= limit and nodes[places[k - 1, 0], COUNT] == count:
             continue  # the shorter suffix occurred nowhere else, and the tree is deeper below it
         made, score = expand(
-            tree, log, node, used, most, min(depth, deepest), unseen, least, trial, trial_parents, trial_joints
+            tree, log, node, used, maximum, min(depth, deepest), unseen, min_probability,
+            trial, trial_parents, trial_joints,
         )  # fmt: skip
         if score > best_score:
             best, best_score = made, score

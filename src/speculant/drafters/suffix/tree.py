@@ -177,11 +177,11 @@ class SuffixTree:
     def _make_room(self, tokens: int) -> bool:
         """Grow by a quarter where that many tokens may not fit; return whether they fit then."""
         log, nodes = len(self.log), len(self.tree.nodes)
-        most = 2 * (tokens + self.depth)  # a new or open suffix needs at most a leaf and a branching node
+        maximum = 2 * (tokens + self.depth)  # a new or open suffix needs at most a leaf and a branching node
         if self.size + tokens + 1 > log:  # the END behind them included
             log = log * 5 // 4 + tokens + 1
-        if int(self.tree.used[NODES]) + most > nodes:
-            nodes = nodes * 5 // 4 + most
+        if int(self.tree.used[NODES]) + maximum > nodes:
+            nodes = nodes * 5 // 4 + maximum
         if (log, nodes) == (len(self.log), len(self.tree.nodes)):
             return True
         if self.limit is not None and 4 * log + nodes * NODE_BYTES + 64 > self.limit:

@@ -77,12 +77,14 @@ class BatchPass:
         """
         apart = self.note or self.prompt_note
         joining = [
-            (cache, most) for cache, most in requests if isinstance(cache, HFTargetCache) and cache.joins and not apart
+            (cache, maximum)
+            for cache, maximum in requests
+            if isinstance(cache, HFTargetCache) and cache.joins and not apart
         ]
         found: dict[AnySequence, Pass | None] = {}
         if len(joining) > 1:
             self._runner.acceleration.check_weights()  # which takes a fraction of a pass, so once for all
-            parts = [(cache, cache.plan_prompt(most, needs)) for cache, most in joining]
+            parts = [(cache, cache.plan_prompt(maximum, needs)) for cache, maximum in joining]
             try:
                 found |= zip((cache for cache, _ in parts), self._read_together(parts, needs), strict=True)
             except OutOfMemoryError:
@@ -93,7 +95,7 @@ class BatchPass:
                 if self._refused_prompts:
                     self.prompt_note = f"prompts are read one after the other, since this model refuses them: {error}"
                 self._refused_prompts = True  # the next prompts try again: it may have been a passing error
-        return [found[cache] if cache in found else cache.prefill(most, needs=needs) for cache, most in requests]
+        return [found[cache] if cache in found else cache.prefill(maximum, needs=needs) for cache, maximum in requests]
 
     def _read_together(
         self, parts: Sequence[tuple[HFTargetCache, PromptPart]], needs: RequestedOutputs

@@ -32,12 +32,12 @@ class PromptReader:
         self._hidden: list[Tensor] = []  # of the parts read so far
         self.watcher: Callable[[int, Tensor], None] | None = None
 
-    def plan(self, start: int, most: int | None, needs: RequestedOutputs) -> PromptPart:
+    def plan(self, start: int, maximum: int | None, needs: RequestedOutputs) -> PromptPart:
         """Return the part that a pass is to read next; nothing is run.
 
         Args:
             start: how much is read.
-            most: tokens; None for any number.
+            maximum: tokens; None for any number.
             needs: what is wanted of the whole prompt, or of its last token.
 
         Raises:
@@ -47,7 +47,7 @@ class PromptReader:
         left = len(self._prompt) - start
         # Where factors or windows go by the pass, a prompt in several passes would be another prompt.
         at_once = self._prompt.whole or self._limit.reads_at_once or self._runner.capabilities.window_by_cache
-        end = start + (left if most is None or at_once else min(most, left))
+        end = start + (left if maximum is None or at_once else min(maximum, left))
         # Of a prompt that is read in parts, only the last part's last row is wanted unless all rows are.
         wanted = needs if needs.prompt or end == len(self._prompt) else NO_OUTPUTS
         return PromptPart(start, end, wanted, self._hidden)

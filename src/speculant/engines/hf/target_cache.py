@@ -162,9 +162,9 @@ class HFTargetCache:
     def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
         self._reader.watcher = take
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         self._runner.acceleration.check_weights()
-        part = self.plan_prompt(most, needs)
+        part = self.plan_prompt(maximum, needs)
         try:
             return self.take_prompt(part, self._reader.read(part, self.cache), needs)
         except BaseException:
@@ -178,7 +178,7 @@ class HFTargetCache:
         alike = self.shares_prefixes and self._reader.watcher is None
         return alike and capabilities.trees and not capabilities.states
 
-    def plan_prompt(self, most: int | None, needs: RequestedOutputs) -> PromptPart:
+    def plan_prompt(self, maximum: int | None, needs: RequestedOutputs) -> PromptPart:
         """Return the part of the prompt that a pass is to read next, see `PromptReader.plan`; nothing is run.
 
         Raises:
@@ -189,7 +189,7 @@ class HFTargetCache:
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
         self._drop_other_factors()
-        return self._reader.plan(self._length, most, needs)
+        return self._reader.plan(self._length, maximum, needs)
 
     def prompt_rows(self, part: PromptPart) -> PassInput:
         """Return what a pass with other sequences reads of a part of the prompt; the mask is None for causal rows."""

@@ -65,12 +65,12 @@ class Rows:
 class BatchArrays:
     """The arrays that a `llama_batch` points to."""
 
-    def __init__(self, api: Any, most: int) -> None:
+    def __init__(self, api: Any, maximum: int) -> None:
         """Allocate arrays for so many rows; `api` is the module llama_cpp."""
-        self._tokens, self._positions, self._counts = (np.zeros(most, np.int32) for _ in range(3))
-        self._outputs = np.zeros(most, np.int8)
-        self._pointers = np.zeros(most, np.uintp)
-        self._ids = np.zeros(most, np.int32)
+        self._tokens, self._positions, self._counts = (np.zeros(maximum, np.int32) for _ in range(3))
+        self._outputs = np.zeros(maximum, np.int8)
+        self._pointers = np.zeros(maximum, np.uintp)
+        self._ids = np.zeros(maximum, np.int32)
         whole, flag = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
         self._batch = api.llama_batch(
             n_tokens=0,

@@ -194,12 +194,12 @@ class LlamaEngine(ModelEngine):
     def prefill(
         self, batch: Sequence[tuple[LlamaTargetCache, int | None]], needs: RequestedOutputs = NO_OUTPUTS
     ) -> list[Pass | None]:
-        rows = sum(cache.unread if most is None else min(most, cache.unread) for cache, most in batch)
+        rows = sum(cache.unread if maximum is None else min(maximum, cache.unread) for cache, maximum in batch)
         joined = all(cache.joins for cache, _ in batch)
         if len(batch) < 2 or rows > PASS_ROWS or not joined:
-            return [cache.prefill(most, needs=needs) for cache, most in batch]
+            return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
         texts = [cache.text for cache, _ in batch]
-        parts = [cache.plan_prompt(most, needs, texts) for cache, most in batch]
+        parts = [cache.plan_prompt(maximum, needs, texts) for cache, maximum in batch]
         logits = list(self.context.decode(Rows.joined(parts), texts).clone())
         return [
             cache.take_prompt(part, logits.pop(0)[None] if part.outputs[-1] else None, needs)

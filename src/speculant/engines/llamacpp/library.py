@@ -84,9 +84,10 @@ def load_library() -> Library:
     api = import_llamacpp()
     found = tuple(int(part) for part in str(api.__version__).split(".")[:3] if part.isdigit())
     if not OLDEST <= found < TOO_NEW:
-        least, most = (".".join(map(str, version)) for version in (OLDEST, TOO_NEW))
+        minimum, maximum = (".".join(map(str, version)) for version in (OLDEST, TOO_NEW))
         raise UnsupportedError(
-            f"llama-cpp-python {api.__version__} is installed, and {least} up to below {most} is supported: {_INSTALL}."
+            f"llama-cpp-python {api.__version__} is installed, and {minimum} up to below {maximum} is supported: "
+            f"{_INSTALL}."
         )
     return Library(api)
 

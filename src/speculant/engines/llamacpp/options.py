@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from speculant.core.errors import UsageError
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-MOST_SEQUENCES = 256  # that llama.cpp keeps apart
+MAX_SEQUENCES = 256  # that llama.cpp keeps apart
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 128
 DEFAULT_STATES = 16
@@ -42,12 +42,12 @@ class LlamaCppOptions:
     mmap: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("threads", 1), ("gpu_layers", 0), ("context", 2), ("cache_tokens", 2), ("sequences", 2)):
+        for name, minimum in (("threads", 1), ("gpu_layers", 0), ("context", 2), ("cache_tokens", 2), ("sequences", 2)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-        if self.sequences is not None and self.sequences > MOST_SEQUENCES:
-            raise UsageError(f"llama.cpp keeps at most {MOST_SEQUENCES} sequences apart, not {self.sequences}.")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+                raise UsageError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
+        if self.sequences is not None and self.sequences > MAX_SEQUENCES:
+            raise UsageError(f"llama.cpp keeps at most {MAX_SEQUENCES} sequences apart, not {self.sequences}.")
         if self.flash_attention is not None and not isinstance(self.flash_attention, bool):
             raise UsageError(f"flash_attention must be True, False or None, not {self.flash_attention!r}.")
         if self.cache_type is not None and self.cache_type not in CACHE_TYPES:

@@ -17,7 +17,7 @@ from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 from speculant.engines.llamacpp.texts import LlamaText
 
-MOST_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
+MAX_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
 
 
 class LlamaReplayCache(LlamaTargetCache):
@@ -36,14 +36,14 @@ class LlamaReplayCache(LlamaTargetCache):
     @property
     def pending(self) -> int:
         behind = len(self.text.tokens) if self.text.sequence is None else self.text.behind
-        return behind if behind <= MOST_PENDING and not self._drafted else 0
+        return behind if behind <= MAX_PENDING and not self._drafted else 0
 
     def plan(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Rows:
         self._check_text()
         before, context, text = len(self._drafted), self._context, self.text
         if parents.tolist() != list(range(before - 1, before + len(parents) - 1)):
             raise UnsupportedError("this model verifies chains only; set the budget's `trees` to False.")
-        own = context.admit(text, keep, behind=MOST_PENDING)
+        own = context.admit(text, keep, behind=MAX_PENDING)
         if not before and len(tokens) > 1:
             [self._copy] = context.take(1, [text, *keep])
             context.copy(own, self._copy)

@@ -101,9 +101,9 @@ class LlamaTargetCache(TargetCache):
     def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
         self._watcher = take
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         start, text, watcher = self._length, self.text, self._watcher
-        left = self.unread if most is None else min(most, self.unread)
+        left = self.unread if maximum is None else min(maximum, self.unread)
         try:
             while True:
                 part = self.plan_prompt(min(left, PASS_ROWS), needs, [text])
@@ -120,11 +120,11 @@ class LlamaTargetCache(TargetCache):
             text.tokens, self._length = self._prompt[:start], start
             raise
 
-    def plan_prompt(self, most: int | None, needs: RequestedOutputs, keep: Sequence[LlamaText]) -> Rows:
+    def plan_prompt(self, maximum: int | None, needs: RequestedOutputs, keep: Sequence[LlamaText]) -> Rows:
         """Return the rows of a pass that is to read further prompt tokens; `restart` undoes it.
 
         Args:
-            most: tokens; None for all.
+            maximum: tokens; None for all.
             needs: what is wanted beside the logits.
             keep: the texts of the same pass.
 
@@ -138,7 +138,7 @@ class LlamaTargetCache(TargetCache):
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
         start = self._length
-        end = start + (self.unread if most is None else min(most, self.unread))
+        end = start + (self.unread if maximum is None else min(maximum, self.unread))
         sequence = self._context.admit(self.text, keep)
         wanted = int(end == len(self._prompt)) if self._watcher is None else end - start
         return Rows.plain(self._prompt[start:end], start, sequence, wanted=wanted)
@@ -217,10 +217,10 @@ class LlamaTargetCache(TargetCache):
 
     def run(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Tensor:
         """Append rows by as few passes as possible; return their logits [n, V]. The parameters are those of `plan`."""
-        before, parts, most = self._mark(), list[Tensor](), PASS_ROWS - self.pending
+        before, parts, maximum = self._mark(), list[Tensor](), PASS_ROWS - self.pending
         try:
-            for begin in range(0, len(tokens), most):
-                end = begin + most
+            for begin in range(0, len(tokens), maximum):
+                end = begin + maximum
                 logits = self._context.decode(self.plan(tokens[begin:end], parents[begin:end], keep), keep)
                 parts.append(logits if end >= len(tokens) else logits.clone())
         except BaseException:

@@ -92,7 +92,7 @@ class OnlineDrafter(Drafter, Persistent):
         with self._lock:
             session = self.inner.open(start)
         self._worker.opened(1)
-        recorder = RejectionRecorder(start, self._buffer.add, most=self._settings.window, states=self._states)
+        recorder = RejectionRecorder(start, self._buffer.add, maximum=self._settings.window, states=self._states)
         return OnlineSession(self, session, recorder)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:

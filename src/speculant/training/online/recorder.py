@@ -21,16 +21,18 @@ class RejectionRecorder:
     Hidden states stay on their device until a window is complete, so that no round waits for a transfer.
     """
 
-    def __init__(self, start: SessionRequest, emit: Callable[[TextWindow], None], *, most: int, states: bool) -> None:
+    def __init__(
+        self, start: SessionRequest, emit: Callable[[TextWindow], None], *, maximum: int, states: bool
+    ) -> None:
         """Begin a request.
 
         Args:
             start: of its session.
             emit: takes a window.
-            most: tokens of a window, about.
+            maximum: tokens of a window, about.
             states: whether hidden states are stored, else the target's best tokens.
         """
-        self._emit, self._most, self._states = emit, most, states
+        self._emit, self._maximum, self._states = emit, maximum, states
         self._greedy = not start.sampling.temperature
         self._tokens: list[int] = start.prompt.tolist()
         self._known: list[bool] = []
@@ -43,7 +45,7 @@ class RejectionRecorder:
         accepted, hidden = verified.path.tolist(), verified.hidden
         rows = [0, *(node + 1 for node in accepted)]
         if not self._known:
-            context = min(len(self._tokens), max(1, self._most // _CONTEXT))
+            context = min(len(self._tokens), max(1, self._maximum // _CONTEXT))
             context = min(context, len(hidden)) if self._states else context
             self._tokens = self._tokens[-context:]
             self._known, self._wrong = [False] * (context - 1), [0] * (context - 1)
@@ -60,7 +62,7 @@ class RejectionRecorder:
             assert verified.top_logits is not None
             self._tops += [(verified.top_ids[row].copy(), verified.top_logits[row].copy()) for row in rows]
         self._tokens += verified.tokens.tolist()
-        if len(self._known) >= self._most:
+        if len(self._known) >= self._maximum:
             self.close()
             self._keep_context()
 
@@ -82,7 +84,7 @@ class RejectionRecorder:
         self._emit(window)
 
     def _keep_context(self) -> None:
-        kept = max(1, self._most // _CONTEXT)
+        kept = max(1, self._maximum // _CONTEXT)
         self._tokens, self._tops = self._tokens[-kept - 1 :], self._tops[-kept:]
         self._known, self._wrong = [False] * kept, [0] * kept
         if self._states:

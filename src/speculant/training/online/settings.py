@@ -49,8 +49,8 @@ class OnlineSettings:
         buffer: Any = self.buffer
         if isinstance(buffer, str):
             object.__setattr__(self, "buffer", check_bytes(buffer, name="buffer"))
-        least = {"every": 1, "steps": 1, "batch": 1, "buffer": 1 << 10, "window": 8, "top_k": 1, "held_out": 1}
-        for name, smallest in least.items():
+        minimum = {"every": 1, "steps": 1, "batch": 1, "buffer": 1 << 10, "window": 8, "top_k": 1, "held_out": 1}
+        for name, smallest in minimum.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise UsageError(f"the setting {name!r} of online distillation is at least {smallest}, not {value!r}.")

@@ -138,8 +138,8 @@ class Updater:
         groups = (fresh, count - count // 2), (known, count // 2)
         return [
             group[place]
-            for group, most in groups
-            for place in self._random.choice(len(group), min(most, len(group)), replace=False).tolist()
+            for group, maximum in groups
+            for place in self._random.choice(len(group), min(maximum, len(group)), replace=False).tolist()
         ]
 
     def _acceptance(self, windows: Sequence[TextWindow], proceed: Callable[[], bool]) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from speculant.training.online.updates import Update, Updater
 
 _LOG = logging.getLogger(__name__)
-MOST_FAULTS = 3  # in a row; then updates end
+MAX_FAULTS = 3  # in a row; then updates end
 
 
 class Worker:
@@ -46,7 +46,7 @@ class Worker:
     def ask(self) -> None:
         """Ask for an update; return at once."""
         with self._condition:
-            if self._closed or self._faults >= MOST_FAULTS:
+            if self._closed or self._faults >= MAX_FAULTS:
                 return
             self._asked = True
             if self._thread is None:
@@ -63,7 +63,7 @@ class Worker:
             except Exception as error:
                 self._faults += 1
                 done = Update(error=f"{type(error).__name__}: {error}")
-                end = "; no more are made" if self._faults >= MOST_FAULTS else ""
+                end = "; no more are made" if self._faults >= MAX_FAULTS else ""
                 _LOG.warning("an update of the drafter failed and was dropped%s: %s", end, done.error)
             if done is not None:
                 self.updates = [*self.updates[-255:], done]

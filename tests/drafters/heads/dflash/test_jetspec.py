@@ -18,7 +18,7 @@ from tests.drafters.heads.dflash.test_head import BLOCKS, PROMPT, made
 
 from speculant import Speculator
 from speculant.api.heads import open_head
-from speculant.api.sizes import Sizes, most_rows
+from speculant.api.sizes import Sizes, max_rows
 from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.drafter import DFlashDrafter, JetSpecDrafter, JetSpecSettings
@@ -67,18 +67,18 @@ def test_text_is_the_target_s(nodes: int) -> None:
 def test_automatic_sizes_go_to_the_setting() -> None:
     """Guards the cap: it is the method's setting, which sizing, probe and passes follow."""
     model, parts = target_of()
-    assert DFlashDrafter(loaded(parts)).needs.most_nodes == 64
+    assert DFlashDrafter(loaded(parts)).needs.max_nodes == 64
     drafter = JetSpecDrafter(loaded(parts))
-    assert drafter.needs.most_nodes == 256 == most_rows(drafter.needs, 1)
+    assert drafter.needs.max_nodes == 256 == max_rows(drafter.needs, 1)
     assert int(Sizes(DraftingOptions(nodes="auto"), drafter.needs, known=None).of(1).open().wanted) == 256
-    settings = {"most_nodes": 100}
+    settings = {"max_nodes": 100}
     speculator = Speculator.from_transformers(
         model, method="jetspec", head=loaded(parts), settings=settings, fast=False
     )
-    assert speculator.drafter.needs.most_nodes == 100
+    assert speculator.drafter.needs.max_nodes == 100
     assert speculator.generate(PROMPT, max_new_tokens=12, temperature=0).stats.rounds > 0
-    with pytest.raises(UsageError, match="most_nodes"):
-        JetSpecDrafter(loaded(parts), settings=JetSpecSettings(most_nodes=0))
+    with pytest.raises(UsageError, match="max_nodes"):
+        JetSpecDrafter(loaded(parts), settings=JetSpecSettings(max_nodes=0))
 
 
 def test_a_checkpoint_is_known_by_its_causal_head(tmp_path: Path) -> None:

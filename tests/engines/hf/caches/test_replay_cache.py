@@ -17,7 +17,7 @@ from passes import IDS
 from speculant import Speculator
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.caches.replay_cache import MOST_PENDING, ReplayTargetCache, copied
+from speculant.engines.hf.caches.replay_cache import MAX_PENDING, ReplayTargetCache, copied
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe.rounds import wrong_rows
 
@@ -84,10 +84,10 @@ def test_a_chain_may_grow() -> None:
 def test_few_tokens_wait() -> None:
     """Guards the cost of a text whose drafts all fail: what waits is bounded."""
     sequence = opened("rwkv")
-    for token in range(MOST_PENDING + 8):
+    for token in range(MAX_PENDING + 8):
         sequence.forward(*chain(3 + token, 60))
         sequence.keep([0])
-        assert len(sequence._pending) <= MOST_PENDING + 1
+        assert len(sequence._pending) <= MAX_PENDING + 1
 
 
 def test_hidden_states_are_those_of_the_new_rows() -> None:

@@ -92,7 +92,7 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
 def with_torch_attention(model: Any, prepared: CpuAcceleration) -> CpuAcceleration:
     """Return the preparation without our attention."""
     assert prepared.table is not None
-    layers = find_fused_layers(model, prepared.table, None, least=0)
+    layers = find_fused_layers(model, prepared.table, None, minimum=0)
     return replace(
         prepared, attention=None, layers=layers, shadows=Shadows(model, {each.module: each for each in layers})
     )

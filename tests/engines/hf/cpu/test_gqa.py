@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speculant.engines.hf.cpu.gqa import MOST_QUERIES, NAME, GQAttention, is_plain_sdpa
+from speculant.engines.hf.cpu.gqa import MAX_QUERIES, NAME, GQAttention, is_plain_sdpa
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_row_that_sees_nothing_is_zero(attend: GQAttention) -> None:
 @pytest.mark.parametrize("case", ["many rows", "halves", "odd head", "keys apart", "shared keys"])
 def test_what_the_code_cannot_do_is_done_by_torch(attend: GQAttention, case: str) -> None:
     """Guards, to the last bit, calls that must not reach the compiled code."""
-    inputs = given(4, 2, MOST_QUERIES if case == "many rows" else 5, head=9 if case == "odd head" else 8)
+    inputs = given(4, 2, MAX_QUERIES if case == "many rows" else 5, head=9 if case == "odd head" else 8)
     if case == "halves":
         inputs |= {name: inputs[name].half() for name in ("query", "key", "value")}
     if case == "keys apart":

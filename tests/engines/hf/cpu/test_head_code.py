@@ -174,7 +174,7 @@ def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, mo
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
     "settings",
-    [HeadSettings(tree="chain", depth=5), HeadSettings(depth=4, top_k=3), HeadSettings(depth=6, top_k=6, least=0.01)],
+    [HeadSettings(tree="chain", depth=5), HeadSettings(depth=4, top_k=3), HeadSettings(depth=6, top_k=6, minimum=0.01)],
 )
 def test_whole_drafts_are_those_that_grow_level_by_level(
     model: Any, monkeypatch: pytest.MonkeyPatch, name: str, temperature: float, settings: HeadSettings

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speculant.engines.hf.cpu import huge_pages
-from speculant.engines.hf.cpu.huge_pages import LEAST_BYTES, PAGE, use_huge_pages, whole_pages
+from speculant.engines.hf.cpu.huge_pages import MIN_BYTES, PAGE, use_huge_pages, whole_pages
 
 
 def test_neighbours_are_joined() -> None:
@@ -28,7 +28,7 @@ def test_a_range_within_another_ends_nothing() -> None:
 
 def test_weights_stay_what_they_are() -> None:
     """Guards contents and addresses."""
-    weights = [torch.arange(LEAST_BYTES // 8).float() for _ in range(3)]
+    weights = [torch.arange(MIN_BYTES // 8).float() for _ in range(3)]
     before = [(weight.clone(), weight.data_ptr()) for weight in weights]
     moved = use_huge_pages(weights)
     assert 0 <= moved <= sum(weight.nbytes for weight in weights) + 3 * PAGE
@@ -37,8 +37,8 @@ def test_weights_stay_what_they_are() -> None:
 
 def test_mapped_files_stay_mapped(tmp_path: Path) -> None:
     """Guards checkpoints that are mapped: the kernel refuses, which is no error."""
-    (tmp_path / "weights").write_bytes(bytes(range(256)) * (LEAST_BYTES // 128))
-    storage = torch.UntypedStorage.from_file(str(tmp_path / "weights"), False, 2 * LEAST_BYTES)
+    (tmp_path / "weights").write_bytes(bytes(range(256)) * (MIN_BYTES // 128))
+    storage = torch.UntypedStorage.from_file(str(tmp_path / "weights"), False, 2 * MIN_BYTES)
     weight = torch.empty(0, dtype=torch.uint8).set_(storage)
     use_huge_pages([weight])
     assert torch.equal(weight[-256:], torch.arange(256).byte())
@@ -50,9 +50,9 @@ def test_the_administrator_decides(setting: str | None, tmp_path: Path, monkeypa
     if setting:
         (tmp_path / "enabled").write_text(setting, encoding="ascii")
     monkeypatch.setattr(huge_pages, "SETTING", tmp_path / "enabled")
-    assert use_huge_pages([torch.zeros(LEAST_BYTES)]) == 0
+    assert use_huge_pages([torch.zeros(MIN_BYTES)]) == 0
 
 
 def test_time_is_bounded() -> None:
     """Guards machines whose memory is fragmented."""
-    assert use_huge_pages([torch.zeros(LEAST_BYTES)], seconds=-1) == 0
+    assert use_huge_pages([torch.zeros(MIN_BYTES)], seconds=-1) == 0

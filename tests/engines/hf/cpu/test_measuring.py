@@ -27,7 +27,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_times_are_kept(folder: Path, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the waiting time, broken files, and that fewer rows never take longer than more."""
     products, layers = Products(compiled), [nn.Linear(64, 48), nn.Linear(64, 48), nn.Linear(16, 4)]
-    found = measuring.kernel_times(layers, products, least=1000)
+    found = measuring.kernel_times(layers, products, minimum=1000)
     assert set(found) == {(48, 64)}
     assert set(found[48, 64]) == set(products.available(torch.float32))
     for seconds in found[48, 64].values():
@@ -35,10 +35,10 @@ def test_times_are_kept(folder: Path, compiled: Any, monkeypatch: pytest.MonkeyP
         assert list(seconds) == sorted(seconds)
     (file,) = folder.glob("kernels-*.json")
     monkeypatch.setattr(measuring, "_measure", refusing)
-    assert measuring.kernel_times(layers, products, least=1000) == found
+    assert measuring.kernel_times(layers, products, minimum=1000) == found
     file.write_text("{", encoding="utf-8")
     with pytest.raises(AssertionError):
-        measuring.kernel_times(layers, products, least=1000)
+        measuring.kernel_times(layers, products, minimum=1000)
 
 
 def refusing(*_: Any) -> Any:
@@ -47,4 +47,4 @@ def refusing(*_: Any) -> Any:
 
 def test_small_models_are_not_measured(compiled: Any) -> None:
     """Guards the start of small models."""
-    assert measuring.kernel_times([nn.Linear(512, 512)], Products(compiled), least=1) == {}
+    assert measuring.kernel_times([nn.Linear(512, 512)], Products(compiled), minimum=1) == {}

@@ -49,7 +49,7 @@ def test_a_changed_weight_is_not_the_packed_one(compiled: Any) -> None:
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that packed weights were measured to be faster for every shape."""
 
-    def measured(modules: Any, products: Any, *, least: int) -> Any:
+    def measured(modules: Any, products: Any, *, minimum: int) -> Any:
         shapes = {tuple(module.weight.shape) for module in modules}
         return {shape: {kernel: [each] * len(ROW_COUNTS) for kernel, each in SECONDS.items()} for shape in shapes}
 

@@ -18,7 +18,7 @@ from passes import IDS, opened, plain_text
 from speculant import Speculator
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
-from speculant.engines.hf.cuda.graph_runner import LEAST_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
+from speculant.engines.hf.cuda.graph_runner import MIN_LENGTH, ROWS, GraphError, GraphRunner, length_bucket
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe.live_check import DEEPEST
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -58,7 +58,7 @@ def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> Non
     assert result.ids == plain_text(model, LONG, 60)
     assert 0 <= tapes.replayed - result.stats.rounds <= DEEPEST + 1  # the live check's first sample
     assert tapes.recorded > len(ROWS)
-    assert graphs_of(speculator)._buffers.capacity > LEAST_LENGTH
+    assert graphs_of(speculator)._buffers.capacity > MIN_LENGTH
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -88,7 +88,7 @@ def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded:
     """Guards masks, positions, windows and padding in every number of rows, with paths that move rows."""
     model, random = tiny_model(name), np.random.default_rng(3)
     padding = torch.tensor([[0, 0, 0, *[1] * 9]]) if padded else None
-    graphs = GraphRunner(model, Tapes, capacity=LEAST_LENGTH)
+    graphs = GraphRunner(model, Tapes, capacity=MIN_LENGTH)
     engines = [HFEngine(model), HFEngine(model, acceleration=CpuAcceleration(graphs=graphs))]
     caches = [opened(engine, padding=padding) for engine in engines]
     for nodes in (0, 1, 2, 3, 8, 13, 30, 64, 5):
@@ -381,7 +381,7 @@ def test_cuda_graphs_give_the_text_of_plain_decoding(name: str) -> None:
     assert len({length for _, length in graphs._replays}) > 1
 
 
-@pytest.mark.parametrize("capacity", [LEAST_LENGTH, 512])
+@pytest.mark.parametrize("capacity", [MIN_LENGTH, 512])
 def test_a_recording_that_fails_later_is_logged_once(capacity: int, caplog: pytest.LogCaptureFixture) -> None:
     """Guards a device that gets full in the middle of a text: plain passes go on where the others stopped."""
     model, tapes = tiny_model("llama"), Tapes()
@@ -397,5 +397,5 @@ def test_lengths_are_few_and_large_enough() -> None:
     """Guards the shapes: every length has room, at most half as much again, and few of them cover long texts."""
     lengths = [length_bucket(rows) for rows in range(1, 5000)]
     assert all(rows <= length for rows, length in enumerate(lengths, 1))
-    assert all(2 * length <= 3 * rows for rows, length in enumerate(lengths, 1) if length > LEAST_LENGTH)
+    assert all(2 * length <= 3 * rows for rows, length in enumerate(lengths, 1) if length > MIN_LENGTH)
     assert sorted(set(lengths)) == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]

@@ -37,21 +37,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return use_empty_cache(monkeypatch, tmp_path)
 
 
-def row_hook(least: int) -> Callable[..., Any]:
+def row_hook(minimum: int) -> Callable[..., Any]:
     """Return a hook that changes outputs of passes over so many rows."""
 
     def hook(module: Any, given: Any, output: Tensor) -> Tensor:
-        return output + 0.7 * output.flip(-1) if output.shape[1] >= least and output.shape[1] < 100 else output
+        return output + 0.7 * output.flip(-1) if output.shape[1] >= minimum and output.shape[1] < 100 else output
 
     return hook
 
 
-def position_hook(least: int) -> Callable[..., Any]:
+def position_hook(minimum: int) -> Callable[..., Any]:
     """Return a hook that changes outputs of passes over several rows whose last position is beyond a place."""
 
     def hook(module: Any, given: Any, options: Any, output: Any) -> Any:
         positions = options.get("position_ids")
-        late = positions is not None and positions.shape[-1] > 1 and int(positions[0, 0]) >= least
+        late = positions is not None and positions.shape[-1] > 1 and int(positions[0, 0]) >= minimum
         return (
             (output[0] * 1.5, *output[1:]) if late and isinstance(output, tuple) else output * 1.5 if late else output
         )
@@ -67,11 +67,11 @@ def text(model: Any, tokens: int = 60, **options: Any) -> tuple[list[int], list[
 
 
 @pytest.mark.parametrize("least", [2, 12, 40])
-def test_hooks_that_see_how_many_rows_a_pass_has(least: int) -> None:
+def test_hooks_that_see_how_many_rows_a_pass_has(minimum: int) -> None:
     """Guards hooks and capacities: drafts have up to 65 rows, and the probe's passes have as many."""
     model = tiny_model("llama")
     text(model)  # an outcome of the model as it was is kept
-    model.model.layers[1].mlp.register_forward_hook(row_hook(least))
+    model.model.layers[1].mlp.register_forward_hook(row_hook(minimum))
     found, notes = text(model)
     assert found == plain_text(model, IDS, 60)
     assert any("decoded plainly" in note for note in notes)

@@ -52,12 +52,12 @@ class JetSpecSettings(DFlashSettings):
 
     Attributes:
         top_k: candidates below each node of a tree.
-        most_nodes: of a draft.
+        max_nodes: of a draft.
     """
 
     tree: str = "dynamic"
     top_k: int = 7
-    most_nodes: int = 256
+    max_nodes: int = 256
 
 
 class JetSpecDrafter(DFlashDrafter):
@@ -75,8 +75,15 @@ class JetSpecDrafter(DFlashDrafter):
         s = self._chosen
         if s.tree != "dynamic":
             return super()._shape()
-        most = s.most_nodes
-        return BestFirst(self._gains, depth=s.depth, top_k=s.top_k, least=s.least, most_nodes=most, expanded=most)
+        maximum = s.max_nodes
+        return BestFirst(
+            self._gains,
+            depth=s.depth,
+            top_k=s.top_k,
+            min_probability=s.min_probability,
+            max_nodes=maximum,
+            expanded=maximum,
+        )
 
 
 class ConfidentChain(HeadChain):
@@ -87,10 +94,10 @@ class ConfidentChain(HeadChain):
     """
 
     def __init__(
-        self, acceptance: LevelAcceptance, depth: int, text: HeadText, least: float, *, choosing: bool
+        self, acceptance: LevelAcceptance, depth: int, text: HeadText, min_probability: float, *, choosing: bool
     ) -> None:
         super().__init__(acceptance, depth, choosing=choosing)
-        self._text, self._least, self._survival = text, least, 1.0
+        self._text, self._min_probability, self._survival = text, min_probability, 1.0
 
     def expand(self, level: Level) -> list[Candidate]:
         state = self._text.state
@@ -98,6 +105,6 @@ class ConfidentChain(HeadChain):
         if level.depth == 1:
             self._survival = 1.0
         self._survival *= 1.0 if found is None else float(found[0])
-        if level.depth > 1 and self._survival < self._least:
+        if level.depth > 1 and self._survival < self._min_probability:
             return []
         return super().expand(level)

@@ -95,7 +95,7 @@ class DFlashState(BlockState):
 
     def _run_code(self, index: int, x: Tensor, given: Tensor, angles: Angles) -> Tensor | None:
         code, shape = self._codes[index], self._head.shape
-        if code is None or x.shape[1] > code.most:
+        if code is None or x.shape[1] > code.maximum:
             return None
         rows = self.cache.reserve(index, x.shape[1], (shape.kv_heads, shape.head_dim), x)
         found = code(x[0], given[0], (angles[0][0], angles[1][0]), *rows, None)

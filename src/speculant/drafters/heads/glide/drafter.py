@@ -9,7 +9,7 @@ from typing import Literal
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
-from speculant.drafters.models.shapes import MOST_PASSES, Candidate, Level, Shape, draw_below
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # at most this probability: so many candidates
@@ -55,8 +55,8 @@ class ConfidenceWidths(Shape):
             acceptance: shared by all requests.
             depth: levels at most.
         """
-        if not 1 <= depth <= MOST_PASSES:
-            raise UsageError(f"depth is 1 to {MOST_PASSES}, not {depth}.")
+        if not 1 <= depth <= MAX_PASSES:
+            raise UsageError(f"depth is 1 to {MAX_PASSES}, not {depth}.")
         self.passes, self._acceptance, self._grown = depth, acceptance, 0
 
     def expand(self, level: Level) -> list[Candidate]:

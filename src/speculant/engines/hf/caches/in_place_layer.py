@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-LEAST_ROWS = 128
+MIN_ROWS = 128
 _NOTHING: Any = (None, None)
 
 
@@ -155,7 +155,7 @@ def append_rows(buffer: Tensor | None, held: Tensor | None, new: Tensor) -> tupl
     length = 0 if held is None or held.ndim < 2 else held.shape[-2]  # heads may have no numbers at all
     needed = length + new.shape[-2]
     if buffer is None or needed > buffer.shape[-2] or not _is_view(held, buffer, new, length):
-        capacity = max(needed, LEAST_ROWS, 2 * length)
+        capacity = max(needed, MIN_ROWS, 2 * length)
         buffer = new.new_empty((*new.shape[:-2], capacity, new.shape[-1]))
         if length:
             assert held is not None

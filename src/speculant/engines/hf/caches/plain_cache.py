@@ -71,7 +71,7 @@ class PlainTargetCache:
     def unread(self) -> int:
         return 0 if self._length else int(self._prompt.shape[1])
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
         if self._first is None:
             self._kwargs = {**self._given}

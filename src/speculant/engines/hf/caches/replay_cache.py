@@ -35,7 +35,7 @@ from speculant.engines.hf.forward_pass import (
 )
 from speculant.engines.hf.prompt import Prompt, join_states
 
-MOST_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
+MAX_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
 SHARED = ("config", "layer_class_to_replicate")
 REPLACED = ("keys", "values", "indexer_keys", "compressed_kv", "buffer_kv", "buffer_gate")  # never written in place
 
@@ -99,7 +99,7 @@ class ReplayTargetCache:
     def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
         self._watcher = take
 
-    def prefill(self, most: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
+    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
         check_queries(needs, self._runner.capabilities)
         if not self.unread:
@@ -128,7 +128,7 @@ class ReplayTargetCache:
             raise UnsupportedError("single layers and embeddings of the drafter's own cannot be run on this model.")
         if not DraftRows().grown(np.arange(-1, len(self._rows) - 1)).grown(parents).is_chain():
             raise UnsupportedError("this model verifies chains only; set the budget's `trees` to False.")
-        if len(self._pending) > MOST_PENDING:
+        if len(self._pending) > MAX_PENDING:
             self._held, self._pending = self._read(self._held, self._pending, start=self._read_tokens).cache, []
         before = len(self._pending) + len(self._rows)
         rows = [*self._rows, *tokens.tolist()]

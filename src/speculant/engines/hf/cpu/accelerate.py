@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from speculant.engines.hf.cuda.graph_runner import GraphRunner
 
 # What is smaller is left to PyTorch by default.
-LEAST_WEIGHTS = 1 << 18  # of a single matrix: the call costs what it saves
-LEAST_LAYER = 1 << 15  # of a decoder layer, where one call replaces some twenty
+MIN_WEIGHTS = 1 << 18  # of a single matrix: the call costs what it saves
+MIN_LAYER = 1 << 15  # of a decoder layer, where one call replaces some twenty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceler
         reason = "it has no linear layer that its code can do"
     if reason:  # with None nobody asked, and nothing can be done about it
         return CpuAcceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else CpuAcceleration()
-    if not fast and sum(module.weight.numel() for module in modules) < LEAST_LAYER:
+    if not fast and sum(module.weight.numel() for module in modules) < MIN_LAYER:
         return CpuAcceleration()
     try:
         return _prepare(model, modules, fast=bool(fast))
@@ -162,17 +162,17 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     products, dtype = Products(load_native()), modules[0].weight.dtype
     alike = [module for module in modules if module.weight.dtype is dtype]
     use_huge_pages(module.weight for module in modules)
-    times = kernel_times(alike, products, least=LEAST_WEIGHTS)
+    times = kernel_times(alike, products, minimum=MIN_WEIGHTS)
     if not times and not fast and dtype is torch.bfloat16 and multiplies_bf16():
         return CpuAcceleration()  # too small to measure, and PyTorch's product is good
     table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
     attention = GQAttention(products.native)
     attention.register()
     plans = PassPlans()
-    layers = find_fused_layers(model, table, attention, least=0 if fast else LEAST_LAYER, plans=plans)
+    layers = find_fused_layers(model, table, attention, minimum=0 if fast else MIN_LAYER, plans=plans)
     linears = {id(linear.module): linear for layer in layers for linear in layer.products.values()}
     for module in modules:
-        if fast or module.weight.numel() >= LEAST_WEIGHTS:
+        if fast or module.weight.numel() >= MIN_WEIGHTS:
             linears.setdefault(id(module), AcceleratedLinear(module, table))
     if not linears:
         return CpuAcceleration()
@@ -203,7 +203,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     table, attention = KernelTable(products=products, exact=True), GQAttention(products.native, exact=True)
     plans = PassPlans()
     attention.register()
-    layers = find_fused_layers(model, table, attention, least=0, plans=plans) if fuse else ()
+    layers = find_fused_layers(model, table, attention, minimum=0, plans=plans) if fuse else ()
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
     forwards |= {layer.module: layer for layer in layers}

@@ -40,7 +40,7 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
     "linear": ("pppsssii", ""),
     "linear_bf16": ("pppsssi", ""),
     "has_linear_bf16": ("", "i"),
-    "most_rows": ("i", "i"),
+    "max_rows": ("i", "i"),
     "attention": ("pi", ""),
     "before_attention": ("ppppi", ""),
     "after_attention": ("ppppssi", ""),

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa
-from speculant.engines.hf.cpu.kernel_table import MOST_ROWS, KernelTable
+from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.pass_plan import CacheRows, LayerCall, PassPlans
@@ -336,7 +336,7 @@ class FusedLayer:
         shape = (embeddings[0].shape[0], rows, self._head)
         return (
             batch * rows > 0
-            and (self._table.exact or batch * rows <= MOST_ROWS)
+            and (self._table.exact or batch * rows <= MAX_ROWS)
             and shape[0] in (1, batch)
             and all(_usable(each, shape, self._dtype) for each in embeddings)
             and _usable(x, (batch, rows, self._layer.hidden), self._dtype)
@@ -344,12 +344,12 @@ class FusedLayer:
 
 
 def find_fused_layers(
-    model: nn.Module, table: KernelTable, attention: GQAttention, *, least: int, plans: PassPlans | None = None
+    model: nn.Module, table: KernelTable, attention: GQAttention, *, minimum: int, plans: PassPlans | None = None
 ) -> tuple[FusedLayer, ...]:
-    """Return the layers that the code can compute, if their matrices have at least `least` weights."""
+    """Return the layers that the code can compute, if their matrices have at least `minimum` weights."""
     plans = PassPlans() if plans is None else plans
     layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
-    found = tuple(layer for layer in layers if layer.weights >= least and layer.ready() is not None)
+    found = tuple(layer for layer in layers if layer.weights >= minimum and layer.ready() is not None)
     plans.layers = found
     return found
 

@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from speculant.engines.hf.cpu.products import DTYPES
 
 NAME, EXACT_NAME = "speculant-gqa", "speculant-exact"
-MOST_QUERIES = 192  # on one head of keys; with more, PyTorch's operation is as fast
+MAX_QUERIES = 192  # on one head of keys; with more, PyTorch's operation is as fast
 TILE = 8  # the size of a head must be a multiple of it
 # Options with which the attention is another one, or the call has to be refused.
 OTHER_OPTIONS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
@@ -94,7 +94,7 @@ class GQAttention:
         """
         batch, heads, rows, head = shape
         kv_heads, length = key.shape[1:3]
-        if not self.exact and heads // kv_heads * rows > MOST_QUERIES:
+        if not self.exact and heads // kv_heads * rows > MAX_QUERIES:
             return None
         if heads % kv_heads or head % TILE or torch.is_grad_enabled():
             return None

@@ -17,8 +17,8 @@ from speculant.engines.hf.cpu.packing import memory_allows
 from speculant.engines.hf.cpu.products import Products
 from speculant.engines.hf.quantized.modules import is_quantized_linear
 
-LEAST_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
-LEAST_LINEAR = 1 << 18  # of a product by itself
+MIN_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
+MIN_LINEAR = 1 << 18  # of a product by itself
 
 
 class HeadCode:
@@ -69,7 +69,7 @@ class HeadCode:
         """Return module(x)."""
         found = self._linears.get(module) if isinstance(module, nn.Linear) else None
         if found is None:
-            if not is_torch_linear(module) or module.weight.numel() < LEAST_LINEAR or not readable(module.weight):
+            if not is_torch_linear(module) or module.weight.numel() < MIN_LINEAR or not readable(module.weight):
                 answer: Tensor = module(x)
                 return answer
             products = self._load()
@@ -80,7 +80,7 @@ class HeadCode:
 
     @staticmethod
     def _worth_a_call(layer: nn.Module) -> bool:
-        return sum(weight.numel() for weight in layer.parameters()) >= LEAST_LAYER and computable(layer)
+        return sum(weight.numel() for weight in layer.parameters()) >= MIN_LAYER and computable(layer)
 
     def _load(self) -> Products | None:
         if self._products is None and self._available:

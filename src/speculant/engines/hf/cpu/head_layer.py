@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments, PositionArguments
-from speculant.engines.hf.cpu.gqa import MOST_QUERIES, TILE, AttentionArguments
+from speculant.engines.hf.cpu.gqa import MAX_QUERIES, TILE, AttentionArguments
 from speculant.engines.hf.cpu.layer_matching import LINEARS
 from speculant.engines.hf.cpu.linear import is_torch_linear, readable
 from speculant.engines.hf.cpu.products import DTYPES, Products
@@ -40,7 +40,7 @@ class LayerWeights:
         arguments: the layer, for the code.
         heads, kv_heads, head: of its attention.
         dtype: of all weights.
-        most: rows of a call.
+        maximum: rows of a call.
     """
 
     def __init__(self, layer: Any, products: Products, narrow: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -68,8 +68,8 @@ class LayerWeights:
             **{f"{name}_eps": norm.eps for name, norm in norms.items()},
         )
         self._current: list[Any] = []
-        rows = products.most_rows(self.dtype)
-        self.most = min(rows, MOST_QUERIES * self.kv_heads // self.heads) if self.head % TILE == 0 else 0
+        rows = products.max_rows(self.dtype)
+        self.maximum = min(rows, MAX_QUERIES * self.kv_heads // self.heads) if self.head % TILE == 0 else 0
 
     def look_up(self) -> bool:
         """Set the addresses of the weights; return whether any has changed."""
@@ -106,7 +106,7 @@ class HeadLayer:
     def __init__(self, layer: Any, products: Products) -> None:
         """Take a layer that is `computable`."""
         self._weights, self._native = LayerWeights(layer, products), products.native
-        self.most = self._weights.most
+        self.maximum = self._weights.maximum
 
     def __call__(
         self,
@@ -122,7 +122,7 @@ class HeadLayer:
         rows, weights = len(x), self._weights
         cos, sin = angles
         if (
-            rows > self.most
+            rows > self.maximum
             or torch.is_grad_enabled()
             or not all(
                 each.dtype is weights.dtype and each.is_contiguous() and each.is_cpu

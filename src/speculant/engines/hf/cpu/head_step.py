@@ -110,7 +110,7 @@ class HeadStep:
         self._whole = StepWeights(parts, output, products)
         copied = narrow is not None and self._whole.dtype is torch.float32
         self._few = StepWeights(parts, output, products, narrow) if copied else self._whole
-        self.most, self.most_together = self._whole.most, products.most_rows(self._whole.dtype)
+        self.maximum, self.max_together = self._whole.maximum, products.max_rows(self._whole.dtype)
 
     def __call__(self, embeddings: Tensor, texts: Any) -> Tensor | None:
         """See `drafters.heads.step.StepCode`; the texts are its `TextRows`."""
@@ -119,7 +119,7 @@ class HeadStep:
         for text in texts:
             read += (text.features, text.passed, text.held[0][0])
         if (
-            len(embeddings) > self.most_together
+            len(embeddings) > self.max_together
             or torch.is_grad_enabled()
             or not all(each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu for each in read)
         ):
@@ -159,7 +159,7 @@ class HeadStep:
             read += (root.passed, root.logits, root.held[0][0])
         if (
             (not tables and (quantized is None or quantized.dtype is not self._whole.dtype))
-            or any(plan.expanded > self.most for plan in plans)
+            or any(plan.expanded > self.maximum for plan in plans)
             or torch.is_grad_enabled()
             or not all(
                 each.dtype is self._whole.dtype and each.is_contiguous() and each.is_cpu for each in (*tables, *read)
@@ -176,15 +176,15 @@ class HeadStep:
                 *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
             )
             text.features, text.held, text.length = root.passed.data_ptr(), ctypes.addressof(layers), root.length
-            most = plan.top_k + (plan.levels - 1) * plan.expanded * plan.top_k
+            maximum = plan.top_k + (plan.levels - 1) * plan.expanded * plan.top_k
             written = (
-                np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32),
+                np.empty(maximum, np.int32), np.empty(maximum, np.int32), np.empty(maximum, np.float32),
                 np.empty(plan.levels, np.float32),
             )  # fmt: skip
             ratios = np.array(plan.ratios, np.float32)
             each.root, each.ratios, each.position = root.logits.data_ptr(), ratios.ctypes.data, root.position
             each.depth, each.top_k, each.expanded, each.nodes = plan.levels, plan.top_k, plan.expanded, plan.nodes
-            each.least, each.level_price, each.row_price = plan.least, plan.level_price, plan.row_price
+            each.minimum, each.level_price, each.row_price = plan.minimum, plan.level_price, plan.row_price
             each.inverse_temperature = 1 / warmth
             each.tokens, each.parents, each.weights, each.extended = (array.ctypes.data for array in written)
             kept += (layers, ratios)
@@ -194,7 +194,7 @@ class HeadStep:
         words = WordsArguments(tables[0].data_ptr() if tables else None, packed, _address(self._ids), known)
         self._native.head_draft(
             ctypes.byref(step), ctypes.byref(texts), ctypes.byref(asked), len(roots), ctypes.byref(words),
-            self.most_together, torch.get_num_threads(),
+            self.max_together, torch.get_num_threads(),
         )  # fmt: skip
         return [
             None
@@ -215,7 +215,7 @@ class StepWeights:
     Attributes:
         layers: the structs of the layers.
         dtype: of all weights but narrow copies.
-        most: rows of a call.
+        maximum: rows of a call.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class StepWeights:
             feature_first=parts.feature_first, carries_norm=parts.carries_norm, is_bf16=first.dtype is torch.bfloat16,
         )  # fmt: skip
         self._current: list[Any] = []
-        self.dtype, self.most = first.dtype, min(each.most for each in self._weights)
+        self.dtype, self.maximum = first.dtype, min(each.maximum for each in self._weights)
 
     def look_up(self) -> StepArguments:
         """Return the step, with the addresses of the weights."""

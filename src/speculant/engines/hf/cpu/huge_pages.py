@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 PAGE = 1 << 21
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
-LEAST_BYTES = 1 << 25  # of all weights together; less stays in the caches
+MIN_BYTES = 1 << 25  # of all weights together; less stays in the caches
 STEP = 1 << 26  # bytes between two looks at the clock
-MOST_SECONDS = 20.0  # of this thread's own time; where memory is fragmented, the kernel moves other pages first
+MAX_SECONDS = 20.0  # of this thread's own time; where memory is fragmented, the kernel moves other pages first
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MOST_SECONDS) -> int:
+def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MAX_SECONDS) -> int:
     """Move weights to huge pages; return how many bytes have been moved or were there.
 
     Nothing is done where the system's administrator has turned huge pages off, or for less than 32 MB. Other threads
@@ -36,7 +36,7 @@ def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MOST_SECONDS) 
     """
     ranges = list(whole_pages((weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in weights))
     total = sum(end - start for start, end in ranges)
-    if total < LEAST_BYTES or not _allowed():
+    if total < MIN_BYTES or not _allowed():
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

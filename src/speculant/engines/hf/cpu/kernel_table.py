@@ -16,7 +16,7 @@ import torch
 from speculant.engines.hf.cpu.products import Kernel, Products
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-MOST_ROWS = ROW_COUNTS[-1]  # with more, as in prompts, only kernels that are made for many rows are considered
+MAX_ROWS = ROW_COUNTS[-1]  # with more, as in prompts, only kernels that are made for many rows are considered
 MANY_ROWS: tuple[Kernel, ...] = ("torch", "widened", "packed")
 # A kernel is preferred to those before it if it takes at most this share of their time.
 SHARES: Mapping[Kernel, float] = {"compiled": 0.97, "bf16_dot": 0.95, "widened": 0.95, "packed": 0.9}
@@ -70,7 +70,7 @@ class KernelTable:
             if kernel in ("compiled", "bf16_dot")
         }
         fastest = min(native, key=lambda kernel: native[kernel])
-        return fastest if rows <= MOST_ROWS and native[fastest] <= FUSED_SHARE * best else None
+        return fastest if rows <= MAX_ROWS and native[fastest] <= FUSED_SHARE * best else None
 
     def measured(self, dtype: torch.dtype, shapes: Sequence[Shape]) -> bool:
         """Return whether there are times for any of these shapes."""
@@ -112,7 +112,7 @@ def choose(times: Times, rows: int, *, packed: bool) -> Kernel:
     place = _nearest(rows)
     chosen: Kernel = "torch"
     for kernel, share in SHARES.items():
-        allowed = (packed or kernel != "packed") and (rows <= MOST_ROWS or kernel in MANY_ROWS)
+        allowed = (packed or kernel != "packed") and (rows <= MAX_ROWS or kernel in MANY_ROWS)
         if allowed and kernel in times and times[kernel][place] < share * times[chosen][place]:
             chosen = kernel
     return chosen

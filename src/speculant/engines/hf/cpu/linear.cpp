@@ -9,4 +9,4 @@ extern "C" void linear(const float *x, const void *weights, float *y, int64_t n,
 }
 
 // The most rows for which this is known to beat PyTorch's product where nothing has been measured.
-extern "C" int most_rows(int is_bf16) { return WIDTH == 16 || (WIDTH == 8 && is_bf16) ? 96 : WIDTH == 8 ? 64 : 4; }
+extern "C" int max_rows(int is_bf16) { return WIDTH == 16 || (WIDTH == 8 && is_bf16) ? 96 : WIDTH == 8 ? 64 : 4; }

@@ -28,30 +28,30 @@ from speculant.engines.hf.cpu.build import processor, source_digest
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, Shape, Times
 from speculant.engines.hf.cpu.products import Kernel, Products, pack
 
-LEAST_TOTAL = 1 << 25  # weights of a model that is worth measuring
-MOST_OUTS = 4096  # rows of a weight that are multiplied at a time
+MIN_TOTAL = 1 << 25  # weights of a model that is worth measuring
+MAX_OUTS = 4096  # rows of a weight that are multiplied at a time
 BYTES = 48 << 20  # of weights per trial: more than most caches hold
 OPERATIONS = 1 << 28  # multiplications per trial, if that is less
-LEAST_TRIALS, MOST_TRIALS = 3, 12
+MIN_TRIALS, MAX_TRIALS = 3, 12
 STABLE = 0.97  # trials end when no kernel takes less than this share of its time before
 HOPELESS = 2.5  # a kernel that takes this many times the fastest is not tried again
 
 
-def kernel_times(modules: Iterable[nn.Linear], products: Products, *, least: int) -> dict[Shape, Times]:
-    """Return the times of all shapes of at least `least` weights, from the cache folder or measured now.
+def kernel_times(modules: Iterable[nn.Linear], products: Products, *, minimum: int) -> dict[Shape, Times]:
+    """Return the times of all shapes of at least `minimum` weights, from the cache folder or measured now.
 
     Args:
         modules: linear layers of one dtype.
         products: the kernels.
-        least: weights of the smallest layer to measure.
+        minimum: weights of the smallest layer to measure.
     """
     weights: dict[Shape, list[Tensor]] = defaultdict(list)
     for module in modules:
-        if module.weight.numel() >= least:
+        if module.weight.numel() >= minimum:
             outs, k = module.weight.shape
             weights[outs, k].append(module.weight.detach())
     total = sum(len(each) * shape[0] * shape[1] for shape, each in weights.items())
-    if total < LEAST_TOTAL:
+    if total < MIN_TOTAL:
         return {}
     dtype = next(iter(weights.values()))[0].dtype
     path = _file(weights, dtype, products)
@@ -69,7 +69,7 @@ def kernel_times(modules: Iterable[nn.Linear], products: Products, *, least: int
 def _measure(weights: Sequence[Tensor], products: Products, bar: tqdm) -> Times:
     """Return the seconds of each kernel at each of ROW_COUNTS, for one weight of the shape."""
     dtype, (outs, k) = weights[0].dtype, weights[0].shape
-    pieces = [piece for weight in weights for piece in torch.split(weight, MOST_OUTS)]
+    pieces = [piece for weight in weights for piece in torch.split(weight, MAX_OUTS)]
     pieces = [piece for piece in pieces if len(piece) == len(pieces[0])]
     size = pieces[0].numel()
     pieces = pieces[: max(BYTES // (size * dtype.itemsize), 1)]
@@ -79,19 +79,19 @@ def _measure(weights: Sequence[Tensor], products: Products, bar: tqdm) -> Times:
     for rows in ROW_COUNTS:
         x = torch.randn(rows, k).to(dtype)
         count = min(max(OPERATIONS // (rows * size), 1), len(pieces))
-        least = dict.fromkeys(kernels, math.inf)
-        for trial in range(MOST_TRIALS):
-            fastest, before = min(least.values()), dict(least)
+        minimum = dict.fromkeys(kernels, math.inf)
+        for trial in range(MAX_TRIALS):
+            fastest, before = min(minimum.values()), dict(minimum)
             for kernel in kernels:
-                if trial and least[kernel] > HOPELESS * fastest:
+                if trial and minimum[kernel] > HOPELESS * fastest:
                     continue
                 began = time.perf_counter()
                 for place in range(count):
                     products.multiply(kernel, x, pieces[place], None, copies[place] if copies else None)
-                least[kernel] = min(least[kernel], (time.perf_counter() - began) / count)
-            if trial + 1 >= LEAST_TRIALS and all(least[each] >= STABLE * before[each] for each in kernels):
+                minimum[kernel] = min(minimum[kernel], (time.perf_counter() - began) / count)
+            if trial + 1 >= MIN_TRIALS and all(minimum[each] >= STABLE * before[each] for each in kernels):
                 break
-        for kernel, seconds in least.items():
+        for kernel, seconds in minimum.items():
             times[kernel].append(seconds * outs / len(pieces[0]))
         bar.update()
     # A product that takes longer with fewer rows than with more was disturbed by another program.

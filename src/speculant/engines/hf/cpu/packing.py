@@ -20,7 +20,7 @@ from speculant.engines.hf.cpu.products import pack
 
 ROWS = 16  # oneDNN lays weights out for about so many rows
 SAMPLES = 64
-MOST_SHARE = 0.5  # of the memory that is free
+MAX_SHARE = 0.5  # of the memory that is free
 
 
 class PackedWeight:
@@ -67,7 +67,7 @@ def _sample(weight: Tensor) -> Tensor:
 def memory_allows(weights: Iterable[Tensor]) -> tuple[bool, int]:
     """Return whether copies of these weights take at most half of the free memory, and how many bytes they take."""
     size = sum(weight.numel() * weight.element_size() for weight in weights)
-    return size <= MOST_SHARE * available_memory(), size
+    return size <= MAX_SHARE * available_memory(), size
 
 
 def available_memory() -> int:

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 
-MOST_AHEAD = 64  # rows: the outputs of all layers are held
+MAX_AHEAD = 64  # rows: the outputs of all layers are held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +146,6 @@ class PassPlans:
                 if not following or call.index == following[-1].index + 1:
                     following.append(call)
         held["plans"].append(plan)
-        if held.get("whole") and len(following) > 1 and x.shape[:-1].numel() <= MOST_AHEAD and layer in plan.calls:
+        if held.get("whole") and len(following) > 1 and x.shape[:-1].numel() <= MAX_AHEAD and layer in plan.calls:
             run_ahead(following, x)
         return plan.calls.pop(layer, None)

@@ -30,13 +30,13 @@ SLAB = 1 << 24  # weights widened at a time
 class Products:
     """Matrix products of rows and weights by any of the kernels."""
 
-    __slots__ = ("_most", "multiplies_bf16", "native")
+    __slots__ = ("_maximum", "multiplies_bf16", "native")
 
     def __init__(self, native: ctypes.CDLL) -> None:
         """Use the library that `load_native` returned."""
         self.native = native
         self.multiplies_bf16 = multiplies_bf16()
-        self._most: dict[torch.dtype, int] = {dtype: native.most_rows(dtype is torch.bfloat16) for dtype in DTYPES}
+        self._maximum: dict[torch.dtype, int] = {dtype: native.max_rows(dtype is torch.bfloat16) for dtype in DTYPES}
 
     def available(self, dtype: torch.dtype) -> tuple[Kernel, ...]:
         """Return the kernels that can multiply weights of a dtype, PyTorch's own first."""
@@ -49,13 +49,13 @@ class Products:
             kernels.append("packed")
         return tuple(kernels)
 
-    def most_rows(self, dtype: torch.dtype) -> int:
+    def max_rows(self, dtype: torch.dtype) -> int:
         """Return for how many rows the compiled kernel is made."""
-        return self._most[dtype]
+        return self._maximum[dtype]
 
     def unmeasured(self, dtype: torch.dtype, rows: int) -> Kernel:
         """Return the kernel that is usually fastest for so many rows, where nothing has been measured."""
-        if rows <= self.most_rows(dtype):
+        if rows <= self.max_rows(dtype):
             return "compiled"
         return "widened" if dtype is torch.bfloat16 and not self.multiplies_bf16 else "torch"
 

@@ -65,7 +65,7 @@ class Shadows:
         self._rename, self._groups = rename_attention, groups
         self._classes: dict[tuple[type, bool, bool], type] = {}
         self._shadows: dict[int, tuple[nn.Module, nn.Module]] = {}
-        self._most = _LARGEST_CACHE * sum(1 for _ in model.modules()) + 100
+        self._maximum = _LARGEST_CACHE * sum(1 for _ in model.modules()) + 100
 
     def of(self, module: Any) -> Any:
         """Return the shadow of a module; what is no module, or a shadow itself, is returned as it is."""
@@ -76,7 +76,7 @@ class Shadows:
             return held[1]
         if isinstance(module, torch.jit.ScriptModule):
             return module  # its state is not in its __dict__
-        if len(self._shadows) > self._most:
+        if len(self._shadows) > self._maximum:
             self._shadows = {}
         forward = self._forwards.get(id(module))
         attends = self._rename is not None and _attends(module, self._groups)

@@ -46,8 +46,8 @@ from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.probe.capabilities import HFCapabilities, check_model, decode_mode
 
 ROWS = (1, 3, 5, 9, 17, 33, 65)  # a root and 0, 2, 4, ... 64 nodes
-LEAST_LENGTH = 256
-LEAST_CAPACITY = 1024
+MIN_LENGTH = 256
+MIN_CAPACITY = 1024
 
 
 class GraphError(Exception):
@@ -58,7 +58,7 @@ class GraphRunner:
     """The recorded passes of a model, for one sequence at a time."""
 
     def __init__(
-        self, model: Any, recorder: Callable[[], GraphRecorder] | None = None, *, capacity: int = LEAST_CAPACITY
+        self, model: Any, recorder: Callable[[], GraphRecorder] | None = None, *, capacity: int = MIN_CAPACITY
     ) -> None:
         """Record passes over short texts; those over longer ones are recorded when a text gets there.
 
@@ -240,8 +240,8 @@ class GraphRunner:
 
 def length_bucket(rows: int) -> int:
     """Return the least length that holds as many rows: a power of two or three quarters of one, 256 or more."""
-    power = max(LEAST_LENGTH, 1 << (rows - 1).bit_length())
-    return 3 * power // 4 if power > LEAST_LENGTH and 4 * rows <= 3 * power else power
+    power = max(MIN_LENGTH, 1 << (rows - 1).bit_length())
+    return 3 * power // 4 if power > MIN_LENGTH and 4 * rows <= 3 * power else power
 
 
 def _fingerprint(model: Any) -> tuple[Any, ...]:

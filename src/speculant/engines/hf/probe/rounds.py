@@ -129,9 +129,9 @@ def count_difference(runner: ModelRunner, largest: int) -> str:
     """
     walk = _Walk(runner, OWN_TEXTS[0])
     counts = [*ROW_COUNTS, *(ROW_COUNTS[-1] << more for more in range(1, 12) if ROW_COUNTS[-1] << more <= largest)]
-    most = 1 + min(counts[-1] - 1, walk.cache.room, walk.cache.depth)
-    tokens = _random_ids(runner.capabilities.vocabulary, most).numpy()[0].astype(np.int32)
-    parents = np.arange(-1, most - 1, dtype=np.int32)
+    maximum = 1 + min(counts[-1] - 1, walk.cache.room, walk.cache.depth)
+    tokens = _random_ids(runner.capabilities.vocabulary, maximum).numpy()[0].astype(np.int32)
+    parents = np.arange(-1, maximum - 1, dtype=np.int32)
     if runner.capabilities.trees:
         parents[2:] //= 2  # two rows follow each
     try:
@@ -139,7 +139,7 @@ def count_difference(runner: ModelRunner, largest: int) -> str:
         for count in counts:
             part = _run_dropped(walk.cache, tokens[:count], parents[:count])
             wrong = wrong_rows(part, whole[: len(part)], rounding_dtype(runner.model))
-            if len(wrong) > (_FEW * most if rounding_dtype(runner.model) in _HALF else 0):
+            if len(wrong) > (_FEW * maximum if rounding_dtype(runner.model) in _HALF else 0):
                 return f"in a random text, a pass over {len(part)} rows gave other logits than one over {len(whole)}"
     except OutOfMemoryError:
         raise

@@ -19,7 +19,7 @@ WINDOWS = (  # scaled down to a few tokens; where several differ, the smaller on
     *("sliding_window", "sliding_window_size", "attention_window_size", "window_size"),
     *("local_attention", "local_attention_window_len", "keep_window_size"),
 )
-LEAST_WINDOW, APART = 6, 3
+MIN_WINDOW, APART = 6, 3
 LIMITS = {  # where attention, positions or rotary factors change; scaled down, so that short texts cross them
     "attention_chunk_size": 8,
     "floor_scale": 8,
@@ -205,7 +205,7 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
         return sum(layer >= layers - value for layer in kept)
     if name in WINDOWS and isinstance(value, int):
         sizes = sorted({size for each in WINDOWS if isinstance(size := values.get(each), int)})
-        return min(value, LEAST_WINDOW + APART * sizes.index(value))
+        return min(value, MIN_WINDOW + APART * sizes.index(value))
     if isinstance(value, int):
         return min(value, SIZES.get(name, value), LIMITS.get(name, value))
     if name in PATTERNS and isinstance(value, list | tuple):

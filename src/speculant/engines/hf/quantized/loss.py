@@ -95,8 +95,8 @@ def sample_ids(model: Any, tokenizer: Any, text: str | None = None) -> Tensor | 
     weights = sum(parameter.numel() for parameter in model.parameters())
     config = model.config.get_text_config(decoder=True)
     positions = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
-    most = min(MAX_TOKENS, positions, max(MIN_TOKENS, int(_BUDGET / max(weights, 1))))
-    ids = torch.tensor(tokenizer(text or SAMPLE)["input_ids"][:most], dtype=torch.int64)
+    maximum = min(MAX_TOKENS, positions, max(MIN_TOKENS, int(_BUDGET / max(weights, 1))))
+    ids = torch.tensor(tokenizer(text or SAMPLE)["input_ids"][:maximum], dtype=torch.int64)
     return ids if len(ids) >= 2 and int(ids.max()) < config.vocab_size else None
 
 

@@ -79,10 +79,10 @@ class GrammarState(DraftFilter):
         self._check()
         return found
 
-    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
+    def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
         self._advance(tokens[self._read :])
         path: list[int] = []
-        while len(path) < most:
+        while len(path) < maximum:
             allowed = np.flatnonzero(self._mask(tuple(path)))
             if len(allowed) != 1 or int(allowed[0]) in self._ends:
                 break

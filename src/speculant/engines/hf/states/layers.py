@@ -22,7 +22,7 @@ from speculant.engines.hf.states.record import Record
 # Older releases of transformers keep states in classes of each model's own, which are not decoded by these layers.
 LinearAttentionLayer: Any = getattr(cache_utils, "LinearAttentionLayer", type("LinearAttentionLayer", (), {}))
 
-MOST_MARKS = 2  # such as behind a shared beginning and behind the prompt
+MAX_MARKS = 2  # such as behind a shared beginning and behind the prompt
 Place = tuple[str, int, int]  # "conv" or "recurrent", the index of the state in its layer, and of the head's scan
 
 
@@ -106,7 +106,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def mark(self) -> None:
         """Remember the committed state, for texts that begin alike."""
         mark = self.snapshot()
-        self._marks = [*(each for each in self._marks if each.tokens < mark.tokens), mark][-MOST_MARKS:]
+        self._marks = [*(each for each in self._marks if each.tokens < mark.tokens), mark][-MAX_MARKS:]
 
     def mark_before(self, length: int) -> int:
         """Return the longest beginning of the text, of at most so many tokens, whose state is known; 0 for none."""
