@@ -56,3 +56,8 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
         build_verifier("mcsd", "k-seq")
     with pytest.raises(UnsupportedError, match="contrastive decoding"):
         build_verifier("contrastive", "speculative-sampling")
+
+
+def test_settings_by_their_earlier_names() -> None:
+    """Guards command lines of earlier versions: blockwise had `least`."""
+    assert VERIFIERS["blockwise"].build("least=2")._minimum == 2  # type: ignore[attr-defined]

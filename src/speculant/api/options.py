@@ -57,7 +57,7 @@ def check_number(
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     inside = right and math.isfinite(value) and (value > minimum if above else value >= minimum) and value <= maximum
     if not inside:
-        bounds = f"{'above' if above else 'of at minimum'} {minimum:g}"
+        bounds = f"{'above' if above else 'of at least'} {minimum:g}"
         bounds += f" and at most {maximum:g}" if maximum < math.inf else ""
         raise UsageError(f"{name} must be {kind} {bounds}, not {value!r}.")
 

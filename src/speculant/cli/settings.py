@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from speculant.core.errors import UsageError
 from speculant.options.kinds import shorten
 from speculant.registry import METHODS, Method, find_method, is_own
-from speculant.registry.method import rename_setting
+from speculant.registry.renamed import rename_setting
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 

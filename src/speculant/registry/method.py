@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from speculant.core.errors import UsageError
 from speculant.core.references import load_object
+from speculant.registry.renamed import rename_setting
 from speculant.registry.rules import VERIFIERS
 
 if TYPE_CHECKING:
@@ -17,25 +17,6 @@ if TYPE_CHECKING:
 
 
 OWN = "a drafter of one's own"  # the family of what stands in no table
-
-
-RENAMED = {  # settings by their names in earlier versions
-    "least": "min_probability",
-    "least_probability": "min_probability",
-    "most_nodes": "max_nodes",
-    "most_matches": "max_matches",
-}
-
-logger = logging.getLogger(__name__)
-
-
-def rename_setting(name: str, known: Collection[str]) -> str:
-    """Return the name of a setting, whose earlier name is understood, with a line in the log."""
-    new = RENAMED.get(name, name)
-    if name in known or new not in known:
-        return name
-    logger.warning("the setting %s is called %s now.", name, new)
-    return new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.registry.renamed import rename_setting
 
 if TYPE_CHECKING:  # torch would make `speculant --help` wait
     from speculant.core.verifier import Verifier
@@ -53,6 +54,7 @@ class Rule:
         given: dict[str, float] = {}
         for part in filter(None, settings.split(",")):
             name, _, value = part.partition("=")
+            name = rename_setting(name, known)
             if name not in known:
                 there = f"There are {', '.join(known)}." if known else "It has none."
                 raise UsageError(f"the verifier '{self.name}' has no setting {name!r}. {there}")

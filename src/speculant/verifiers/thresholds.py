@@ -84,7 +84,7 @@ class Blockwise(ThresholdVerifier):
 
     def __init__(self, *, k: int = 1, distance: int = 0, minimum: int = 0) -> None:
         if k < 1 or distance < 0 or minimum < 0:
-            raise UsageError("blockwise takes k of at least 1, and distance and least of at least 0.")
+            raise UsageError("blockwise takes k of at least 1, and distance and minimum of at least 0.")
         self._k, self._distance, self._minimum = k, distance, minimum
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:

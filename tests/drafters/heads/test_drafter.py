@@ -263,7 +263,7 @@ def test_an_interrupted_request_leaves_nothing_behind() -> None:
         ("eagle", {"depth": 0}),
         ("eagle2", {"tree": "bush"}),
         ("eagle2", {"top_k": 0}),
-        ("eagle2", {"least": 1.0}),
+        ("eagle2", {"min_probability": 1.0}),
         ("mix-head", {"proposed": 0}),
         ("mix-head", {"depth": -1}),
     ],

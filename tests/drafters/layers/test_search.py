@@ -38,7 +38,7 @@ def test_it_begins_with_every_other_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "most"),
+    ("settings", "maximum"),
     [
         (SearchSettings(steps=7), 7),
         (SearchSettings(patience=5, enough=1.0), 60),

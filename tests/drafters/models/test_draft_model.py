@@ -203,7 +203,7 @@ def test_a_stop_rule_may_look_at_q_but_not_at_what_was_drawn() -> None:
         ("mcsd", {"widths": "4,x"}, "as in 4,2,2"),
         ("mcsd", {"widths": "0"}, "at least 1"),
         ("spectr", {"sequences": 0}, "1 to 64"),
-        ("opt-tree", {"least": 1.0}, "below 1"),
+        ("opt-tree", {"min_probability": 1.0}, "below 1"),
     ],
 )
 def test_bad_settings_are_refused(pair: tuple[Any, Any], method: str, settings: dict[str, Any], reason: str) -> None:

@@ -35,7 +35,7 @@ def test_both_are_in_the_draft() -> None:
     assert fresh.ids == plain
 
 
-@pytest.mark.parametrize("settings", [{"proposed": 0}, {"depth": -1}, {"least": 1.0}])
+@pytest.mark.parametrize("settings", [{"proposed": 0}, {"depth": -1}, {"min_probability": 1.0}])
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     """Guards the limits, before the first request."""
     model = tiny_model("llama")

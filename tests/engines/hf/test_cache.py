@@ -100,6 +100,8 @@ def test_rows_that_the_caller_writes() -> None:
     """Guards compiled code: it gets the very rows behind those held, and none where there is no room or no buffer."""
     layer = filled(5).layers[0]
     keys, values = layer.extend(2)
+    assert layer.get_seq_length() == 5  # they are not in use yet
+    layer.keys, layer.values = keys, values
     keys[..., 5:, :], values[..., 5:, :] = states(2, 5), -states(2, 5)
     layer.update(states(1, 7), -states(1, 7))
     assert layer.keys[0, 1, :, 2].tolist() == (-layer.values)[0, 1, :, 2].tolist() == list(range(8))

@@ -48,6 +48,9 @@ class TableLevel(NamedTuple):
     counts: Array
 
 
+Level = TableLevel  # indexes of kernels that earlier versions compiled name it so, and numba reads them first
+
+
 def new_level(slots: int, pool: int) -> TableLevel:
     """Return an empty level with room for `slots` contexts and `pool` successors in blocks."""
     return TableLevel(

@@ -72,6 +72,9 @@ class LearningRule(NamedTuple):
     base_longest: int = LONGEST_ROW
 
 
+Rule = LearningRule  # indexes of kernels that earlier versions compiled name it so, and numba reads them first
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _base_row(base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array) -> int:
     longest = min(rule.longest, rule.base_longest)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.tree import DraftTree, Int32
@@ -55,6 +56,10 @@ class HeadSession(HeadTextSession):
     def temperature(self) -> float:
         """Of the probabilities of chosen tokens."""
         return self._temperature * self._calibration.temperature
+
+    def sharpen(self, q: Tensor) -> Tensor:
+        found = q.pow(1 / self._calibration.temperature)
+        return found / found.sum(-1, keepdim=True)
 
     def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
         super().learn(drafted, path)

@@ -123,6 +123,9 @@ class Scratch(NamedTuple):
     scores: Array
 
 
+Features = Scratch  # indexes of kernels that earlier versions compiled name it so, and numba reads them first
+
+
 @njit(cache=True, nogil=True, inline="always")
 def has_scores(inputs: int) -> bool:
     """Return whether the last of that many inputs is the score of a network."""

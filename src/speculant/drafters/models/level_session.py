@@ -75,6 +75,7 @@ class LevelSession(Session):
         tokens, parents, weights, rows = list[int](), list[int](), list[float](), list[int]()
         branches = budget.branches
         level, (_, q) = [ROOT], (yield NodeReading())
+        q = self.sharpen(q) if shape.choosing else q
         laws = {ROOT: q[0]} if sampled else {}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
@@ -95,6 +96,7 @@ class LevelSession(Session):
                 break
             above = [ROOT if parents[node] == ROOT else rows[parents[node]] for node in level]
             read, q = yield NodeReading([tokens[node] for node in level], above)
+            q = self.sharpen(q) if shape.choosing else q
             for node, row in zip(level, read, strict=True):
                 rows[node] = row
             if sampled:
@@ -102,6 +104,10 @@ class LevelSession(Session):
         if shape.choosing:
             return heaviest(tokens, parents, weights, budget.nodes)
         return drafted(tokens, parents, weights, laws, shape.drawn)
+
+    def sharpen(self, q: Tensor) -> Tensor:
+        """Return the probabilities [n, V] by which nodes are chosen, of those that the drafter gives them."""
+        return q
 
     def observe(self, verified: Verified) -> None:
         """Learn which nodes were accepted."""

@@ -180,6 +180,7 @@ def load_model(
                 dtype=asked_dtype,
                 attention=attention,
                 keep=packed_cache is not False,
+                activations="float" if activations == "float" else "int8",
                 tokenizer=tokenizer,
                 sample=sample,
             )

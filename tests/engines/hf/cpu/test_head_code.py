@@ -174,7 +174,11 @@ def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, mo
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
     "settings",
-    [HeadSettings(tree="chain", depth=5), HeadSettings(depth=4, top_k=3), HeadSettings(depth=6, top_k=6, minimum=0.01)],
+    [
+        HeadSettings(tree="chain", depth=5),
+        HeadSettings(depth=4, top_k=3),
+        HeadSettings(depth=6, top_k=6, min_probability=0.01),
+    ],
 )
 def test_whole_drafts_are_those_that_grow_level_by_level(
     model: Any, monkeypatch: pytest.MonkeyPatch, name: str, temperature: float, settings: HeadSettings
@@ -297,7 +301,7 @@ def test_what_is_small_or_unknown_is_left_to_pytorch() -> None:
 
 def test_large_products_of_few_rows_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards output projections, and that they stay those of PyTorch where gradients are wanted."""
-    monkeypatch.setattr(head_code, "LEAST_LINEAR", 1)
+    monkeypatch.setattr(head_code, "MIN_LINEAR", 1)
     code, linear = HeadCode(), nn.Linear(32, 100)
     x = torch.randn(5, 32)
     with torch.inference_mode():

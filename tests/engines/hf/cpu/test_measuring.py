@@ -18,9 +18,9 @@ from speculant.engines.hf.cpu.products import Products
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Measure small layers too, little of each, and keep the times in an empty folder."""
-    monkeypatch.setattr(measuring, "LEAST_TOTAL", 0)
+    monkeypatch.setattr(measuring, "MIN_TOTAL", 0)
     monkeypatch.setattr(measuring, "OPERATIONS", 1)
-    monkeypatch.setattr(measuring, "MOST_TRIALS", 1)
+    monkeypatch.setattr(measuring, "MAX_TRIALS", 1)
     return use_empty_cache(monkeypatch, tmp_path)
 
 

@@ -66,7 +66,7 @@ def text(model: Any, tokens: int = 60, **options: Any) -> tuple[list[int], list[
     return result.ids, result.stats.notes
 
 
-@pytest.mark.parametrize("least", [2, 12, 40])
+@pytest.mark.parametrize("minimum", [2, 12, 40])
 def test_hooks_that_see_how_many_rows_a_pass_has(minimum: int) -> None:
     """Guards hooks and capacities: drafts have up to 65 rows, and the probe's passes have as many."""
     model = tiny_model("llama")

@@ -108,10 +108,10 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         return self._held
 
     def hold(self, rows: tuple[Tensor, Tensor]) -> None:
-        """Take over the rows that `extended` has returned."""
+        """Take over the rows that `extend` has returned."""
         self._held = rows
 
-    def extended(self, count: int) -> tuple[Tensor, Tensor] | None:
+    def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room.
 
         They are not in use before `hold`.

@@ -319,7 +319,7 @@ class FusedLayer:
         layer = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
         if not isinstance(layer, InPlaceLayer) or not layer.is_initialized or layer.keys.shape[0] != shape[0]:
             return None
-        rows = layer.extended(shape[2]) if layer.keys.dtype is self._dtype else None
+        rows = layer.extend(shape[2]) if layer.keys.dtype is self._dtype else None
         if rows is None or not attend.serves(self._attention, shape, rows[0], mask, options):
             return None
         call = attend.arguments(shape, *rows, mask, self._attention.scaling)

@@ -16,7 +16,7 @@ struct Plan {
   const float *ratios;      // of levels 2, 3, ...: what one gains by the joint probability of the nodes that it expands
   // Position of the first level; levels, candidates of a node, nodes that a level expands and nodes kept, at most.
   int64_t position, depth, top_k, expanded, nodes;
-  float least, level_price, row_price, inverse_temperature;
+  float minimum, level_price, row_price, inverse_temperature;
   // Written: candidates, at most top_k + (depth - 1) * expanded * top_k, parents first, and their joint probabilities.
   int32_t *tokens, *parents;
   float *weights;
@@ -97,10 +97,10 @@ static bool grow(Growth &g, const T *found, const Words &words, int64_t v, float
   if (plan.levels == plan.depth) return false;
   ranked.clear();
   for (const Node &node : nodes) ranked.push_back(node.weight);
-  float least = plan.least;
+  float minimum = plan.minimum;
   if ((int64_t)ranked.size() > plan.nodes) {
     std::nth_element(ranked.begin(), ranked.begin() + plan.nodes, ranked.end(), std::greater<float>());
-    least = std::max(least, ranked[plan.nodes]);
+    minimum = std::max(minimum, ranked[plan.nodes]);
   }
   auto &level = g.level;
   level.clear();
@@ -109,7 +109,7 @@ static bool grow(Growth &g, const T *found, const Words &words, int64_t v, float
   if ((int64_t)level.size() > plan.expanded) level.resize(plan.expanded);
   const float ratio = plan.ratios[plan.levels - 1];
   while (level.size() > 1 && nodes[level.back()].weight * ratio <= plan.row_price) level.pop_back();
-  while (!level.empty() && nodes[level.back()].weight <= least) level.pop_back();
+  while (!level.empty() && nodes[level.back()].weight <= minimum) level.pop_back();
   if (level.empty()) return false;
   float extended = 0;
   for (const int32_t node : level) extended += nodes[node].weight;

@@ -66,7 +66,7 @@ class PlanArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("root", "ratios")),
         *((name, ctypes.c_int64) for name in ("position", "depth", "top_k", "expanded", "nodes")),
-        *((name, ctypes.c_float) for name in ("least", "level_price", "row_price", "inverse_temperature")),
+        *((name, ctypes.c_float) for name in ("minimum", "level_price", "row_price", "inverse_temperature")),
         *((name, ctypes.c_void_p) for name in ("tokens", "parents", "weights", "extended")),
         *((name, ctypes.c_int64) for name in ("count", "levels")),
     )
@@ -184,7 +184,7 @@ class HeadStep:
             ratios = np.array(plan.ratios, np.float32)
             each.root, each.ratios, each.position = root.logits.data_ptr(), ratios.ctypes.data, root.position
             each.depth, each.top_k, each.expanded, each.nodes = plan.levels, plan.top_k, plan.expanded, plan.nodes
-            each.minimum, each.level_price, each.row_price = plan.minimum, plan.level_price, plan.row_price
+            each.minimum, each.level_price, each.row_price = plan.min_probability, plan.level_price, plan.row_price
             each.inverse_temperature = 1 / warmth
             each.tokens, each.parents, each.weights, each.extended = (array.ctypes.data for array in written)
             kept += (layers, ratios)

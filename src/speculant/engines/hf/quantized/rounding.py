@@ -90,7 +90,7 @@ def _round_int4(groups: Tensor, *, factored: bool) -> tuple[Tensor, GroupScales,
     low, high = groups.aminmax(dim=-1)
     span, total = (high - low).clamp_min(1e-30), groups.sum(dim=-1)
     above = groups - low[..., None]
-    scales, minima, minimum = (high - low) / 15, low, torch.full_like(low, float("inf"))
+    scales, minima, smallest = (high - low) / 15, low, torch.full_like(low, float("inf"))
     for steps in (*_STEPS, None):
         if steps is None:  # by the best of the others
             values = torch.round((groups - minima[..., None]) / _divisor(scales)).clamp_(0, 15)
@@ -102,8 +102,8 @@ def _round_int4(groups: Tensor, *, factored: bool) -> tuple[Tensor, GroupScales,
         scale = (GROUP * (values * groups).sum(dim=-1) - sums * total) / spread.clamp_min(1)
         minimum = (total - scale * sums) / GROUP
         error = (values.mul_(scale[..., None]).add_(minimum[..., None]) - groups).square().sum(dim=-1)
-        better = (spread > 0) & (error < minimum)
-        minimum = torch.where(better, error, minimum)
+        better = (spread > 0) & (error < smallest)
+        smallest = torch.where(better, error, smallest)
         scales, minima = torch.where(better, scale, scales), torch.where(better, minimum, minima)
     shorten = _factor if factored else _halve
     kept, lowest = shorten(scales), shorten(minima)

@@ -1,0 +1,32 @@
+"""Settings of methods and acceptance rules by the names that they had in earlier versions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+RENAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {  # what each may be called now
+        "least": ("min_probability", "minimum"),
+        "least_probability": ("min_probability",),
+        "most_nodes": ("max_nodes",),
+        "most_matches": ("max_matches",),
+    }
+)
+
+logger = logging.getLogger(__name__)
+
+
+def rename_setting(name: str, known: Collection[str]) -> str:
+    """Return the name of a setting, whose earlier name is understood, with a line in the log.
+
+    Args:
+        name: as it was given.
+        known: the settings there are.
+    """
+    new = next((each for each in RENAMED.get(name, ()) if each in known), name)
+    if name in known or new == name:
+        return name
+    logger.warning("the setting %s is called %s now.", name, new)
+    return new
