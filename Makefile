@@ -70,7 +70,8 @@ typecheck: setup
 # What meets classes of transformers: kernels, drafters, rules and llama.cpp do not.
 OLDEST := tests/engines/hf tests/decoding tests/api/test_speculator.py tests/test_stories.py
 APART  := tests/engines/hf/cpu/test_packing.py tests/engines/hf/cpu/test_measuring.py tests/decoding/test_branches.py \
-	tests/decoding/test_speculative_sampling.py
+	tests/decoding/test_speculative_sampling.py tests/engines/hf/quantized \
+	tests/engines/hf/cpu/test_quantized_layers.py
 test-oldest: .oldest/.ready
 	PYTHONPATH=.oldest $(PYTEST) $(OLDEST) $(addprefix --ignore ,$(APART))
 

@@ -9,7 +9,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlavaProcessor, PreTrainedTokenizerFast
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 VOCABULARY, PLACEHOLDER, BEGIN = 128, 100, 101
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -83,6 +82,8 @@ TEMPLATE = (
 
 def make_processor() -> Any:
     """Return a real processor for "llava", whose tokenizer knows the words w0, w1, ..."""
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil  # not in older releases
+
     words = {f"w{i}": i for i in range(VOCABULARY)}
     words["<image>"] = words.pop(f"w{PLACEHOLDER}")
     inner = Tokenizer(models.WordLevel(words, unk_token="w2"))

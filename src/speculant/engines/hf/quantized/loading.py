@@ -24,6 +24,7 @@ from speculant.engines.hf.quantized.loss import Loss, compare
 from speculant.engines.hf.quantized.making import Quantized, QuantizeRequest, quantize, read_checkpoint
 from speculant.engines.hf.quantized.packed_file import LAYOUT, PackedFileError, load_packed, save_packed
 from speculant.engines.hf.quantized.parts import Parts, assemble, empty_model
+from speculant.engines.hf.quantized.release import check_release
 from speculant.engines.hf.quantized.rounding import Scheme
 from speculant.engines.hf.quantized.summary import QuantizedSummary, summarize
 
@@ -41,6 +42,7 @@ def load_quantized(asked: QuantizeRequest) -> Any:
         ModelNotFoundError: weights are missing or damaged.
         OSError, ValueError: it cannot be loaded.
     """
+    check_release()
     notes: tuple[str, ...] = ()
     model, settings = open_empty(asked)
     scheme = check_scheme(asked.scheme, settings)

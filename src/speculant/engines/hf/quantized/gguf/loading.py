@@ -12,6 +12,7 @@ from speculant.engines.hf.quantized.gguf.file import open_gguf
 from speculant.engines.hf.quantized.gguf.model import read_weights
 from speculant.engines.hf.quantized.gguf.plan import DTYPES, GgufPlan, count_kinds, plan_gguf
 from speculant.engines.hf.quantized.gguf.tokenizer import Vocabulary, build_tokenizer, read_vocabulary
+from speculant.engines.hf.quantized.release import check_release
 
 ACTIVATIONS = ("int8", "float")
 
@@ -94,6 +95,7 @@ def plan_model(path: str | Path, *, dtype: str | None = None, attention: str | N
         UnsupportedError: Speculant's own passes cannot run it.
         UsageError: the dtype is another one.
     """
+    check_release()
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"GGUF files run in {' or '.join(DTYPES)}, not in '{dtype}'.")
     file = open_gguf(path)
