@@ -185,6 +185,95 @@ def _mllama() -> Built:
     return transformers.MllamaForConditionalGeneration(config), media, 1, ""
 
 
+def _qwen2_vl() -> Built:
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "in_channels": 3}
+    vision |= {name: GRID[name] for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")}
+    config = transformers.Qwen2VLConfig(text_config=TEXT | AXES, vision_config=vision, **PLACES)
+    return transformers.Qwen2VLForConditionalGeneration(config), _patches(), 4, "mm_token_type_ids"
+
+
+def _qwen2_5_vl() -> Built:
+    vision = GRID | {"window_size": 16, "fullatt_block_indexes": [1]}
+    config = transformers.Qwen2_5_VLConfig(text_config=TEXT | AXES, vision_config=vision, **PLACES)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config), _patches(), 4, "mm_token_type_ids"
+
+
+def _glm4v() -> Built:
+    axes = AXES["rope_parameters"] | {"partial_rotary_factor": 1.0}
+    places = {"image_token_id": PLACEHOLDER, "video_token_id": 103, "image_start_token_id": BEGIN}
+    places |= {"image_end_token_id": 102, "video_start_token_id": 104, "video_end_token_id": 105}
+    vision = GRID | {"image_size": 16}
+    config = transformers.Glm4vConfig(
+        text_config=TEXT | {"rope_parameters": axes}, vision_config=vision, **places, **TOKENS
+    )
+    return transformers.Glm4vForConditionalGeneration(config), _patches(), 4, "mm_token_type_ids"
+
+
+def _internvl() -> Built:
+    config = transformers.InternVLConfig(
+        vision_config=VISION | {"image_size": [8, 8], "patch_size": [2, 2]},
+        text_config=transformers.Qwen2Config(**TEXT),
+        image_token_id=PLACEHOLDER,
+    )
+    return transformers.InternVLForConditionalGeneration(config), {"pixel_values": torch.randn(1, 3, 8, 8)}, 4, ""
+
+
+def _idefics3() -> Built:
+    config = transformers.Idefics3Config(
+        text_config=transformers.LlamaConfig(**TEXT),
+        vision_config=VISION | {"image_size": 16, "patch_size": 4},
+        image_token_id=PLACEHOLDER,
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    media = {"pixel_values": torch.randn(1, 1, 3, 16, 16)}
+    return transformers.Idefics3ForConditionalGeneration(config), media, 4, ""
+
+
+def _gemma4() -> Built:
+    text = TEXT | {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 8}
+    text |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 0}
+    vision = VISION | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "pooling_kernel_size": 2}
+    config = transformers.Gemma4Config(
+        text_config=text,
+        vision_config=vision | {"position_embedding_size": 16},
+        audio_config=None,
+        image_token_id=PLACEHOLDER,
+        boi_token_id=BEGIN,
+        eoi_token_id=102,
+        video_token_id=103,
+        audio_token_id=104,
+    )
+    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="xy"), -1).reshape(1, 16, 2)
+    media = {"pixel_values": torch.randn(1, 16, 48), "image_position_ids": places}
+    return transformers.Gemma4ForConditionalGeneration(config), media, 4, "mm_token_type_ids"
+
+
+def _llama4() -> Built:
+    text = TEXT | {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_layers": [1]}
+    text |= {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]}
+    vision = VISION | {"intermediate_size": 64, "image_size": 16, "patch_size": 4, "pixel_shuffle_ratio": 0.5}
+    vision |= {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+    config = transformers.Llama4Config(
+        text_config=text,
+        vision_config=vision,
+        image_token_index=PLACEHOLDER,
+        boi_token_index=BEGIN,
+        eoi_token_index=102,
+    )
+    return transformers.Llama4ForConditionalGeneration(config), {"pixel_values": torch.randn(1, 3, 16, 16)}, 4, ""
+
+
+def _voxtral() -> Built:
+    audio = {"num_mel_bins": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    config = transformers.VoxtralConfig(
+        audio_config=audio | {"intermediate_size": 64, "max_source_positions": 8},
+        text_config=transformers.LlamaConfig(**TEXT),
+        audio_token_id=PLACEHOLDER,
+    )
+    return transformers.VoxtralForConditionalGeneration(config), {"input_features": torch.randn(1, 8, 16)}, 2, ""
+
+
 def _patches() -> dict[str, torch.Tensor]:
     """Return an image of 4 x 4 patches as the processors of Qwen's family cut it."""
     return {"pixel_values": torch.randn(16, 3 * 2 * 4 * 4), "image_grid_thw": torch.tensor([[1, 4, 4]])}
@@ -198,4 +287,12 @@ _MODELS: dict[str, Callable[[], Built]] = {
     "qwen3_5": _qwen3_5,
     "qwen2_audio": _qwen2_audio,
     "mllama": _mllama,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "glm4v": _glm4v,
+    "internvl": _internvl,
+    "idefics3": _idefics3,
+    "gemma4": _gemma4,
+    "llama4": _llama4,
+    "voxtral": _voxtral,
 }

@@ -47,6 +47,15 @@ WHISPER: dict[str, Any] = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
+LED: dict[str, Any] = {
+    **{name: value for name, value in BART.items() if name != "max_position_embeddings"},
+    "attention_window": 8,
+    "max_decoder_position_embeddings": 200,
+    "max_encoder_position_embeddings": 200,
+}
+LONG: dict[str, Any] = {"local_radius": 4, "global_block_size": 4}
+EXPERTS: dict[str, Any] = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 2}
+FURTHER = ("mbart", "plbart", "pegasus", "blenderbot", "led", "mt5", "longt5", "switch")
 SOURCE = torch.randint(5, 120, (1, 11), generator=torch.Generator().manual_seed(5))
 
 
@@ -58,11 +67,24 @@ def build_encoder_decoder(name: str, attention: str = "sdpa") -> Any:
         "marian": (transformers.MarianMTModel, transformers.MarianConfig, BART),
         "m2m_100": (transformers.M2M100ForConditionalGeneration, transformers.M2M100Config, BART),
         "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config, T5),
+        "mbart": (transformers.MBartForConditionalGeneration, transformers.MBartConfig, BART),
+        "plbart": (transformers.PLBartForConditionalGeneration, transformers.PLBartConfig, BART),
+        "pegasus": (transformers.PegasusForConditionalGeneration, transformers.PegasusConfig, BART),
+        "blenderbot": (transformers.BlenderbotForConditionalGeneration, transformers.BlenderbotConfig, BART),
+        "led": (transformers.LEDForConditionalGeneration, transformers.LEDConfig, LED),
+        "mt5": (transformers.MT5ForConditionalGeneration, transformers.MT5Config, T5),
+        "longt5": (transformers.LongT5ForConditionalGeneration, transformers.LongT5Config, T5 | LONG),
+        "switch": (
+            transformers.SwitchTransformersForConditionalGeneration,
+            transformers.SwitchTransformersConfig,
+            T5 | EXPERTS,
+        ),
         "umt5": (transformers.UMT5ForConditionalGeneration, transformers.UMT5Config, T5),
         "whisper": (transformers.WhisperForConditionalGeneration, transformers.WhisperConfig, WHISPER),
     }
     kind, config, sizes = kinds[name]
-    model = kind._from_config(config(**sizes), attn_implementation=attention).eval()
+    chosen = {"attn_implementation": attention} if attention else {}
+    model = kind._from_config(config(**sizes), **chosen).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -86,7 +108,9 @@ def _generate(model: Any, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [(name, "sdpa") for name in ("bart", "marian", "m2m_100", "t5", "umt5", "whisper")] + [("bart", "eager")],
+    [(name, "sdpa") for name in ("bart", "marian", "m2m_100", "t5", "umt5", "whisper")]
+    + [("bart", "eager")]
+    + [pytest.param(name, "", marks=pytest.mark.slow) for name in FURTHER],
 )
 @pytest.mark.filterwarnings("ignore")  # transformers warns of Whisper's own options
 def test_text_is_that_of_generate(name: str, attention: str) -> None:

@@ -28,7 +28,10 @@ def _prepared(speculator: Speculator, inputs: dict[str, torch.Tensor]) -> Any:
     return speculator.engine.prepare(inputs["input_ids"], max_new_tokens=4, cache=None, options=options)
 
 
-@pytest.mark.parametrize("name", DRAFTED)
+FURTHER = ("qwen2_vl", "qwen2_5_vl", "glm4v", "internvl", "idefics3", "gemma4", "llama4", "voxtral")
+
+
+@pytest.mark.parametrize("name", [*DRAFTED, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)])
 def test_text_behind_media_is_that_of_generate(name: str) -> None:
     """Guards positions on several axes, windows, states and types of tokens, with trees whose nodes are accepted."""
     model, inputs = build_media_model(name)

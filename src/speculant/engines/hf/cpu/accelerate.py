@@ -200,6 +200,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
         ) from error
     if reason := _reason(model):
         raise UnsupportedError(f"a model with quantised weights is run by compiled code of its own, and {reason}.")
+    use_huge_pages(part for _, module in quantized_modules(model) for part in module.buffers())
     table, attention = KernelTable(products=products, exact=True), GQAttention(products.native, exact=True)
     plans = PassPlans()
     attention.register()

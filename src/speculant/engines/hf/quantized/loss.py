@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,10 +63,6 @@ class Loss:
             f"nats a token, the most probable token is the same at {self.agreement:.1%}, and the perplexity goes from "
             f"{self.before:.4g} to {self.after:.4g}"
         )
-
-    def as_dict(self) -> dict[str, float]:
-        """Return all numbers by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
