@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPen
 from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
 from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestKeywords, RequestOptions
-
-if TYPE_CHECKING:
-    pass
 
 MAX_NEW_TOKENS = 256
 MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
