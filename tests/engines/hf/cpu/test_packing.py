@@ -85,3 +85,12 @@ def test_free_memory_is_known() -> None:
     """Guards the files of the kernel that tell it."""
     assert available_memory() > 0
     assert memory_allows([]) == (True, 0)
+
+
+def test_files_that_the_kernel_keeps_count_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards machines that have read large files: their groups' usage counts what the kernel would give up."""
+    numbers = {"MemAvailable:": 1 << 30, "memory.max": 1000, "memory.current": 900, "active_file": 300}
+    monkeypatch.setattr(
+        "speculant.engines.hf.cpu.packing._number", lambda path, label="": numbers.get(label or path.name, 0)
+    )
+    assert available_memory() == 400

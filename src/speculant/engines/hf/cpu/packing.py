@@ -71,11 +71,15 @@ def memory_allows(weights: Iterable[Tensor]) -> tuple[bool, int]:
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can still allocate, on the machine and in its control group."""
+    """Return the bytes that this process can still allocate, on the machine and in its control group.
+
+    A group's usage counts files that the kernel keeps in memory, which it gives up when a process needs the room.
+    """
     free = _number(Path("/proc/meminfo"), "MemAvailable:") * 1024
     group = Path("/sys/fs/cgroup")
     limit, used = (_number(group / name) for name in ("memory.max", "memory.current"))
-    return min(free, max(limit - used, 0)) if limit else free
+    files = sum(_number(group / "memory.stat", label) for label in ("inactive_file", "active_file"))
+    return min(free, max(limit - max(used - files, 0), 0)) if limit else free
 
 
 def _number(path: Path, label: str = "") -> int:
