@@ -139,7 +139,7 @@ $(VENV)/.browser: $(VENV)/.ready
 	@touch $@
 
 test-browser: $(VENV)/.browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/browser
 
 # LangChain, `transformers chat` and lm-evaluation-harness against the server.
 $(VENV)/.clients: $(VENV)/.ready

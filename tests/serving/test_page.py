@@ -79,7 +79,7 @@ async def test_files_that_have_not_changed_are_not_sent_again(connect: Connect) 
 
 
 def test_files_refer_to_files_that_are_there() -> None:
-    """Guards imports, style sheets, pictures and elements: whatever a file names is a file, or an element of the page."""
+    """Guards imports, style sheets, pictures and elements: whatever a file names is there."""
     sent = page_files()
     start = sent["index.html"].decode()
     for name in re.findall(r'(?:href|src)="/static/([^"]+)"', start):

@@ -1,4 +1,4 @@
-"""The page at `/` and what it loads from `/static/`: files that load nothing from elsewhere and hold nothing of anyone."""
+"""The page at `/` and what it loads from `/static/`: files that name no other host and hold nothing of anyone."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ export class ChatView {
     byId("stop-chat").addEventListener("click", () => this.stopping?.abort());
     byId("export-markdown").addEventListener("click", () => this.export("md", "text/markdown", asMarkdown(this.conversation)));
     byId("export-json").addEventListener("click", () => this.export("json", "application/json", JSON.stringify(this.conversation, null, 2)));
+    byId("export").addEventListener("click", () => byId("export").hidePopover());
     byId("export-all").addEventListener("click", () => save("chats.json", "application/json", JSON.stringify(this.all, null, 2)));
   }
 

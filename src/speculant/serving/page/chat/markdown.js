@@ -7,7 +7,7 @@ import { button, element } from "../dom.js";
 const COPIED = 1500; // milliseconds that a button says so
 const SANE = { RETURN_DOM_FRAGMENT: true, FORBID_TAGS: ["style", "form", "input", "button", "img", "audio", "video", "source"], FORBID_ATTR: ["style", "id", "name", "class"], ALLOW_DATA_ATTR: false };
 // Images would be loaded from elsewhere, so they are links; tags that a model writes are text.
-const renderer = { image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`, html: ({ text }) => escaped(text) };
+const renderer = { image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`, html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)) };
 const marked = new Marked({ gfm: true, breaks: true, renderer });
 
 // Replaces what a place holds by a text; while it grows, code is left uncoloured.
