@@ -32,7 +32,7 @@ from speculant.serving.token_types import Finite
 if TYPE_CHECKING:
     from speculant.decoding.sequence import Round
 
-PHRASES, LOOKED_AT = 12, 36  # phrases that are shown, of so many
+PHRASES, LOOKED_AT = 12, 24  # phrases that are shown, of so many
 AROUND = string.whitespace + ".,;:!?\"'()"  # around the words of a phrase
 LOOKED_UP = 256  # tokens of a text that the memory is asked for
 

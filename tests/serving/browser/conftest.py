@@ -1,6 +1,6 @@
 """The page in a real browser: the system's Chromium, driven by Playwright, against running servers.
 
-Screenshots go to `.screenshots`, or to the folder that SCREENSHOTS names.
+Screenshots go to `.screenshots`; those of the docs, which begin with "serving-", to the folder that DOC_IMAGES names.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ def visit(browser: Any) -> Iterator[Open]:
 def shoot() -> Shoot:
     """Return what keeps a screenshot of a page under a name."""
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-    folder = Path(os.environ.get("SCREENSHOTS") or Path(__file__).parents[3] / ".screenshots")
+    own = Path(__file__).parents[3] / ".screenshots"
+    documented = Path(os.environ.get("DOC_IMAGES") or own)
 
     def shot(page: Any, name: str, **options: Any) -> Path:
-        path = folder / f"{name}.png"
+        path = (documented if name.startswith("serving-") else own) / f"{name}.png"
         page.screenshot(path=path, animations="disabled", **options)
         with image.open(path) as taken:
             reduced = taken.convert("RGB").quantize(COLOURS, dither=image.Dither.NONE)

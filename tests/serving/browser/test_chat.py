@@ -99,8 +99,9 @@ def test_a_chat_with_the_bundled_model(visit: Open, bundled: str, shoot: Shoot, 
     """Guards a real conversation, which is also the picture in the docs."""
     page = open_chat(visit, bundled)
     page.get_by_role("button", name="Settings").click()
-    page.locator("dialog").get_by_label("Temperature").fill("0")
-    page.locator("dialog").get_by_label("Max tokens").fill("90")
+    page.locator("dialog").get_by_label("Temperature").fill("0.8")
+    page.locator("dialog").get_by_label("Seed").fill("4")
+    page.locator("dialog").get_by_label("Max tokens").fill("110")
     page.get_by_role("button", name="Done").click()
     page.get_by_role("button", name="Lily found a shiny key in the garden.").click()
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=WAIT)

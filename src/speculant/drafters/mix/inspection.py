@@ -20,7 +20,7 @@ from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
 from speculant.drafters.mix.kernels import Tables
 
 _FIRST = 256  # most frequent tokens that phrases are looked for behind
-_PAIRS = 8  # looked at for each phrase, since many are parts of others
+_PAIRS = 3  # looked at for each phrase, since many are parts of others
 _LONGEST = 8  # tokens of a phrase
 _FOLLOWING = 3
 ONE, TWO = 0, 1  # contexts of one token, and of two

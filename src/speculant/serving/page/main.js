@@ -10,7 +10,7 @@ const VIEWS = ["race", "chat"];
 
 function showError(text) {
   byId("error").hidden = !text;
-  byId("error-text").textContent = text || "";
+  byId("error-text").textContent = text ? text[0].toUpperCase() + text.slice(1) : "";
 }
 
 async function refresh() {

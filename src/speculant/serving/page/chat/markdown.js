@@ -53,11 +53,22 @@ async function colour(code, text, language) {
 
 export function copyButton(textOf) {
   const made = button("Copy", async () => {
-    const done = await navigator.clipboard?.writeText(textOf()).then(() => true, () => false);
-    made.textContent = done ? "Copied" : "Not allowed";
+    made.textContent = (await copy(textOf())) ? "Copied" : "Not allowed";
     setTimeout(() => (made.textContent = "Copy"), COPIED);
   }, { class: "small" });
   return made;
+}
+
+// Browsers have a clipboard for pages that come by TLS or from the same machine; elsewhere a selection is copied.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  const field = element("textarea", { class: "hidden", readonly: true });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  return done;
 }
 
 const escaped = (text) => text.replace(/[&<>"]/g, (letter) => `&#${letter.charCodeAt(0)};`);

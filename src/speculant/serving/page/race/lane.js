@@ -14,7 +14,7 @@ export class Lane {
     this.figures = element("p", { class: "figures" }, "waiting");
     this.bar = element("div", { class: "bar-done" });
     this.end = element("span", { class: "cursor" });
-    this.text = element("div", { class: "text", tabindex: "0", role: "region", "aria-label": `Text, ${NAMES[method]}` });
+    this.text = element("div", { class: "text", tabindex: "0", role: "region", "aria-label": `Text, ${NAMES[method]}`, "aria-describedby": "legend-hint" });
     this.prompt = element("span", { class: "prompt" }, prompt);
     const track = element("div", { class: "bar-track", "aria-hidden": "true" }, this.bar);
     this.box = element("div", { class: `lane ${method}` }, element("h3", {}, NAMES[method]), this.figures, track, this.text);

@@ -7,14 +7,13 @@ const WARM_UP = { prompt: "The weather was", max_tokens: 64, temperature: 1, cha
 const KNOWN = 0.9; // share of a text that the memory has seen, from which on it knows the text
 let warm = false;
 
-// Decodes a text and returns its run; `onRound` is called with the run, each time that a round has been added.
+// Decodes a text and returns its run; `onRound` is called with the run, after each round and at its end.
 export async function decode(method, body, signal, onRound = () => {}) {
   const run = { method, rounds: [], known: null, done: false };
   for await (const event of events("/page/generate", { ...body, method }, signal)) {
     if (event.type === "end") Object.assign(run, { known: event.known, done: true });
-    if (event.type !== "round") continue;
-    run.rounds.push(event);
-    onRound(run);
+    if (event.type === "round") run.rounds.push(event);
+    if (run.rounds.length) onRound(run);
   }
   return run;
 }

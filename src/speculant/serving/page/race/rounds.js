@@ -8,6 +8,7 @@ const PHASES = ["draft", "verify", "accept"];
 const NAMES = { draft: "Draft", verify: "Verify", accept: "Accept" };
 const TERMS = { draft: "What is a draft?", verify: "Why is that fast?", accept: "What is accepted?" };
 const MODERATE = 12; // nodes
+const QUOTED = 70; // letters
 const PAUSE = 1400; // milliseconds of a step that plays
 
 export class Rounds {
@@ -111,6 +112,8 @@ export class Rounds {
   }
 }
 
+const shorten = (text) => (text.length > QUOTED ? `${text.slice(0, QUOTED - 1).trimEnd()}…` : text);
+
 // Says what happens in a step of a round.
 function tell({ drafts: [draft], tokens, milliseconds }, phase) {
   if (!draft) return `The first pass reads the prompt and yields one word, “${visible(tokens.map((token) => token.text).join(""))}”.`;
@@ -120,6 +123,6 @@ function tell({ drafts: [draft], tokens, milliseconds }, phase) {
   if (phase === "draft") return `The drafter guesses ${count(texts.length, "token")} ahead. Where it is unsure, the tree branches.`;
   if (phase === "verify") return `One pass of the model reads ${texts.length === 1 ? "the guess" : `all ${texts.length} guesses`} (the round took ${took}) and finds what it would write itself at each place.`;
   const words = path.map((node) => texts[node]).join("");
-  const found = path.length ? `${count(path.length, "guess", "guesses")} of ${texts.length} accepted: “${visible(words)}”.` : `None of ${count(texts.length, "guess", "guesses")} was right.`;
+  const found = path.length ? `${count(path.length, "guess", "guesses")} of ${texts.length} accepted: “${shorten(visible(words))}”.` : `None of ${count(texts.length, "guess", "guesses")} was right.`;
   return `${found} The model ${bonus ? `adds “${visible(bonus)}”` : "ends the text"}: ${count(path.length + 1, "token")} from one pass.`;
 }

@@ -57,11 +57,9 @@ export class RaceView {
       if (method === "race") await this.race(body, signal);
       else await this.alone(method, body, signal);
     } catch (error) {
-      const why = signal.aborted ? "Stopped" : "Failed";
-      this.say(why);
-      byId("headline").textContent = signal.aborted ? "The race was stopped" : "The race could not be run";
-      if (method !== "race") byId("headline").textContent = signal.aborted ? "Stopped" : "No text could be made";
-      for (const lane of Object.values(this.lanes)) if (!this.runs[lane.method]?.done) lane.fail(why.toLowerCase());
+      this.say("");
+      byId("headline").textContent = `The ${method === "race" ? "race" : "text"} was ${signal.aborted ? "stopped" : "not finished"}`;
+      for (const lane of Object.values(this.lanes)) if (!this.runs[lane.method]?.done) lane.fail(signal.aborted ? "stopped" : "failed");
       if (!signal.aborted) this.showError(error.message);
       this.show(Object.values(this.runs).at(-1));
     }
@@ -120,7 +118,7 @@ export class RaceView {
 
   // A result of the race as a button that shows its run beside plain decoding's.
   outcome(result) {
-    const name = result.known === null ? "This text" : result.isKnown ? "A text the memory knew" : "A new text";
+    const name = result.known === null ? "This text" : result.isKnown ? "A known text" : "A new text";
     const made = button("", () => this.choose(result, true), { class: "outcome" });
     made.append(element("span", { class: "ratio" }, `${times(result.ratio)}×`), element("span", {}, name));
     result.button = made;
