@@ -90,7 +90,7 @@ function drawBox(box, middle, depth, onUnfold) {
   const text = drawn("text", { x: box.x + PAD, y: middle + 4 }, box.label);
   if (box.badge) text.append(drawn("tspan", { class: "badge" }, box.badge));
   const rect = drawn("rect", { x: box.x, y: middle - HEIGHT / 2, width: box.width, height: HEIGHT, rx: 7 });
-  const group = drawn("g", { class: `node ${box.kind}${box.nodes.length > 1 ? " chain" : ""}`, "data-depth": Math.min(depth, 12) }, drawn("title", {}, titleOf(box)), rect, text);
+  const group = drawn("g", { class: `node ${box.kind}${box.nodes.length > 1 ? " chain" : ""}`, "data-depth": Math.min(depth, 12), "data-nodes": box.nodes.length }, drawn("title", {}, titleOf(box)), rect, text);
   if (box.nodes.length > 1) group.addEventListener("click", onUnfold);
   return group;
 }
