@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -235,6 +236,20 @@ def test_images_go_to_models_that_see(visit: Open, address: str, check_accessibl
     assert image["image_url"]["url"].startswith("data:image/png;base64,")
     assert text == {"type": "text", "text": "What is this?"}
     check_accessible(page)
+
+
+def test_a_model_without_a_chat_template(visit: Open, model: Any, tokenizer: Any, check_accessible: Check) -> None:
+    """Guards models that only continue texts: the view says so, and sends nothing."""
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    with serving(model, plain) as (_, address):
+        page = open_chat(visit, address)
+        expect(page.get_by_role("heading", name="tiny does not chat")).to_be_visible()
+        expect(page.get_by_role("button", name="Send")).to_be_disabled()
+        page.get_by_role("textbox", name="Message").fill("Hello")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("article")).to_have_count(0)
+        check_accessible(page)
 
 
 def test_export(visit: Open, address: str) -> None:

@@ -48,7 +48,7 @@ def test_the_first_minute(visit: Open, bundled: str, check_accessible: Check, sh
     page = connected(visit(bundled))
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     expect(page.get_by_role("list", name="A round").get_by_role("listitem")).to_have_count(3)
-    shoot(page, "serving-start")
+    shoot(page, "start")
     page.get_by_role("button", name="Start the race").click()
     headline = page.locator("#headline")
     expect(headline).to_have_text(re.compile(r"^[\d.]+ times as fast, the same text$"), timeout=WAIT)
@@ -154,6 +154,18 @@ def test_one_method_alone(visit: Open, address: str) -> None:
         for source in ("accepted", "bonus")
     ]
     assert marks == ["solid", "dotted"]
+
+
+def test_settings_that_are_wrong_are_shown(visit: Open, address: str, check_accessible: Check) -> None:
+    """Guards a number that is missing: the race does not start, and the settings open where it is missing."""
+    page = connected(visit(address))
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#race").get_by_label("Max tokens").fill("")
+    check_accessible(page)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Start the race").click()
+    expect(page.locator("#race").get_by_label("Max tokens")).to_be_focused()
+    expect(page.locator("#result")).to_be_hidden()
 
 
 def test_lanes_scroll_as_one(visit: Open, address: str) -> None:

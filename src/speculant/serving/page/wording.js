@@ -5,7 +5,7 @@ export const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)}\u0
 export const count = (number, one, more = `${one}s`) => `${number.toLocaleString("en")}\u00a0${number === 1 ? one : more}`;
 export const times = (ratio) => (ratio < 9.95 ? ratio.toFixed(1) : Math.round(ratio).toString());
 
-export const END = "end of the text";
+const END = "end of the text";
 
 // A token or several on one line: breaks are seen, spaces around words are not. Special tokens have no text.
 export const visible = (text) => (text ? text.replaceAll("\n", "⏎").replace(/^ /, "").replace(/ $/, "␣") || "␣" : END);

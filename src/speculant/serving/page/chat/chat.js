@@ -87,7 +87,7 @@ export class ChatView {
   async send(event) {
     event.preventDefault();
     const text = byId("message").value.trim();
-    if (this.stopping || !(text || this.attachments.files.length || this.attachments.images.length)) return;
+    if (this.stopping || this.state?.chat === false || !(text || this.attachments.files.length || this.attachments.images.length)) return;
     this.warn("");
     addMessage(this.conversation, { text, ...this.attachments.take() });
     byId("message").value = "";

@@ -24,7 +24,7 @@ export function requestOf(conversation, settings) {
 }
 
 function contentOf({ content, files = [], images = [] }) {
-  const text = [...files.map(({ name, text }) => `File ${name}:\n${fenced(text)}`), content].filter(Boolean).join("\n\n");
+  const text = [...files.map((file) => `File ${file.name}:\n${fenced(file.text)}`), content].filter(Boolean).join("\n\n");
   if (!images.length) return text;
   const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
   return text ? [...parts, { type: "text", text }] : parts;

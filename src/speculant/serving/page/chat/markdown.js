@@ -23,7 +23,7 @@ export function showMarkdown(place, text, { growing = false } = {}) {
     table.replaceWith(frame);
     frame.append(table);
   }
-  [...content.querySelectorAll("pre > code")].forEach((code, place) => frameCode(code, languages[place] || "", growing));
+  [...content.querySelectorAll("pre > code")].forEach((code, number) => frameCode(code, languages[number] || "", growing));
   place.replaceChildren(content);
 }
 

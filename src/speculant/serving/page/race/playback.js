@@ -13,7 +13,6 @@ export class Playback {
     this.entries = []; // of { lane, run }
     this.now = this.duration = 0;
     this.playing = false;
-    this.onFrame = () => {};
     for (const speed of SPEEDS) {
       const input = element("input", { type: "radio", name: "speed", value: speed });
       byId("speeds").append(element("label", {}, input, element("span", {}, `${speed}×`)));
@@ -25,7 +24,7 @@ export class Playback {
     });
   }
 
-  // Takes the lanes and runs of a race; `plainTime` is the measured time of plain decoding, to which its run is scaled.
+  // Takes the lanes and runs of a race, and shows their end.
   load(entries) {
     this.pause();
     this.entries = entries;
@@ -69,6 +68,5 @@ export class Playback {
     byId("time").value = this.duration ? (STEPS * this.now) / this.duration : 0;
     byId("clock").textContent = seconds(this.now);
     byId("time").setAttribute("aria-valuetext", `${seconds(this.now)} of ${seconds(this.duration)}`);
-    this.onFrame();
   }
 }

@@ -57,7 +57,7 @@ const flatten = (boxes) => boxes.flatMap((box) => [box, ...flatten(box.below)]);
 // Draws a round at one of its steps: "draft", "verify" or "accept".
 export function drawTree(draft, { fold, phase, label, onUnfold }) {
   const boxes = boxesOf(draft, fold);
-  const shown = phase === "accept" ? (boxes) => boxes : (boxes) => boxes.filter((box) => box.kind !== "own");
+  const shown = (some) => (phase === "accept" ? some : some.filter((box) => box.kind !== "own"));
   const size = { width: START, rows: 0 };
   const place = (box, x) => {
     const written = box.several ? `${box.nodes.length} others` : visible(box.text);

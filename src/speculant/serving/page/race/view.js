@@ -29,6 +29,7 @@ export class RaceView {
       event.preventDefault();
       byId("race-form").requestSubmit();
     });
+    byId("race-settings").addEventListener("invalid", () => byId("race-settings").showPopover(), true); // where it is said
     byId("stop").addEventListener("click", () => this.stopping?.abort());
   }
 
