@@ -79,7 +79,7 @@ def test_a_known_text_is_told(visit: Open, bundled: str) -> None:
     """Guards the second race of a prompt: one result, for a text that the memory knew."""
     page = connected(visit(bundled, reduced_motion="reduce"))
     page.get_by_role("button", name="A red car").click()
-    assert page.get_by_label("How should the text begin?").input_value().startswith("Tom had a red car")
+    assert page.locator("#prompt").input_value().startswith("Tom had a red car")
     start(page)
     start(page)
     expect(page.get_by_role("status")).to_contain_text("A text the memory knew: it had seen")
@@ -89,7 +89,7 @@ def test_a_known_text_is_told(visit: Open, bundled: str) -> None:
 def test_rounds_by_keyboard(visit: Open, address: str) -> None:
     """Guards rounds without a mouse: Enter starts, arrows go from round to round, steps and chains are buttons."""
     page = connected(visit(address, reduced_motion="reduce"))
-    page.get_by_label("How should the text begin?").focus()
+    page.locator("#prompt").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#headline")).to_contain_text("as fast", timeout=WAIT)
     title = page.locator("#round-title")
@@ -199,7 +199,7 @@ def test_stop(visit: Open, address: str) -> None:
 def test_errors_are_shown(visit: Open, address: str, check_accessible: Check, shoot: Shoot) -> None:
     """Guards refusals: the server's own words in an alert, which can be dismissed, and no lane that waits."""
     page = connected(visit(address, expect="status of 400"))
-    page.get_by_label("How should the text begin?").fill("word " * 2000)
+    page.locator("#prompt").fill("word " * 2000)
     page.get_by_role("button", name="Start the race").click()
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("Shorten it", timeout=WAIT)
@@ -210,7 +210,7 @@ def test_errors_are_shown(visit: Open, address: str, check_accessible: Check, sh
     shoot(page, "error")
     page.get_by_role("button", name="Dismiss").click()
     expect(alert).to_be_hidden()
-    page.get_by_label("How should the text begin?").fill("The dog")
+    page.locator("#prompt").fill("The dog")
     start(page, tokens=10)
 
 

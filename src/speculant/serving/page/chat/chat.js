@@ -1,6 +1,7 @@
 // The view of chats: one conversation, its composer, and what can be done with them.
 
 import { byId, button, element } from "../dom.js";
+import { startersFor } from "../examples.js";
 import { receive } from "./answer.js";
 import { Attachments } from "./attachments.js";
 import { addMessage, newConversation } from "./conversation.js";
@@ -11,7 +12,6 @@ import { Settings } from "./settings.js";
 import { Store } from "./store.js";
 
 const NEAR = 80; // pixels from the end, within which the view follows a growing answer
-const STARTERS = ["Tell me a story about a brave little dog.", "Lily found a shiny key in the garden.", "Tom and his red car went to the park."];
 
 export class ChatView {
   constructor() {
@@ -158,7 +158,7 @@ export class ChatView {
     byId("send").disabled = !talks;
     const name = this.state ? this.state.model : "the model";
     if (!talks) return element("div", { class: "welcome" }, element("h2", {}, `${name} does not chat`), element("p", {}, "It has no chat template, so it continues texts only: see the race."));
-    const starters = STARTERS.map((text) => button(text, () => {
+    const starters = startersFor(name).map((text) => button(text, () => {
       byId("message").value = text;
       byId("composer").requestSubmit();
     }));

@@ -40,20 +40,28 @@ export async function race(body, most, { signal, onStage, onRound }) {
   }
   onStage("Without drafts again, for a fair mean", 0.8);
   plain.push(await decode("plain", body, signal));
-  return { plain: plain[0], drafts, results: drafts.map((run, place) => result(run, plain, place ? 1 : known)) };
+  const milliseconds = median(plain.map(timeOf));
+  const results = drafts.map((run, place) => result(run, plain, milliseconds, place ? 1 : known));
+  return { plain: scaled(plain[0], milliseconds / timeOf(plain[0])), results };
 }
 
-function result(run, plain, known) {
-  const milliseconds = median(plain.map((each) => each.rounds.at(-1).total.milliseconds));
+function result(run, plain, milliseconds, known) {
   return {
     run,
     plain: milliseconds,
-    drafts: run.rounds.at(-1).total.milliseconds,
-    ratio: milliseconds / run.rounds.at(-1).total.milliseconds,
+    drafts: timeOf(run),
+    ratio: milliseconds / timeOf(run),
     same: [run, ...plain].every((each) => textOf(each) === textOf(plain[0])),
     known,
     isKnown: known !== null && known >= KNOWN,
   };
 }
 
+// The same run at another pace, so that what is played takes as long as what counts.
+function scaled(run, factor) {
+  const at = (total) => ({ ...total, milliseconds: total.milliseconds * factor, tokens_per_second: total.tokens_per_second / factor });
+  return { ...run, rounds: run.rounds.map((round) => ({ ...round, milliseconds: round.milliseconds * factor, total: at(round.total) })) };
+}
+
+const timeOf = (run) => run.rounds.at(-1).total.milliseconds;
 const textOf = (run) => run.rounds.flatMap((round) => round.tokens.map((token) => token.text)).join("");

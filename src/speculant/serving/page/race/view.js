@@ -1,6 +1,7 @@
 // The view of the race: what is asked for, the lanes while it runs, the verdict, and what can be looked at then.
 
 import { byId, button, element } from "../dom.js";
+import { promptsFor } from "../examples.js";
 import { count, percent, seconds, times } from "../wording.js";
 import { showFigures } from "./figures.js";
 import { Lane, linkScrolling } from "./lane.js";
@@ -9,11 +10,6 @@ import { showMemory } from "./memory.js";
 import { Playback } from "./playback.js";
 import { Rounds } from "./rounds.js";
 
-const EXAMPLES = {
-  "Lily outside": "Once upon a time there was a little girl named Lily. She loved to play outside",
-  "A rabbit": "Once upon a time, in a big forest, there lived a small rabbit",
-  "A red car": "Tom had a red car. He liked to play with",
-};
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class RaceView {
@@ -21,14 +17,13 @@ export class RaceView {
     Object.assign(this, { showError, refresh, state: null, stopping: null, runs: {}, lanes: {}, results: [] });
     this.playback = new Playback();
     this.rounds = new Rounds((run, number) => this.mark(run, number));
-    byId("examples").append(...Object.entries(EXAMPLES).map(([name, text]) => button(name, () => (byId("prompt").value = text))));
-    [byId("prompt").value] = Object.values(EXAMPLES);
     byId("race-form").addEventListener("submit", (event) => this.submit(event));
     byId("prompt").addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       byId("race-form").requestSubmit();
     });
+    byId("template").addEventListener("change", () => this.askFor());
     byId("race-settings").addEventListener("invalid", () => byId("race-settings").showPopover(), true); // where it is said
     byId("stop").addEventListener("click", () => this.stopping?.abort());
   }
@@ -36,14 +31,23 @@ export class RaceView {
   // Takes what the server says of itself.
   update(state) {
     if (!this.state) {
+      const examples = promptsFor(state.model);
+      byId("examples").replaceChildren(...Object.entries(examples).map(([name, text]) => button(name, () => (byId("prompt").value = text))));
+      byId("prompt").value ||= Object.values(examples)[0];
       byId("template-label").hidden = !state.chat;
       byId("template").checked = state.chat && state.model !== "bundled";
+      this.askFor();
       byId("max_tokens").max = state.max_tokens;
       byId("max_tokens").value = Math.min(160, state.max_tokens);
     }
     this.state = state;
     byId("memory-panel").hidden = false;
     showMemory(state.memory);
+  }
+
+  // Says what the prompt is: the beginning of a text, or a message.
+  askFor() {
+    byId("prompt-label").textContent = byId("template").checked ? "What should the model answer?" : "How should the text begin?";
   }
 
   async submit(event) {
