@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from speculant.serving.errors import ApiError
 from speculant.serving.keys import STATIC
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

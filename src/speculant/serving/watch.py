@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from speculant.decoding.sequence import Round
 
 PHRASES, LOOKED_AT = 12, 24  # phrases that are shown, of so many
-AROUND = string.whitespace + ".,;:!?\"'()"  # around the words of a phrase
+BEFORE = string.whitespace + ".,;:!?\"'()"  # in front of the words of a phrase
 LOOKED_UP = 256  # tokens of a text that the memory is asked for
 
 
@@ -128,7 +128,7 @@ class Watch:
         prompts, found = self._service.prompts, dict[str, dict[str, Any]]()
         text = prompts.token_text
         for phrase in drafter.top_phrases(LOOKED_AT, without=prompts.special_ids):
-            words = max("".join(map(text, phrase.tokens)).split("\n"), key=len).strip(AROUND)
+            words = "".join(map(text, phrase.tokens)).split("\n")[-1].lstrip(BEFORE).rstrip()
             if len(words.split()) > 1 or (words and not words.isascii()):  # several words, or a script without spaces
                 following = [{"text": text(token), "share": round(share, 3)} for token, share in phrase.following]
                 found.setdefault(words, {"text": words, "uses": phrase.uses, "following": following})

@@ -10,6 +10,7 @@ import { showMemory } from "./memory.js";
 import { Playback } from "./playback.js";
 import { Rounds } from "./rounds.js";
 
+const FASTER = 1.05; // times as fast, below which a clock cannot tell
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class RaceView {
@@ -132,7 +133,8 @@ export class RaceView {
 
   choose(result, again = false) {
     for (const each of this.results) each.button.setAttribute("aria-pressed", String(each === result));
-    byId("headline").textContent = `${times(result.ratio)} times as fast, ${result.same ? "the same text" : "but the texts differ"}`;
+    const pace = result.ratio < FASTER ? "Not faster this time" : `${times(result.ratio)} times as fast`;
+    byId("headline").textContent = `${pace}, ${result.same ? "the same text" : "but the texts differ"}`;
     this.say(tell(result, this.results));
     this.lanes.drafts.clear();
     this.runs.drafts = result.run;
