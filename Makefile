@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels checks test-oldest \
-	test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser test-clients \
+	test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser screenshots test-clients \
 	test-fuzz docs notebooks wheel clean
 
 setup: $(VENV)/.ready
@@ -133,13 +133,16 @@ benchmark-vllm: .venv-vllm/.ready
 benchmark-vllm-heads: .venv-vllm/.ready
 	$(VLLM_ENV) $(VLLM)/python benchmarks/vllm_heads.py -o benchmarks/results/vllm-heads.json
 
-# The page of `speculant serve` in the system's Chromium; screenshots are kept in .screenshots.
+# The page of `speculant serve` in the system's Chromium; screenshots are kept in .screenshots, or go into the docs.
 $(VENV)/.browser: $(VENV)/.ready
-	$(PIP) -c constraints.txt playwright axe-playwright-python
+	$(PIP) -c constraints.txt playwright axe-playwright-python pillow
 	@touch $@
 
 test-browser: $(VENV)/.browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/browser
+
+screenshots: $(VENV)/.browser
+	DOC_IMAGES=$(CURDIR)/docs/images OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/browser
 
 # LangChain, `transformers chat` and lm-evaluation-harness against the server.
 $(VENV)/.clients: $(VENV)/.ready

@@ -54,8 +54,15 @@ def serving(model: Any, tokenizer: Any, *, buffer: int | None = None, **options:
 
     `buffer` bounds what the kernel keeps of an answer, so that it shows what a client does not read.
     """
-    settings = ServingOptions(port=0, **options)
-    app, ready = make_app(make_speculator(model, tokenizer), port=0, **options), threading.Event()
+    app = make_app(make_speculator(model, tokenizer), port=0, **options)
+    with on_port(app, ServingOptions(port=0, **options), buffer=buffer) as found:
+        yield found
+
+
+@contextmanager
+def on_port(app: FastAPI, settings: ServingOptions, *, buffer: int | None = None) -> Iterator[tuple[Server, str]]:
+    """Serve an application on a free port, in a thread; yield the server and its address."""
+    ready = threading.Event()
     with bind(settings) as bound:
         if buffer is not None:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import posixpath
+import re
+from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
 from servers import Connect, client_of, completion, events, make_app, make_speculator, running
+from speculant.serving.page_files import page_files
 
 pytestmark = pytest.mark.anyio
 PROMPT = "Once upon a time"
@@ -28,7 +34,8 @@ async def rounds(client: Any, **options: Any) -> list[dict[str, Any]]:
     assert done == "[DONE]"
     first, *between, last = [json.loads(each) for each in sent]
     assert first["type"] == "start"
-    assert last == {"type": "end", "finish_reason": "length"}
+    assert last.keys() == {"type", "finish_reason", "known"}
+    assert (last["type"], last["finish_reason"]) == ("end", "length")
     return between
 
 
@@ -38,20 +45,66 @@ def text_of(found: list[dict[str, Any]]) -> str:
 
 
 async def test_files_and_their_headers(connect: Connect) -> None:
-    """Guards the strict policy, the types, and that the page names no other host."""
+    """Guards the strict policy, the types, and that the page's own files name no other host and make no markup."""
+    types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     async with connect() as client:
-        for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
-            answer = await client.get(path)
+        for path in page_files():
+            answer = await client.get(f"/static/{path}")
             assert answer.status_code == 200
-            assert answer.headers["content-type"].startswith(kind)
+            assert answer.headers["content-type"].startswith(types[PurePosixPath(path).suffix])
             policy = answer.headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
             assert "unsafe" not in policy
             assert "frame-ancestors 'none'" in policy
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
-            assert "https://" not in answer.text
-            assert not any(part in answer.text for part in ("style=", "onclick=", "innerHTML", "eval("))
+            if not path.startswith("vendor/"):
+                assert "https://" not in answer.text, path
+                assert not any(part in answer.text for part in (" style=", "onclick=", "innerHTML", "eval(")), path
+        start = await client.get("/")
+        assert start.text == page_files()["index.html"].decode()
+        for path in ("vendor/marked.LICENSE", "none.js", "../page_files.py", "%2e%2e/keys.py"):
+            assert (await client.get(f"/static/{path}")).status_code == 404
+
+
+async def test_files_that_have_not_changed_are_not_sent_again(connect: Connect) -> None:
+    """Guards the tag of a file."""
+    async with connect() as client:
+        first = await client.get("/static/main.js")
+        again = await client.get("/static/main.js", headers={"If-None-Match": first.headers["etag"]})
+        other = await client.get("/static/dom.js", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert not again.content
+    assert other.status_code == 200
+
+
+def test_files_refer_to_files_that_are_there() -> None:
+    """Guards imports, style sheets, pictures and elements: whatever a file names is there."""
+    sent = page_files()
+    start = sent["index.html"].decode()
+    for name in re.findall(r'(?:href|src)="/static/([^"]+)"', start):
+        assert name in sent
+    ids = set(re.findall(r' id="([^"]+)"', start))
+    for path, content in sent.items():
+        if not path.endswith(".js") or path.startswith("vendor/"):
+            continue
+        text = content.decode()
+        for name in re.findall(r'from "([^"]+)"|import\("([^"]+)"\)', text):
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(path), name[0] or name[1]))
+            assert target in sent, (path, target)
+        assert set(re.findall(r'byId\("([^"]+)"\)', text)) <= ids, path
+    assert set(re.findall(r'popovertarget="([^"]+)"', start)) <= ids
+
+
+def test_vendored_libraries_are_the_pinned_ones() -> None:
+    """Guards other projects' files: their hashes are those of `versions.json`, and their licences are beside them."""
+    folder = files("speculant.serving") / "page" / "vendor"
+    versions = json.loads((folder / "versions.json").read_text())
+    sent = {path.removeprefix("vendor/") for path in page_files() if path.startswith("vendor/")}
+    assert set(versions) == sent
+    for name, entry in versions.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == entry["sha256"], name
+        assert (folder / name.replace(".js", ".LICENSE")).is_file()
 
 
 async def test_rounds_hold_their_drafts(connect: Connect) -> None:
@@ -102,7 +155,7 @@ async def test_plain_leaves_the_text_equal(
     assert {token["source"] for each in plain for token in each["tokens"]} == {"plain"}
     assert all(not draft["texts"] for each in plain for draft in each["drafts"])
     assert len(plain) == 40
-    assert state["memory"]["contexts"] == []
+    assert state["memory"]["phrases"] == []
     assert state["memory"]["drafts"] == 0
 
 
@@ -116,7 +169,7 @@ async def test_plain_and_drafts_share_a_batch(connect: Connect) -> None:
 
 
 async def test_state_shows_the_memory(connect: Connect) -> None:
-    """Guards size, hits and contexts of the one memory."""
+    """Guards size, hits and phrases of the one memory."""
     async with connect() as client:
         await rounds(client)
         text = text_of(await rounds(client))
@@ -129,31 +182,51 @@ async def test_state_shows_the_memory(connect: Connect) -> None:
     assert memory["bytes"] > 0
     assert memory["limit"] == 8 << 20
     assert 0 < memory["hits"] <= memory["drafts"]
-    uses = [context["uses"] for context in memory["contexts"]]
+    uses = [phrase["uses"] for phrase in memory["phrases"]]
     assert uses == sorted(uses, reverse=True)
-    first = memory["contexts"][0]
-    assert 1 < first["uses"] <= 80
-    assert first["text"] + first["following"][0]["text"] in text
+    for phrase in memory["phrases"]:
+        assert phrase["text"] in PROMPT + text
+        assert len(phrase["text"].split()) > 1
+        assert "<s>" not in phrase["text"]
+    assert 0 < len(uses) <= 12
 
 
-async def test_contexts_of_other_users_are_not_shown(model: Any, tokenizer: Any) -> None:
-    """Guards texts of others: with scoped keys, and with several keys on one memory, sizes only."""
-    for options in ({"memory_scope": "key"}, {}):
-        app = make_app(make_speculator(model, tokenizer), api_keys=("one", "two"), **options)
-        async with running(app):
-            states = []
-            for key in ("one", "two"):
-                async with client_of(app, {"Authorization": f"Bearer {key}"}) as client:
-                    await rounds(client)
-                    states.append((await client.get("/page/state")).json()["memory"])
-        assert [state["contexts"] for state in states] == [None, None]
-        assert all(state["bytes"] > 0 for state in states)
+async def test_what_the_memory_knew_of_a_text(connect: Connect) -> None:
+    """Guards `known` of plain decoding: little before the memory learned the text, all of it afterwards."""
+    async with connect() as client:
+        shares = []
+        for method in ("plain", "plain", "drafts", "plain"):
+            answer = await client.post("/page/generate", json=watched(method=method))
+            shares.append(json.loads(events(answer.text)[-2])["known"])
+    assert shares[0] < 0.2
+    assert shares[1] == shares[0]
+    assert shares[2] is None
+    assert shares[3] == 1
+
+
+@pytest.mark.parametrize(("options", "known"), [({"memory_scope": "key"}, [1, 1]), ({}, [None, None])])
+async def test_texts_of_other_users_are_not_shown(
+    model: Any, tokenizer: Any, options: dict[str, Any], known: list[int | None]
+) -> None:
+    """Guards texts of others: with several keys sizes only, and what was known of a text by one's own memory only."""
+    app = make_app(make_speculator(model, tokenizer), api_keys=("one", "two"), **options)
+    async with running(app):
+        states, shares = [], []
+        for key in ("one", "two"):
+            async with client_of(app, {"Authorization": f"Bearer {key}"}) as client:
+                await rounds(client)
+                answer = await client.post("/page/generate", json=watched(method="plain"))
+                shares.append(json.loads(events(answer.text)[-2])["known"])
+                states.append((await client.get("/page/state")).json()["memory"])
+    assert [state["phrases"] for state in states] == [None, None]
+    assert all(state["bytes"] > 0 for state in states)
+    assert shares == known
 
 
 async def test_a_key_is_needed(connect: Connect) -> None:
     """Guards keys: the files are open, what they ask for is not."""
     async with connect(api_keys=("secret",)) as client:
-        for path in ("/", "/page.css", "/page.js"):
+        for path in ("/", "/static/main.js", "/static/styles/base.css"):
             assert (await client.get(path)).status_code == 200
         assert (await client.get("/page/state")).status_code == 401
         assert (await client.post("/page/generate", json=watched())).status_code == 401

@@ -8,7 +8,7 @@ tree.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -174,12 +174,12 @@ class Persistent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedContext:
-    """A context that a memory holds.
+class LearnedPhrase:
+    """Consecutive tokens that a memory holds.
 
     Attributes:
-        tokens: of the context, the latest last.
-        uses: about how often it was seen.
+        tokens: of the phrase, the latest last.
+        uses: about how often its first two tokens were seen.
         following: tokens that were seen after it and their shares, the most frequent first.
     """
 
@@ -192,8 +192,11 @@ class LearnedContext:
 class Inspectable(Protocol):
     """A drafter that can show what it has learned."""
 
-    def top_contexts(self, count: int) -> list[LearnedContext]:
-        """Return up to `count` contexts, the most used first."""
+    def top_phrases(self, count: int, *, without: Container[int] = ()) -> list[LearnedPhrase]:
+        """Return up to `count` phrases, the most used first, that have no token of `without`."""
+
+    def seen_share(self, tokens: Int32, *, start: int) -> float:
+        """Return the share of tokens[start:] that were seen before behind the two tokens in front of them."""
 
 
 @runtime_checkable

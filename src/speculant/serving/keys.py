@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from speculant.serving.bodies import refuse
 from speculant.serving.errors import ApiError
 
-OPEN = ("/health", "/", "/page.css", "/page.js")  # for load balancers, and the page, which holds nothing of anyone
+OPEN = ("/health", "/")  # for load balancers, and the page, which holds nothing of anyone
+STATIC = "/static/"  # below it are the page's files, and nothing else
 _TENANT = "speculant.tenant"
 
 
@@ -42,7 +43,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may be."""
-        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN:
+        if scope["type"] == "http" and self._keys and not _is_open(scope["path"]):
             tenant = self._tenant(scope)
             if tenant is None:
                 error = ApiError(
@@ -68,3 +69,7 @@ class KeyCheck:
             if hmac.compare_digest(known, digest):
                 found = tenant
         return found
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(STATIC)

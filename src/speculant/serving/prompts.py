@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speculant.core.errors import SpeculantError
@@ -95,6 +96,13 @@ class PromptEncoder:
             alone = self.tokenizer.decode([token])  # some tokenizers drop a text's first space
             self._texts[token] = self.tokenizer.decode([token, token])[len(alone) :]
         return self._texts[token]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that are no text, such as a text's end."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        marks = [token for token, each in added.items() if each.special]
+        return frozenset([*getattr(self.tokenizer, "all_special_ids", []), *marks])
 
     def check(self, ids: Sequence[int], *, param: str) -> None:
         """Check a prompt's length and ids.

@@ -6,9 +6,11 @@ are for the page and may change with it; programs use `/v1`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import string
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from fastapi import Body, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
@@ -30,7 +32,9 @@ from speculant.serving.token_types import Finite
 if TYPE_CHECKING:
     from speculant.decoding.sequence import Round
 
-CONTEXTS = 12
+PHRASES, LOOKED_AT = 12, 24  # phrases that are shown, of so many
+BEFORE = string.whitespace + ".,;:!?\"'()"  # in front of the words of a phrase
+LOOKED_UP = 256  # tokens of a text that the memory is asked for
 
 
 class WatchRequest(Strict):
@@ -91,7 +95,7 @@ class Watch:
             exchange.submit(Job(prompt=ids, options=options, tenant=tenant_of(request), plain=plain, watched=True))
             note(request, prompt_tokens=len(ids))
             _, first = await while_connected(request, exchange.get())
-            events = self._events(exchange, first, "none" if plain else self._method, len(ids), request)
+            events = self._events(exchange, first, "none" if plain else self._method, ids, request)
             return EventStream(events, exchange)
         except BaseException:
             exchange.close()
@@ -113,39 +117,52 @@ class Watch:
             "method": self._method,
             "chat": bool(getattr(prompts.tokenizer, "chat_template", None)),
             "max_tokens": min(settings.max_new_tokens, prompts.positions or settings.max_new_tokens),
-            "memory": memory | {"drafts": drafts, "hits": hits, "contexts": self._contexts()},
+            "memory": memory | {"drafts": drafts, "hits": hits, "phrases": self._phrases()},
         }
 
-    def _contexts(self) -> list[dict[str, Any]] | None:
-        """Return the most used contexts; None where they are not known, or may be from another user's texts."""
-        drafter: object = self._drafters.get("")
-        settings = self._service.settings
-        one_user = settings.memory_scope == "shared" and len(settings.api_keys) <= 1
-        if not one_user or not isinstance(drafter, Inspectable):
+    def _phrases(self) -> list[dict[str, Any]] | None:
+        """Return the most used phrases; None where they are not known, or may be from another user's texts."""
+        drafter = self._inspectable("")
+        if drafter is None:
             return None
-        text = self._service.prompts.token_text
-        return [
-            {
-                "text": "".join(map(text, context.tokens)),
-                "uses": context.uses,
-                "following": [{"text": text(token), "share": round(share, 3)} for token, share in context.following],
-            }
-            for context in drafter.top_contexts(CONTEXTS)
-        ]
+        prompts, found = self._service.prompts, dict[str, dict[str, Any]]()
+        text = prompts.token_text
+        for phrase in drafter.top_phrases(LOOKED_AT, without=prompts.special_ids):
+            words = "".join(map(text, phrase.tokens)).split("\n")[-1].lstrip(BEFORE).rstrip()
+            if len(words.split()) > 1 or (words and not words.isascii()):  # several words, or a script without spaces
+                following = [{"text": text(token), "share": round(share, 3)} for token, share in phrase.following]
+                found.setdefault(words, {"text": words, "uses": phrase.uses, "following": following})
+        return list(found.values())[:PHRASES]
+
+    def _inspectable(self, tenant: str) -> Inspectable | None:
+        """Return the memory that a tenant may look into: its own, or the shared one of a single user."""
+        drafter: object = self._drafters.get(tenant) if tenant else None
+        if drafter is None and len(self._service.settings.api_keys) <= 1:
+            drafter = self._drafters.get("")
+        return drafter if isinstance(drafter, Inspectable) else None
 
     async def _events(
-        self, exchange: Exchange, delta: Delta, method: str, prompt: int, request: Request
+        self, exchange: Exchange, delta: Delta, method: str, prompt: Sequence[int], request: Request
     ) -> AsyncIterator[dict[str, Any]]:
-        yield {"type": "start", "method": method, "prompt_tokens": prompt}
-        stats = Stats(method, prompt_tokens=prompt)
+        yield {"type": "start", "method": method, "prompt_tokens": len(prompt)}
+        stats, tokens = Stats(method, prompt_tokens=len(prompt)), list(prompt[-2:])
         while True:
             if delta.piece is not None and delta.piece.tokens:
+                tokens += delta.piece.tokens
                 yield await self._round(delta, stats)
             if delta.last:
                 break
             _, delta = await exchange.get()
         note(request, **outcome(exchange))
-        yield {"type": "end", "finish_reason": delta.finish_reason}
+        known = self._known(tokens, len(prompt[-2:]), tenant_of(request)) if method == "none" else None
+        yield {"type": "end", "finish_reason": delta.finish_reason, "known": known}
+
+    def _known(self, tokens: list[int], start: int, tenant: str) -> float | None:
+        """Return the share of a text that the memory has seen; None where it cannot tell, or may not."""
+        drafter = self._inspectable(tenant)
+        if drafter is None:
+            return None
+        return round(drafter.seen_share(np.array(tokens[: start + LOOKED_UP], np.int32), start=start), 3)
 
     async def _round(self, delta: Delta, stats: Stats) -> dict[str, Any]:
         """Return the event of a round, and count it."""
@@ -176,8 +193,11 @@ class Watch:
         }
 
     def _draft(self, watched: Round) -> dict[str, Any]:
-        draft, walk = watched.draft, watched.walk
-        text = self._service.prompts.token_text
+        draft, walk, prompts = watched.draft, watched.walk, self._service.prompts
+
+        def text(token: int) -> str:
+            return "" if token in prompts.special_ids else prompts.token_text(token)
+
         return {
             "texts": [text(token) for token in draft.tokens.tolist()],
             "parents": draft.parents.tolist(),

@@ -12,7 +12,7 @@ these are calibrated, the best draft of N nodes is the N most probable paths (Se
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from speculant.core.drafter import (
     Budget,
     Drafter,
     Inspectable,
-    LearnedContext,
+    LearnedPhrase,
     Persistent,
     Session,
     SessionRequest,
@@ -38,7 +38,7 @@ from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grow_ce
 from speculant.drafters.mix.chain import most_probable_chain
 from speculant.drafters.mix.fitting import Inputs, find_training, fit_mixture
 from speculant.drafters.mix.initial import new_mixer
-from speculant.drafters.mix.inspection import top_contexts
+from speculant.drafters.mix.inspection import seen_share, top_phrases
 from speculant.drafters.mix.kernels import (
     NARROW_ROW,
     Arrays,
@@ -190,10 +190,15 @@ class MixDrafter(Drafter, Persistent, Inspectable):
                 parents = np.arange(ROOT, len(tokens) - 1, dtype=np.int32)
         return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth)
 
-    def top_contexts(self, count: int) -> list[LearnedContext]:
-        """Return up to `count` contexts of two tokens, the most used first."""
+    def top_phrases(self, count: int, *, without: Container[int] = ()) -> list[LearnedPhrase]:
+        """Return up to `count` phrases, the most used first, that have no token of `without`."""
         with self._lock:
-            return top_contexts(self._tables, count)
+            return top_phrases(self._tables, count, without)
+
+    def seen_share(self, tokens: Int32, *, start: int) -> float:
+        """Return the share of tokens[start:] that were seen before behind the two tokens in front of them."""
+        with self._lock:
+            return seen_share(self._tables, tokens, start)
 
     def save(self, path: Path) -> None:
         """Write everything learned.

@@ -1,40 +1,95 @@
-"""What the memory of `mix` holds, for people: its most used contexts.
+"""What the memory of `mix` holds, for people: its most used phrases, and how much of a text it has seen.
 
 Contexts are kept as hashes, so they are found from the front: tokens by their counts, then what followed each of them.
-The last 24 successors of a token are known, so the count of a pair is that of its first token times its share there.
+The last 24 successors of a token are known, so the count of a pair is that of its first token times its share there. A
+phrase is a pair and what most often followed, as long as that is most of what did.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Container
 
 import numpy as np
 
-from speculant.core.drafter import LearnedContext
+from speculant.core.drafter import LearnedPhrase
 from speculant.core.tree import Int32
 from speculant.drafters.mix.cells import Cells, look_up
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
 from speculant.drafters.mix.kernels import Tables
 
-_FIRST = 256  # most frequent tokens that contexts are looked for behind
+_FIRST = 256  # most frequent tokens that phrases are looked for behind
+_PAIRS = 3  # looked at for each phrase, since many are parts of others
+_LONGEST = 8  # tokens of a phrase
 _FOLLOWING = 3
 ONE, TWO = 0, 1  # contexts of one token, and of two
+_LONGER = ((6, 4), (4, 3), (3, 2), (2, TWO))  # lengths of contexts in narrow rows, and their numbers
 
 
-def top_contexts(tables: Tables, count: int) -> list[LearnedContext]:
-    """Return up to `count` contexts of two tokens, the most used first."""
+def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> list[LearnedPhrase]:
+    """Return up to `count` phrases, the most used first, that differ and have no token of `without`."""
     frequency = tables.mixer.frequency[:-1]
     first = np.argsort(-frequency, kind="stable")[:_FIRST]
     pairs = [
-        (share * int(frequency[token]), int(token), after)
+        (share * int(frequency[token]), (int(token), after))
         for token in first[frequency[first] > 0].tolist()
+        if token not in without
         for after, share in _followers(tables, tables.wide, [token], ONE)
+        if after not in without
     ]
-    found = []
-    for uses, token, after in heapq.nlargest(count, pairs):
-        following = _followers(tables, tables.narrow, [token, after], TWO)
-        found.append(LearnedContext((token, after), round(uses), tuple(following[:_FOLLOWING])))
-    return found
+    found: list[LearnedPhrase] = []
+    for uses, pair in heapq.nlargest(_PAIRS * count, pairs):
+        tokens, following = _extend(tables, pair, without)
+        parts = [other for other in found if _is_part(other.tokens, tokens)]
+        others = [other for other in found if other not in parts]
+        if any(2 * uses < part.uses for part in parts) or 2 * _shared(tokens, others) >= len(tokens) - 1:
+            continue  # a rare extension of a frequent phrase, or mostly what others are
+        kept = tuple(each for each in following if each[0] not in without)
+        found = others
+        found.append(LearnedPhrase(tokens, round(uses), kept[:_FOLLOWING]))
+    return sorted(found, key=lambda phrase: -phrase.uses)[:count]
+
+
+def seen_share(tables: Tables, tokens: Int32, start: int) -> float:
+    """Return the share of tokens[start:] that were seen before behind the two tokens in front of them, 0 of none."""
+    places = range(max(2, start), len(tokens))
+    seen = sum(
+        int(tokens[i]) in dict(_followers(tables, tables.narrow, tokens[i - 2 : i].tolist(), TWO)) for i in places
+    )
+    return seen / max(1, len(places))
+
+
+def _extend(
+    tables: Tables, pair: tuple[int, int], without: Container[int]
+) -> tuple[tuple[int, ...], list[tuple[int, float]]]:
+    """Return a pair with what most often followed it, and what was seen after that."""
+    tokens: tuple[int, ...] = pair
+    following = _likely(tables, tokens)
+    while following and following[0][1] > 0.5 and following[0][0] not in without and len(tokens) < _LONGEST:
+        tokens += (following[0][0],)
+        following = _likely(tables, tokens)
+    return tokens, following
+
+
+def _likely(tables: Tables, tokens: tuple[int, ...]) -> list[tuple[int, float]]:
+    """Return what was seen after tokens by the longest context that has a row."""
+    for length, kind in _LONGER:
+        following = _followers(tables, tables.narrow, list(tokens[-length:]), kind) if len(tokens) >= length else []
+        if following:
+            return following
+    return []
+
+
+def _is_part(tokens: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether tokens stand in another phrase, one after the other."""
+    return any(other[i : i + len(tokens)] == tokens for i in range(len(other) - len(tokens) + 1))
+
+
+def _shared(tokens: tuple[int, ...], others: list[LearnedPhrase]) -> int:
+    """Return how many of the pairs of a phrase are pairs of others."""
+    known = {pair for other in others for pair in itertools.pairwise(other.tokens)}
+    return sum(pair in known for pair in itertools.pairwise(tokens))
 
 
 def _followers(tables: Tables, cells: Cells, context: list[int], kind: int) -> list[tuple[int, float]]:
