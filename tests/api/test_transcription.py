@@ -10,54 +10,21 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from transformers import (
-    GenerationConfig,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-    WhisperTokenizer,
-)
 
 from models import tiny_model
 from speculant import Speculator
 from speculant.api.transcription import read_sound, transcribe
 from speculant.cli.main import main
 from speculant.core.errors import FileError, UnsupportedError, UsageError
+from whispers import RATE, build_whisper
 
-RATE, VOCABULARY = 16_000, 128
-END, START, NO_TIMES = 5, 2, 90
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of Whisper's own options
 
 
 @pytest.fixture(scope="module")
 def whisper() -> tuple[Any, Any]:
     """Return a tiny random model that hears a second at a time, and its processor."""
-    torch.manual_seed(3)
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": END, "decoder_start_token_id": START}
-    limits = {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64}
-    config = WhisperConfig(vocab_size=VOCABULARY, **sizes, **heads, **tokens, **limits)
-    config.suppress_tokens = config.begin_suppress_tokens = None
-    model = WhisperForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
-    model.generation_config = GenerationConfig(
-        **tokens,
-        no_timestamps_token_id=NO_TIMES,
-        begin_suppress_tokens=[7],
-        max_length=60,
-        is_multilingual=False,
-        return_timestamps=False,
-        prev_sot_token_id=3,
-        max_initial_timestamp_index=20,
-    )
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    tokenizer = WhisperTokenizer(vocab=words, merges=[], unk_token="w4", bos_token="w1", eos_token=f"w{END}")
-    return model, WhisperProcessor(WhisperFeatureExtractor(feature_size=8, chunk_length=1), tokenizer)
+    return build_whisper()
 
 
 def _sound(seconds: float) -> np.ndarray[Any, Any]:

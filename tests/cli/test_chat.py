@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from media_models import build_media_model, make_processor
 from models import hybrid_model
 from passes import plain_text
 from speculant import Speculator
@@ -193,3 +195,34 @@ def test_sigterm_saves_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert out.endswith("\n")
     assert signal.getsignal(signal.SIGTERM) is before
     Speculator.from_pretrained(memory=tmp_path / "memory")
+
+
+def test_a_picture_goes_before_the_next_question(tmp_path: Path, talk: Talk) -> None:
+    """Guards media in conversations: answers are the library's, later questions see the picture, bad files are told."""
+    model, _ = build_media_model("llava")
+    model.save_pretrained(tmp_path)
+    make_processor().save_pretrained(tmp_path)
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (8, 8), (200, 30, 90)).save(picture)
+    (tmp_path / "none.png").write_bytes(b"no image")
+    lines = (
+        f"/image {tmp_path}/gone.png\n/audio {picture}\n/image {picture}\nw7 w8\nw9\n/image {tmp_path}/none.png\nw3\n"
+    )
+    code, out, err = talk(lines, "--model", str(tmp_path), "--no-fast")
+    assert code == 0
+    assert "there is no file" in err
+    assert "takes text and image, no audio" in err
+    assert "as an image" in err
+    speculator = Speculator.from_pretrained(str(tmp_path), method="none", fast=False)
+    asked: Any = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "w7 w8"}]}]
+    first = speculator.generate(asked, **OPTIONS).text
+    asked += [{"role": "assistant", "content": first}, {"role": "user", "content": "w9"}]
+    assert out.splitlines()[:2] == [first, speculator.generate(asked, **OPTIONS).text]
+
+
+def test_a_model_of_text_takes_no_picture(talk: Talk) -> None:
+    """Guards the bundled model: the command says what it takes, and the chat goes on."""
+    code, out, err = talk("/image x.png\nTom\n")
+    assert code == 0
+    assert "takes text, no image" in err
+    assert out.strip()

@@ -41,6 +41,7 @@ class Decoder:
 
     Attributes:
         engine: runs the model.
+        processor: the model's, for images and other media; None where there is none.
         drafter: proposes tokens; owns the memory.
         verifier: the acceptance rule.
         method: the drafting method's name.
@@ -81,7 +82,7 @@ class Decoder:
         from speculant.api.sizes import Sizes, max_rows
         from speculant.api.tuning import stored_step_cost
 
-        self.tokenizer, self.drafter, self.method = tokenizer, drafter, method
+        self.tokenizer, self.processor, self.drafter, self.method = tokenizer, processor, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
         asked = DraftingOptions() if options is None else options
         self.engine, self._fast = open_engine(model, fast=asked.fast, notes=notes, strict=asked.strict)

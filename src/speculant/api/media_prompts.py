@@ -45,12 +45,26 @@ def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(part.get("type") != "text" for message in messages for part in _parts(message))
 
 
-def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+def media_kinds(processor: Any) -> tuple[str, ...]:
+    """Return the kinds of media that a processor reads, in the order of `KINDS`."""
+    readers = {"image": "image_processor", "audio": "feature_extractor", "video": "video_processor"}
+    return tuple(kind for kind in KINDS if getattr(processor, readers[kind], None) is not None)
+
+
+def media_tokens(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return, by kind, the ids of the tokens that stand for media in a model's prompts."""
+    found = {kind: [getattr(config, f"{kind}_token_{suffix}", None) for suffix in ("id", "index")] for kind in KINDS}
+    known = {kind: tuple({each for each in ids if each is not None}) for kind, ids in found.items()}
+    return {kind: ids for kind, ids in known.items() if ids}
+
+
+def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
     """Return the model's inputs for chat messages, `input_ids` Int64[1, T] among them, ready for the next answer.
 
     Args:
         processor: of the model; None where there is none.
         messages: {"role", "content"}, of which content may be a list of parts.
+        options: of the chat template, such as `tools`.
 
     Raises:
         UnsupportedError: there is no processor, or it has no chat template.
@@ -67,7 +81,7 @@ def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]]) -> di
     read = [{**message, "content": [_read(part) for part in _parts(message)]} for message in messages]
     try:
         inputs = processor.apply_chat_template(
-            read, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+            read, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", **options
         )
     except Exception as error:  # as many kinds as there are processors
         raise PromptError(f"the model's processor refuses these messages: {error}") from error

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
-from speculant.api.media_prompts import check_inputs, encode_messages, has_media
+from speculant.api.media_prompts import check_inputs, encode_messages, has_media, media_tokens
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
@@ -30,6 +30,7 @@ from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPen
 from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
 from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestKeywords, RequestOptions
+from speculant.registry import METHODS, find_method
 
 MAX_NEW_TOKENS = 256
 MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
@@ -64,6 +65,9 @@ class Preparation:
         """
         self._engine, self._tokenizer, self._method, self._processor = engine, tokenizer, method, processor
         self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
+        heads = method in METHODS and bool(find_method(method).heads)  # which read the states of every row
+        placeholders = media_tokens(engine.model.config) if engine.capabilities.media and not heads else {}
+        self._unread = [token for ids in placeholders.values() for token in ids]
 
     def request(self, prompt: Prompt, asked: RequestOptions) -> Generation:
         """Return a request, not begun yet.
@@ -166,7 +170,9 @@ class Preparation:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
         sampler = make_sampler(call.ids, plan)
         start = SessionRequest(
-            prompt=_read_by_drafters(call, ids[0, self._padding_read(call) :]),
+            prompt=_read_by_drafters(
+                call, ids[0, self._padding_read(call) :], () if prompt_logprobs is not None else self._unread
+            ),
             sampling=sampling_settings(call),
             seed=_drafting_seed(seed),
             target=cache,
@@ -235,7 +241,7 @@ class Preparation:
         """Return the ids Int64[1, T] of a prompt, and its other inputs where it has media."""
         if isinstance(prompt, Mapping):
             inputs = check_inputs(prompt)
-        elif _is_chat(prompt) and has_media(prompt):
+        elif _is_chat(prompt) and (has_media(prompt) or self._by_processor):
             inputs = encode_messages(self._processor, prompt)
         else:
             return self._encode_text(prompt), {}
@@ -244,6 +250,12 @@ class Preparation:
         device = self._engine.model.device
         given = {name: value.to(device) if hasattr(value, "to") else value for name, value in inputs.items()}
         return self._encode_text(given.pop("input_ids")), given
+
+    @property
+    def _by_processor(self) -> bool:
+        """Whether the processor alone has a chat template, so that it encodes messages of text too."""
+        own = getattr(self._tokenizer, "chat_template", None)
+        return not own and bool(getattr(self._processor, "chat_template", None))
 
     def _encode_text(self, prompt: Prompt) -> torch.Tensor:
         vocabulary = self._engine.capabilities.vocabulary
@@ -289,10 +301,15 @@ class Preparation:
         return int(call.padding[0, call.start :].bool().int().argmax())
 
 
-def _read_by_drafters(call: Call, ids: torch.Tensor) -> Int32:
-    """Return the text that drafts go on from, Int32[T]: what an encoder reads stands before the decoder's tokens."""
+def _read_by_drafters(call: Call, ids: torch.Tensor, unread: Sequence[int]) -> Int32:
+    """Return the text that drafts go on from, Int32[T]: what an encoder reads stands before the decoder's tokens.
+
+    Tokens `unread` stand for media, of which drafters see nothing; memories would learn that they repeat themselves.
+    """
     read = ids if call.source is None else torch.cat([call.source[0], ids])
-    return read.to(torch.int32).cpu().numpy().astype(np.int32)
+    text = read.to(torch.int32).cpu().numpy().astype(np.int32)
+    kept = text[~np.isin(text, unread)] if len(unread) else text
+    return kept if len(kept) else text
 
 
 def _is_chat(prompt: Any) -> TypeGuard[Sequence[Message]]:

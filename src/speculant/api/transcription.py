@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from speculant.core.errors import FileError, UnsupportedError, UsageError
 from speculant.core.stats import Stats
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 TASKS = ("transcribe", "translate")
+RATES, MAX_CHANNELS = (1000, 384_000), 8  # of recordings whose length is bounded, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +112,38 @@ def transcribe(
     )
 
 
-def read_sound(path: str | Path, rate: int) -> np.ndarray[Any, Any]:
+def read_sound(source: str | Path | BinaryIO, rate: int, *, max_seconds: float | None = None) -> np.ndarray[Any, Any]:
     """Return the samples of an audio file, Float32[N], of one channel at a rate.
 
+    Args:
+        source: a path, or an open file.
+        rate: samples a second.
+        max_seconds: beyond which a recording is refused before it is decoded; None for any length.
+
     Raises:
-        FileError: there is no such file, or it is no sound that can be read.
+        FileError: there is no such file, it is no sound that can be read, or it is too long.
         UnsupportedError: the packages that read it are not installed.
     """
-    if not Path(path).is_file():
-        raise FileError(f"there is no audio file at {path}.")
+    if isinstance(source, str | Path) and not Path(source).is_file():
+        raise FileError(f"there is no audio file at {source}.")
     try:
         import soundfile
         import soxr
     except (ImportError, OSError) as error:
         raise UnsupportedError("audio files are read by packages: pip install 'speculant[media]'.") from error
     try:
-        samples, own = soundfile.read(str(path), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(str(source) if isinstance(source, Path) else source) as file:
+            own, frames = file.samplerate, -1
+            if max_seconds is not None:
+                frames = int(max_seconds * own)
+                if file.frames > frames or not RATES[0] <= own <= RATES[1] or file.channels > MAX_CHANNELS:
+                    raise FileError(
+                        f"the recording has {file.frames / own:.0f} s, {own} Hz and {file.channels} channels; at most "
+                        f"{max_seconds:g} s, {RATES[1]} Hz and {MAX_CHANNELS} channels are taken."
+                    )
+            samples = file.read(frames, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
-        raise FileError(f"cannot read {path} as sound: {error}. WAV, FLAC, OGG and MP3 are read.") from error
+        name = source if isinstance(source, str | Path) else "the recording"
+        raise FileError(f"cannot read {name} as sound: {error}. WAV, FLAC, OGG and MP3 are read.") from error
     one: np.ndarray[Any, Any] = samples.mean(axis=1)
     return one if own == rate else soxr.resample(one, own, rate)

@@ -7,16 +7,18 @@ import io
 import sys
 from contextlib import ExitStack
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from speculant.api.media_prompts import has_media, media_kinds
 from speculant.cli.binding import bind
 from speculant.cli.commands import Command
 from speculant.cli.painting import write_stream
 from speculant.cli.signals import Terminated
 from speculant.cli.terminal import say
-from speculant.core.errors import PromptError, TokenizerError
+from speculant.core.errors import FileError, PromptError, SpeculantError, TokenizerError, UnsupportedError
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.sampling import SamplingOptions
@@ -37,6 +39,8 @@ printf 'Hello\\nAnd then?\\n' | speculant chat
 """
 
 COMMANDS = """\
+/image FILE, /audio FILE
+        put a picture or a recording before the next question
 /reset  forget the conversation and begin a new one
 /stats  show how the last answer was decoded
 /help   list these commands
@@ -74,6 +78,8 @@ def check_template(speculator: Speculator, title: str) -> None:
     Raises:
         TokenizerError: it has no tokenizer or no chat template.
     """
+    if getattr(speculator.processor, "chat_template", None):
+        return
     try:
         speculator.encode_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
@@ -110,6 +116,12 @@ def talk(conversation: Conversation, *, title: str, method: str) -> None:
             say(conversation.stats())
         elif line == "/help":
             say(COMMANDS)
+        elif line.startswith(("/image ", "/audio ")):
+            kind, _, name = line[1:].partition(" ")
+            try:
+                say(conversation.attach(kind, name.strip()))
+            except SpeculantError as error:
+                say(str(error))
         elif line.startswith("/"):
             say(f"there is no command {line.split()[0]}. /help lists them.")
         elif line:
@@ -117,6 +129,8 @@ def talk(conversation: Conversation, *, title: str, method: str) -> None:
                 conversation.ask(line)
             except PromptError as error:
                 say(f"this no longer fits: {error} /reset begins a new conversation.")
+            except FileError as error:
+                say(str(error))
             except Terminated:
                 raise
             except KeyboardInterrupt:
@@ -134,23 +148,48 @@ class Conversation:
     def reset(self) -> None:
         """Forget the messages; the drafter's memory stays."""
         self._messages: list[Message] = []
+        self._attached: list[dict[str, str]] = []  # before the next question
         self._cache: Any = None
         self._held: list[int] = []  # the tokens that the cache holds
+
+    def attach(self, kind: str, path: str) -> str:
+        """Put a file before the next question, and return what to say of it.
+
+        Raises:
+            UnsupportedError: the model takes no files of this kind.
+            FileError: there is no such file.
+        """
+        kinds = media_kinds(self._speculator.processor)
+        if kind not in kinds:
+            taken = " and ".join(["text", *kinds])
+            raise UnsupportedError(f"this model takes {taken}, no {kind}. Name one that does by --model.")
+        if not Path(path).is_file():
+            raise FileError(f"there is no file {path}.")
+        self._attached.append({"type": kind, kind: path})
+        return f"{Path(path).name} goes before the next question."
 
     def ask(self, question: str) -> None:
         """Print the answer while it is generated; an interrupted one stays in the conversation as far as it got.
 
         Raises:
             PromptError: the conversation does not fit the model; it stands as it was before the question.
+            FileError: an attached file cannot be read; it is left out from now on.
         """
-        messages = [*self._messages, {"role": "user", "content": question}]
-        ids = self._speculator.encode_chat(messages)
-        stream = self._speculator.stream(ids, cache=self._shared_cache(ids), **self._options)
+        content: Any = [*self._attached, {"type": "text", "text": question}] if self._attached else question
+        self._attached = []
+        messages = [*self._messages, {"role": "user", "content": content}]
+        ids = list[int]()
+        if has_media(messages) or not getattr(self._speculator.tokenizer, "chat_template", None):
+            stream = self._speculator.stream(messages, **self._options)  # read anew, files too
+        else:
+            ids = self._speculator.encode_chat(messages)
+            stream = self._speculator.stream(ids, cache=self._shared_cache(ids), **self._options)
         result = stream.result
         self._cache, self._held = None, []  # not to be trusted until the answer is complete
         try:
             write_stream(stream)
-            self._cache, self._held = result.cache, ids + result.ids[:-1]
+            if ids:
+                self._cache, self._held = result.cache, ids + result.ids[:-1]
         finally:
             self._messages = [*messages, {"role": "assistant", "content": result.text}]
 

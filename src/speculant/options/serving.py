@@ -47,6 +47,13 @@ class ServingOptions:
         max_new_tokens: maximum new tokens that a request may ask for, and gets if it asks for none.
         max_prompt_tokens: maximum prompt tokens of a request; 0 for as many as the model has positions.
         max_body_bytes: maximum size of a request.
+        max_media: maximum images and recordings of a request.
+        max_media_bytes: maximum size of each; where a model takes media, a request may be as much larger.
+        max_pixels: maximum pixels of an image.
+        max_audio_seconds: maximum length of a recording.
+        media_hosts: hosts that images may be fetched from, "*.example.com" for all below one, "*" for any public one;
+            none to fetch nothing.
+        fetch_seconds: maximum time to fetch an image.
         max_choices: maximum answers to one request, over all its prompts.
         max_connections: maximum requests that are being answered; more get 503, `/health` excepted. As many connections
             may be open; beyond, the one that has had no request for longest is closed.
@@ -108,6 +115,20 @@ class ServingOptions:
         0, "maximum prompt tokens per request; default: what the model has positions for", kinds.whole(0)
     )
     max_body_bytes: int = _limit(1 << 20, "maximum size of a request; default: 1MiB", kinds.size(min=1))
+    max_media: int = _limit(8, "maximum images and recordings per request", kinds.whole(0))
+    max_media_bytes: int = _limit(
+        20 << 20, "maximum size of an image or a recording; default: 20MiB", kinds.size(min=1)
+    )
+    max_pixels: int = _limit(16 << 20, "maximum pixels of an image; default: 16,777,216", kinds.whole(1))
+    max_audio_seconds: float = _limit(1800.0, "maximum length of a recording", kinds.seconds())
+    media_hosts: tuple[str, ...] = _server(
+        (),
+        "fetch images from this host, *.example.com or * for any; may be repeated; default: nothing is fetched",
+        kinds.text("it is empty", metavar="HOST"),
+        flag="--media-host",
+        several=True,
+    )
+    fetch_seconds: float = _limit(10.0, "maximum time to fetch an image", kinds.seconds())
     max_choices: int = _limit(16, "maximum answers to a request", kinds.whole(1))
     max_connections: int = _limit(512, "maximum requests being answered", kinds.whole(1))
     request_seconds: float = _limit(600.0, "maximum time of a request, waiting included", kinds.seconds())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from speculant.options.serving import ServingOptions
     from speculant.serving.engine_loop import EngineLoop
     from speculant.serving.grammars import GrammarCompiler
+    from speculant.serving.media import MediaReader
     from speculant.serving.prompts import PromptEncoder
 
 
@@ -33,7 +35,7 @@ class Service:
     Attributes:
         model: the served name.
         created: when, in seconds of the epoch.
-        engine, prompts, grammars, settings: the parts of the server.
+        engine, media, prompts, grammars, settings: the parts of the server.
         predicts: whether drafts can be copied from a `prediction`.
         max_nodes: of a draft.
     """
@@ -41,6 +43,7 @@ class Service:
     model: str
     created: int
     engine: EngineLoop
+    media: MediaReader
     prompts: PromptEncoder
     grammars: GrammarCompiler
     settings: ServingOptions
@@ -210,11 +213,16 @@ def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int) -> 
     """Return the tokens of a request; a prompt counts once, as its first of so many choices found it."""
     first = [ticket.stats for ticket in exchange.tickets[::choices]]
     cached = sum(stats.reused_tokens for stats in first if stats is not None)
+    media = Counter[str]()
+    for ticket in exchange.tickets[::choices]:
+        media.update(ticket.job.media_tokens)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        prompt_tokens_details=PromptDetails(cached_tokens=cached),
+        prompt_tokens_details=PromptDetails(
+            cached_tokens=cached, image_tokens=media["image"], audio_tokens=media["audio"]
+        ),
     )
 
 

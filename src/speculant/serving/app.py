@@ -26,6 +26,7 @@ from speculant.serving.errors import SERVER, ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
+from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
@@ -44,6 +45,7 @@ from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
 from speculant.serving.scoped_metrics import ScopedMetrics
 from speculant.serving.streams import EventStream, event
+from speculant.serving.transcriptions import HEARS, Transcriber, add_audio_routes, hears
 from speculant.serving.watch import Watch, add_watch_routes
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         buffer_tokens=settings.buffer_tokens,
         prefix_cache=settings.prefix_cache,
         prompt_chunk=settings.prompt_chunk or None,
+        refusal=HEARS if hears(speculator) else "",
         observer=metrics,
     )
     metrics.watch("num_requests_running", "Texts that are decoded.", engine.running)
@@ -90,11 +93,16 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     metrics.watch("prefix_cache_hits", "Prompts that began with what it held.", lambda own: engine.prefixes(own).hits)
     metrics.watch("prefix_cache_tokens", "Prompt tokens not computed.", lambda own: engine.prefixes(own).reused_tokens)
     metrics.watch("prefix_cache_bytes", "What it holds.", lambda own: engine.prefixes(own).bytes)
+    media = MediaReader(speculator, settings)
+    transcriber = Transcriber(
+        speculator, queue=settings.max_concurrency + settings.max_queue, seconds=settings.request_seconds
+    )
     service = Service(
         model=model,
         created=now(),
         engine=engine,
-        prompts=PromptEncoder(speculator, token_limit=settings.max_prompt_tokens),
+        media=media,
+        prompts=PromptEncoder(speculator, media, token_limit=settings.max_prompt_tokens),
         grammars=GrammarCompiler(speculator),
         settings=settings,
         predicts=can_route(speculator),
@@ -103,23 +111,24 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     app = FastAPI(
         title="Speculant",
         version=__version__,
-        lifespan=_lifespan(service, keeper),
+        lifespan=_lifespan(service, keeper, transcriber),
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        middleware=_middleware(settings, keys, metrics),
+        middleware=_middleware(settings, keys, metrics, body_bytes=_body_bytes(settings, media)),
     )
     app.state.unused_memories = keeper.unused
     add_error_handlers(app)
     add_openapi(app, keys=bool(keys))
     _add_text_routes(app, service)
+    add_audio_routes(app, service, transcriber)
     _add_token_routes(app, service)
-    _add_server_routes(app, service, metrics)
+    _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
     add_page_files(app)
     add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
     return app
 
 
-def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
+def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber) -> Any:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         service.engine.start(asyncio.get_running_loop())
@@ -132,14 +141,23 @@ def _lifespan(service: Service, keeper: MemoryKeeper) -> Any:
             saving.cancel()
             with suppress(asyncio.CancelledError):
                 await saving
+            await asyncio.to_thread(transcriber.close)
             service.prompts.close()
+            service.media.close()
             service.grammars.close()
             await asyncio.to_thread(keeper.close)
 
     return lifespan
 
 
-def _middleware(settings: ServingOptions, keys: list[str], metrics: ScopedMetrics) -> list[Middleware]:
+def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
+    """Return how large a body may be: that of one file beside what a request without media may have."""
+    return settings.max_body_bytes + (settings.max_media_bytes * 4 // 3 if media.rate or media.kinds else 0)
+
+
+def _middleware(
+    settings: ServingOptions, keys: list[str], metrics: ScopedMetrics, *, body_bytes: int
+) -> list[Middleware]:
     """Return what every request passes, the outermost first."""
     found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, maximum=settings.max_connections)]
     if settings.cors_origins:
@@ -150,7 +168,7 @@ def _middleware(settings: ServingOptions, keys: list[str], metrics: ScopedMetric
     if settings.hosts:
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
-    found.append(Middleware(BodyLimit, maximum=settings.max_body_bytes, seconds=settings.body_seconds))
+    found.append(Middleware(BodyLimit, maximum=body_bytes, seconds=settings.body_seconds))
     return found
 
 
@@ -186,8 +204,10 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         return DetokenizeResponse(prompt=await service.prompts.decode(body.tokens))
 
 
-def _add_server_routes(app: FastAPI, service: Service, metrics: ScopedMetrics) -> None:
-    card = ModelCard(id=service.model, created=service.created, max_model_len=service.prompts.positions)
+def _add_server_routes(app: FastAPI, service: Service, metrics: ScopedMetrics, *, takes: list[str]) -> None:
+    card = ModelCard(
+        id=service.model, created=service.created, max_model_len=service.prompts.positions, modalities=takes
+    )
 
     @app.get("/v1/models", responses=errors(*READING))
     async def models() -> ModelList:

@@ -42,13 +42,22 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
         raise ApiError(400, "'top_logprobs' needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
 
     async def begin(exchange: Exchange) -> ChatAnswer:
-        prompt = await service.prompts.chat(body.messages, plan.offered)
+        found = await service.prompts.messages(body.messages, plan.offered)
+        prompt = found.ids
         prediction = await _read_prediction(service, body)
         constraint = await service.compiled(body, plan.format or answer)
         for choice in range(body.choices):
             options = service.options(body, len(prompt), choice=choice) | {"constraint": constraint}
             exchange.submit(
-                Job(prompt=prompt, options=options, stop=body.stops, tenant=tenant_of(request), prediction=prediction)
+                Job(
+                    prompt=prompt,
+                    inputs=found.inputs,
+                    media_tokens=found.media_tokens,
+                    options=options,
+                    stop=body.stops,
+                    tenant=tenant_of(request),
+                    prediction=prediction,
+                )
             )
         return ChatAnswer(service, body, exchange, prompt, plan)
 

@@ -64,6 +64,7 @@ class EngineLoop:
         buffer_tokens: int,
         prefix_cache: int = 0,
         prompt_chunk: int | None = None,
+        refusal: str = "",
         observer: Observer,
     ) -> None:
         """Prepare; `start` begins.
@@ -76,6 +77,7 @@ class EngineLoop:
             buffer_tokens: of a request that may wait to be read.
             prefix_cache: bytes in which what prompts of one tenant have in common is kept; 0 for nothing.
             prompt_chunk: tokens of prompts between two rounds; None for as many as suit the device.
+            refusal: why the model does not decode texts from prompts; "" if it does.
             observer: is told of every event.
 
         Raises:
@@ -83,7 +85,7 @@ class EngineLoop:
         """
         self.speculator, self.size = speculator, size
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
-        self._places = size + queue
+        self._places, self._refusal = size + queue, refusal
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used: Counter[str] = Counter()  # places, by tenant; the event loop's
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
@@ -137,8 +139,10 @@ class EngineLoop:
         """Return an exchange for so many texts of a tenant.
 
         Raises:
-            ApiError: too many requests wait already.
+            ApiError: too many requests wait already, or the model does not decode texts.
         """
+        if self._refusal:
+            raise ApiError(400, self._refusal, code="unsupported")
         if self._used.total() + places > self._places:
             raise ApiError(
                 429,
@@ -216,7 +220,7 @@ class EngineLoop:
             job = ticket.job
             try:
                 generation = batch.add(
-                    job.prompt,
+                    job.given,
                     plain=job.plain or job.prompt_only,
                     watched=job.watched,
                     tenant=job.tenant,

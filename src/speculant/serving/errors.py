@@ -19,6 +19,7 @@ from speculant.serving.schemas import ChatRequest, CompletionRequest
 
 _LOG = logging.getLogger(__name__)
 INVALID, SERVER = "invalid_request_error", "server_error"
+_FORMS = "/v1/audio/"  # paths whose bodies are forms
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _TWINS = {
     _CHAT: (_TEXT, frozenset(CompletionRequest.model_fields)),
@@ -83,7 +84,10 @@ def add_error_handlers(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         found = validation_error(error.errors(), request.url.path)
-        if found.code != "missing_parameter" and not _is_json(request):  # of other types nothing was parsed
+        form = request.url.path.startswith(_FORMS)
+        if (
+            found.code != "missing_parameter" and not form and not _is_json(request)
+        ):  # of other types nothing was parsed
             message = "the body is not declared as JSON; send the header Content-Type: application/json."
             found = ApiError(415, message, code="unsupported_media_type")
         return found.response()

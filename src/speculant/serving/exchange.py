@@ -29,6 +29,8 @@ class Job:
     Attributes:
         prompt: token ids.
         options: of `Speculator.prepare`.
+        inputs: what the model's processor made of media, beside the ids.
+        media_tokens: how many of the ids stand for media, by their kind.
         stop: strings that end the text and are left out of it.
         tenant: whose memory drafts for it; "" for the shared one.
         prediction: token ids that the text is expected to resemble, or ().
@@ -39,12 +41,23 @@ class Job:
 
     prompt: Sequence[int]
     options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    media_tokens: Mapping[str, int] = field(default_factory=dict)
     stop: Sequence[str] = ()
     tenant: str = ""
     prediction: Sequence[int] = ()
     plain: bool = False
     prompt_only: bool = False
     watched: bool = False
+
+    @property
+    def given(self) -> Any:
+        """The prompt as `Speculator.prepare` takes it."""
+        if not self.inputs:
+            return self.prompt
+        from torch import tensor
+
+        return {"input_ids": tensor([list(self.prompt)]), **self.inputs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

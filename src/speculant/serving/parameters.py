@@ -43,7 +43,11 @@ _ONE_MODEL = "this server runs a single model that reads and writes text"
 _HOSTED = "a service of OpenAI's platform, which this server has no part in"
 PARAMETERS = (
     Parameter(name="model", note="the served model's name, see `/v1/models`; may be left out"),
-    Parameter(name="messages", note="text only; the model needs a chat template", endpoints=(CHAT,)),
+    Parameter(
+        name="messages",
+        note="text, and `image_url` and `input_audio` where the model takes them; the model needs a chat template",
+        endpoints=(CHAT,),
+    ),
     Parameter(name="prompt", note="text, token ids, or a list of either", endpoints=(COMPLETIONS,)),
     Parameter(name="stream", note="server-sent events"),
     Parameter(name="stream_options", note="`include_usage`; `include_obfuscation` only as false"),

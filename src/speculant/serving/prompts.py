@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from speculant.api.media_prompts import encode_messages, media_tokens
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
+from speculant.serving.media import MediaReader
 from speculant.serving.schemas import Message, TextPart, Tool
 from speculant.serving.tools import has_known_format, text_tokens
 
@@ -21,6 +24,21 @@ T = TypeVar("T")
 LONG_TOKEN = 16  # characters; texts of longer ones on average are rare
 SHORT = 2000  # characters, which take less time than waking a thread twice, and no more than a millisecond or two
 MESSAGE = 50  # characters that a message's part of the template counts as
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat's prompt.
+
+    Attributes:
+        ids: its tokens.
+        inputs: what the model's processor made beside them, of media; empty for text.
+        media_tokens: how many of the tokens stand for media, by their kind.
+    """
+
+    ids: list[int]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    media_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class PromptEncoder:
@@ -34,17 +52,19 @@ class PromptEncoder:
         text_tokens: see `tools.text_tokens`.
     """
 
-    def __init__(self, speculator: Speculator, *, token_limit: int) -> None:
+    def __init__(self, speculator: Speculator, media: MediaReader, *, token_limit: int) -> None:
         """Take the model's tokenizer.
 
         Args:
             speculator: the model.
+            media: reads what is in messages beside text.
             token_limit: of a prompt; 0 for what the model has positions for.
 
         Raises:
             ApiError: the model has no tokenizer.
         """
-        self.tokenizer = speculator.tokenizer
+        self.tokenizer, self._processor, self._media = speculator.tokenizer, speculator.processor, media
+        self._placeholders = media_tokens(speculator.model.config) if media.kinds else {}
         capabilities = speculator.engine.capabilities
         self.positions, self.vocabulary = capabilities.positions, capabilities.vocabulary
         limits = [limit for limit in (token_limit, self.positions and self.positions - 1) if limit]
@@ -69,8 +89,34 @@ class PromptEncoder:
         self.check(ids, param=param)
         return ids
 
+    async def messages(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> ChatPrompt:
+        """Return the prompt of messages, media included, ready for the answer.
+
+        Raises:
+            ApiError: the template does not take them, they are too long, or a file cannot be read.
+        """
+        files = [
+            (part.model_dump(), f"messages.{place}.content.{index}")
+            for place, message in enumerate(messages)
+            for index, part in enumerate(message.content if isinstance(message.content, list) else ())
+            if part.type != "text"
+        ]
+        own = getattr(self.tokenizer, "chat_template", None)  # of some models the processor alone has a template
+        if not self._media.kinds or (own and not files):
+            return ChatPrompt(await self.chat(messages, tools))
+        read = iter(await self._media.read(files))
+        rows = [_row(message, place, read) for place, message in enumerate(messages)]
+        work = partial(encode_messages, self._processor, rows, **self._template_options(tools))
+        inputs = await self._run(work, size=SHORT + 1)
+        ids: list[int] = inputs.pop("input_ids")[0].tolist()
+        self.check(ids, param="messages")
+        if not files:
+            return ChatPrompt(ids)
+        counts = {kind: sum(map(ids.count, tokens)) for kind, tokens in self._placeholders.items()}
+        return ChatPrompt(ids, inputs, counts)
+
     async def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
-        """Return the ids of messages in the model's chat template, ready for the answer.
+        """Return the ids of messages of text in the model's chat template, ready for the answer.
 
         Raises:
             ApiError: the template does not take them, or they are too long.
@@ -154,16 +200,7 @@ class PromptEncoder:
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
             raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
-        options: dict[str, Any] = {}
-        if tools:
-            if not has_known_format(self.tokenizer):
-                raise ApiError(
-                    400,
-                    "'tools' is not supported with this model: its chat template's format of tool calls is not known.",
-                    param="tools",
-                    code="unsupported_parameter",
-                )
-            options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+        options = self._template_options(tools)
         try:
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, **options)
         except SpeculantError:
@@ -174,6 +211,18 @@ class PromptEncoder:
         check_text(text, param="messages")
         begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         return self._ids(text, special=not begun)
+
+    def _template_options(self, tools: Sequence[Tool] | None) -> dict[str, Any]:
+        if not tools:
+            return {}
+        if not has_known_format(self.tokenizer):
+            raise ApiError(
+                400,
+                "'tools' is not supported with this model: its chat template's format of tool calls is not known.",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        return {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
 
 
 def check_text(text: str, *, param: str) -> None:
@@ -208,12 +257,18 @@ def join_content(content: str | Sequence[TextPart] | None, *, param: str) -> str
     return "".join(part.text or "" for part in content)
 
 
-def _row(message: Message, place: int) -> dict[str, Any]:
-    """Return a message as chat templates read them."""
-    row: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": join_content(message.content, param=f"messages.{place}.content"),
-    }
+def _row(message: Message, place: int, read: Iterator[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return a message as chat templates read them; with media, which were read in their order, as a list of parts."""
+    param = f"messages.{place}.content"
+    content: Any
+    if read is None or not isinstance(message.content, list):
+        content = join_content(message.content, param=param)
+    else:
+        content = [
+            {"type": "text", "text": join_content([part], param=param)} if part.type == "text" else next(read)
+            for part in message.content
+        ]
+    row: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.name is not None:
         row["name"] = message.name
     if message.tool_call_id is not None:

@@ -31,9 +31,11 @@ class Health(BaseModel):
 
 
 class PromptDetails(BaseModel):
-    """Tokens of a prompt that were not computed, since the prefix cache held them."""
+    """Tokens of a prompt that were not computed, since the prefix cache held them, and those that stand for media."""
 
     cached_tokens: int
+    image_tokens: int = 0
+    audio_tokens: int = 0
 
 
 class Usage(BaseModel):
@@ -156,13 +158,14 @@ class DetokenizeResponse(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """The served model."""
+    """The served model, and what its requests may hold; "transcription" for one that turns speech into text."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["speculant"] = "speculant"
     max_model_len: int | None = None
+    modalities: list[str]
 
 
 class ModelList(BaseModel):

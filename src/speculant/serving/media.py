@@ -1,0 +1,148 @@
+"""Images and sound in requests: bounded before they are decoded, on threads beside the event loop.
+
+A file of a few kilobytes can decode to gigabytes, so an image's pixels and a recording's length are read from its
+header and checked first, and only common formats are opened at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from speculant.api.media_prompts import media_kinds
+from speculant.core.errors import FileError, SpeculantError
+from speculant.options.serving import ServingOptions
+from speculant.serving.errors import ApiError
+from speculant.serving.fetching import Fetcher
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of images that are opened
+THREADS = 2
+DETAILS = (None, "auto", "low", "high")
+PARTS = {"image_url": "image", "input_audio": "audio"}  # what a part's type asks of the model
+
+
+class MediaReader:
+    """Reads the media of one model's requests.
+
+    Attributes:
+        kinds: that the model takes in chats, of "image" and "audio".
+        rate: samples a second of the model's recordings; None where it takes none.
+    """
+
+    def __init__(self, speculator: Speculator, settings: ServingOptions) -> None:
+        """Find out what the model takes."""
+        processor, capabilities = speculator.processor, speculator.engine.capabilities
+        found = media_kinds(processor) if processor is not None and capabilities.media else ()
+        self.kinds = tuple(kind for kind in found if kind != "video")
+        extractor = getattr(processor, "feature_extractor", None)
+        self.rate = None if extractor is None else int(getattr(extractor, "sampling_rate", 16_000))
+        self._max_files, self._max_bytes = settings.max_media, settings.max_media_bytes
+        self._max_pixels, self._max_seconds = settings.max_pixels, settings.max_audio_seconds
+        self._fetcher = Fetcher(settings.media_hosts, settings.max_media_bytes, settings.fetch_seconds)
+        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="speculant-media")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, parts: Sequence[tuple[Mapping[str, Any], str]]) -> list[dict[str, Any]]:
+        """Return parts of messages as `api.media_prompts` takes them: images and samples decoded.
+
+        Args:
+            parts: OpenAI's `image_url` and `input_audio`, and where each stands in the request.
+
+        Raises:
+            ApiError: there are too many, the model does not take their kind, or one cannot be read.
+        """
+        if len(parts) > self._max_files:
+            message = f"the request has {len(parts)} files, and at most {self._max_files} are taken."
+            raise ApiError(400, message, param=parts[self._max_files][1], code="invalid_media")
+        for part, param in parts:
+            self._check(part, param)
+        loop = asyncio.get_running_loop()
+        return list(
+            await asyncio.gather(
+                *(loop.run_in_executor(self._workers, self._read, part, param) for part, param in parts)
+            )
+        )
+
+    async def sound(self, data: bytes, *, param: str = "file") -> Any:
+        """Return the samples of a recording, Float32[N].
+
+        Raises:
+            ApiError: it is too large or too long, or cannot be read.
+        """
+        if len(data) > self._max_bytes:
+            raise _error(f"it is larger than {self._max_bytes} bytes", param)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._decode_sound, data, param)
+
+    def _check(self, part: Mapping[str, Any], param: str) -> None:
+        """Check what can be checked of a part before it is read."""
+        kind = PARTS.get(str(part.get("type")))
+        if kind is None or kind not in self.kinds:
+            taken = " and ".join(["text", *self.kinds])
+            message = f"content of type '{str(part.get('type'))[:40]}' is not supported: this model reads {taken}."
+            raise ApiError(400, message, param=param, code="unsupported_content")
+        named = part.get(str(part["type"]))
+        value = named.get("url" if kind == "image" else "data") if isinstance(named, Mapping) else None
+        if not isinstance(value, str) or not value:
+            wanted = '{"url": ...}' if kind == "image" else '{"data": base64, "format": ...}'
+            raise _error(f"a part of the type {part['type']} holds {wanted}", param)
+        if isinstance(named, Mapping) and kind == "image" and named.get("detail") not in DETAILS:
+            raise _error("'detail' is auto, low or high", param)
+        if len(value) > self._max_bytes * 4 // 3 + 100:
+            raise _error(f"it is larger than {self._max_bytes} bytes", param)
+
+    def _read(self, part: Mapping[str, Any], param: str) -> dict[str, Any]:
+        kind = PARTS[part["type"]]
+        if kind == "audio":
+            return {"type": kind, kind: self._decode_sound(_decode(part["input_audio"]["data"], param), param)}
+        url = part["image_url"]["url"]
+        if url[:5].lower() == "data:":
+            data = _decode(url.partition(",")[2], param)
+        else:
+            data = self._fetcher.fetch(url, param=param)
+        return {"type": kind, kind: self._decode_image(data, param)}
+
+    def _decode_image(self, data: bytes, param: str) -> Any:
+        """Return an image in RGB."""
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise ApiError(400, "images need the packages of speculant[media] on the server.", param=param) from error
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > self._max_pixels:
+                    raise _error(f"{width} x {height} pixels are more than {self._max_pixels}", param)
+                return image.convert("RGB")
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+            raise _error(f"it cannot be read as an image ({', '.join(FORMATS)}): {error}", param) from error
+
+    def _decode_sound(self, data: bytes, param: str) -> Any:
+        from speculant.api.transcription import read_sound
+
+        try:
+            return read_sound(io.BytesIO(data), self.rate or 16_000, max_seconds=self._max_seconds)
+        except (FileError, SpeculantError) as error:
+            raise _error(str(error).rstrip("."), param) from error
+
+
+def _decode(text: str, param: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _error(f"it is not valid base64 ({error})", param) from error
+
+
+def _error(reason: str, param: str) -> ApiError:
+    return ApiError(400, f"the file of '{param}' is not taken: {reason}.", param=param, code="invalid_media")

@@ -1,0 +1,256 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`, where the model turns speech into text.
+
+Recordings are decoded one after the other, on a thread of their own that alone touches the model: Whisper's long-form
+decoding is transformers' and takes a recording to its end, see `speculant.api.transcription`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import FastAPI, File, Form, Request, UploadFile
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from speculant.core.errors import UsageError
+from speculant.serving.access import note
+from speculant.serving.errors import SERVER, ApiError
+from speculant.serving.openapi import DECODING, errors
+from speculant.serving.streams import event, while_connected
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+    from speculant.api.transcription import Segment, Transcript
+    from speculant.serving.answers import Service
+
+Form_ = Literal["json", "text", "srt", "verbose_json", "vtt"]
+TIMED = ("srt", "vtt", "verbose_json")
+HEARS = "this model turns speech into text; send recordings to /v1/audio/transcriptions."
+READS = "this model does not turn speech into text; serve a Whisper model, such as openai/whisper-small."
+
+
+def hears(speculator: Speculator) -> bool:
+    """Return whether a model turns recordings into text, and does nothing else."""
+    model, processor = speculator.model, speculator.processor
+    return (
+        getattr(model, "main_input_name", "") == "input_features"
+        and hasattr(model, "generate_with_fallback")
+        and getattr(processor, "feature_extractor", None) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a client asks of a recording.
+
+    Attributes:
+        task: "transcribe" or "translate".
+        language: of the speech; None to find out.
+        prompt: text that the transcript continues; "" for none.
+        temperature: 0 for greedy decoding.
+        form: of the answer.
+        stream: whether it comes as events.
+    """
+
+    task: str
+    language: str | None
+    prompt: str
+    temperature: float
+    form: Form_
+    stream: bool
+
+
+class Transcriber:
+    """Turns the recordings of all clients into text.
+
+    Attributes:
+        works: whether the model does that at all.
+    """
+
+    def __init__(self, speculator: Speculator, *, queue: int, seconds: float) -> None:
+        """Prepare.
+
+        Args:
+            speculator: the model; nothing else uses it while this works.
+            queue: maximum number of recordings that are decoded or wait.
+            seconds: maximum time of one, waiting included.
+        """
+        self._speculator, self._queue, self._seconds = speculator, queue, seconds
+        self.works = hears(speculator)
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="speculant-transcriber")
+
+    def close(self) -> None:
+        """End the thread, once its recording has ended."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def transcribe(self, sound: Any, asked: Asked) -> Transcript:
+        """Return the transcript of samples Float32[N]; a client that leaves ends the decoding.
+
+        Raises:
+            ApiError: there is no room, it took too long, or the model refuses an option.
+        """
+        if self._waiting >= self._queue:
+            raise ApiError(
+                429,
+                f"the queue is full: at most {self._queue} recordings are decoded or wait. Try again.",
+                type="rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+        self._waiting += 1
+        ended = threading.Event()
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self._thread, self._decode, sound, asked, ended, time.monotonic() + self._seconds
+            )
+        finally:
+            ended.set()
+            self._waiting -= 1
+
+    def _decode(self, sound: Any, asked: Asked, ended: threading.Event, until: float) -> Transcript:
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        from speculant.api.transcription import transcribe
+
+        class _While(StoppingCriteria):  # type: ignore[misc]
+            def check(self) -> None:
+                if ended.is_set():
+                    raise ApiError(499, "the client closed the connection.", code="client_closed")
+                if time.monotonic() > until:
+                    message = "the recording took longer than the server allows. Send a shorter one."
+                    raise ApiError(504, message, type=SERVER, code="timeout")
+
+            def __call__(self, ids: Any, scores: Any, **_: Any) -> Any:
+                self.check()
+                return ids.new_zeros(len(ids)).bool()
+
+        going = _While()
+        going.check()
+        options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([going])}
+        processor = self._speculator.processor
+        if asked.prompt:
+            options["prompt_ids"] = processor.get_prompt_ids(asked.prompt, return_tensors="pt")
+        if asked.temperature:
+            options |= {"do_sample": True, "temperature": asked.temperature}
+        multilingual = getattr(self._speculator.model.generation_config, "is_multilingual", False)
+        if not multilingual and (asked.language not in (None, "en", "english") or asked.task == "translate"):
+            raise UsageError("this model knows English alone: leave 'language' out, and transcribe.")
+        return transcribe(
+            self._speculator,
+            processor,
+            sound,
+            language=asked.language if multilingual else None,
+            task=asked.task if multilingual else None,
+            timestamps=asked.form in TIMED,
+            options=options,
+        )
+
+
+def add_audio_routes(app: FastAPI, service: Service, transcriber: Transcriber) -> None:
+    """Add the endpoints of recordings."""
+
+    async def answer(request: Request, file: UploadFile, model: str | None, asked: Asked) -> Response:
+        service.check_model(model)
+        if not transcriber.works:
+            raise ApiError(400, READS, code="unsupported")
+        data = await file.read()
+        sound = await service.media.sound(data)
+        if not len(sound):
+            raise ApiError(400, "the recording is empty.", param="file", code="invalid_media")
+        found = await while_connected(request, transcriber.transcribe(sound, asked))
+        note(request, audio_seconds=round(found.seconds, 1))
+        if asked.stream:
+            return StreamingResponse(_events(found), media_type="text/event-stream")
+        return _respond(found, asked)
+
+    @app.post("/v1/audio/transcriptions", responses=errors(*DECODING))
+    async def transcriptions(
+        request: Request,
+        file: Annotated[UploadFile, File()],
+        model: Annotated[str | None, Form()] = None,
+        language: Annotated[str | None, Form(max_length=32)] = None,
+        prompt: Annotated[str, Form(max_length=4096)] = "",
+        response_format: Annotated[Form_, Form()] = "json",
+        temperature: Annotated[float, Form(ge=0, le=2)] = 0.0,
+        stream: Annotated[bool, Form()] = False,
+        granularities: Annotated[
+            list[Literal["segment", "word"]] | None, Form(alias="timestamp_granularities[]")
+        ] = None,
+    ) -> Response:
+        """Turn a recording into text in its own language."""
+        if "word" in (granularities or ()):
+            message = "times of words are not supported; ask for those of segments."
+            raise ApiError(400, message, param="timestamp_granularities", code="unsupported_parameter")
+        asked = Asked(
+            task="transcribe",
+            language=language or None,
+            prompt=prompt,
+            temperature=temperature,
+            form=response_format,
+            stream=stream,
+        )
+        return await answer(request, file, model, asked)
+
+    @app.post("/v1/audio/translations", responses=errors(*DECODING))
+    async def translations(
+        request: Request,
+        file: Annotated[UploadFile, File()],
+        model: Annotated[str | None, Form()] = None,
+        prompt: Annotated[str, Form(max_length=4096)] = "",
+        response_format: Annotated[Form_, Form()] = "json",
+        temperature: Annotated[float, Form(ge=0, le=2)] = 0.0,
+    ) -> Response:
+        """Turn a recording into English text."""
+        asked = Asked(
+            task="translate", language=None, prompt=prompt, temperature=temperature, form=response_format, stream=False
+        )
+        return await answer(request, file, model, asked)
+
+
+def _respond(found: Transcript, asked: Asked) -> Response:
+    if asked.form == "text":
+        return PlainTextResponse(found.text + "\n")
+    if asked.form == "srt":
+        return PlainTextResponse(_subtitles(found.segments, mark=","))
+    if asked.form == "vtt":
+        return PlainTextResponse("WEBVTT\n\n" + _subtitles(found.segments, mark="."), media_type="text/vtt")
+    body: dict[str, Any] = {"text": found.text, "usage": _usage(found)}
+    if asked.form == "verbose_json":
+        segments = [
+            {"id": place, "start": each.start, "end": each.end, "text": each.text}
+            for place, each in enumerate(found.segments)
+        ]
+        body |= {"task": asked.task, "language": asked.language or "", "duration": found.seconds, "segments": segments}
+    return JSONResponse(body)
+
+
+async def _events(found: Transcript) -> AsyncIterator[bytes]:
+    """Yield OpenAI's events: all text at once, since a fallback to a higher temperature takes back what came before."""
+    yield event({"type": "transcript.text.delta", "delta": found.text})
+    yield event({"type": "transcript.text.done", "text": found.text, "usage": _usage(found)})
+
+
+def _usage(found: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(found.seconds)}
+
+
+def _subtitles(segments: tuple[Segment, ...], *, mark: str) -> str:
+    """Return segments as SubRip (comma before the milliseconds, numbered) or WebVTT (full stop)."""
+    lines = []
+    for place, each in enumerate(segments, 1):
+        number = f"{place}\n" if mark == "," else ""
+        lines.append(f"{number}{_time(each.start, mark)} --> {_time(each.end, mark)}\n{each.text.strip()}\n\n")
+    return "".join(lines)
+
+
+def _time(seconds: float, mark: str) -> str:
+    whole = round(seconds * 1000)
+    return f"{whole // 3_600_000:02}:{whole // 60_000 % 60:02}:{whole // 1000 % 60:02}{mark}{whole % 1000:03}"

@@ -1,0 +1,109 @@
+"""Recordings through the official client: texts and times are those of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from openai import AsyncOpenAI
+
+from servers import MODEL, client_of, make_app, running
+from speculant import Speculator
+from speculant.api.transcription import transcribe
+from whispers import RATE, build_whisper
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore")]  # transformers warns of Whisper's own options
+
+
+def recording(seconds: float, kind: str = "WAV") -> bytes:
+    """Return a file of noise."""
+    file = io.BytesIO()
+    soundfile.write(file, sound(seconds), RATE, format=kind, subtype="FLOAT" if kind == "WAV" else None)
+    return file.getvalue()
+
+
+def sound(seconds: float) -> Any:
+    """Return samples Float32[N]."""
+    return np.random.default_rng(1).normal(0, 0.3, int(seconds * RATE)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def hearing() -> Speculator:
+    """Return a speculator of a tiny Whisper."""
+    model, processor = build_whisper()
+    return Speculator.from_transformers(model, processor, method="mix", nodes=6, fast=False)
+
+
+async def test_the_official_client_gets_the_text_in_every_form(hearing: Speculator) -> None:
+    """Guards the forms of an answer, streams, and that nobody else's recording changes a text."""
+    expected = transcribe(hearing, hearing.processor, sound(2.4), timestamps=True)
+    short = transcribe(hearing, hearing.processor, sound(0.8))
+    app = make_app(hearing)
+    async with running(app), client_of(app) as http:
+        client = AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
+        create: Any = client.audio.transcriptions.create
+        named = ("a.wav", recording(2.4))
+        found = await create(model=MODEL, file=named, response_format="verbose_json")
+        assert found.text == expected.text
+        assert [(each.start, each.end, each.text) for each in found.segments] == [
+            (each.start, each.end, each.text) for each in expected.segments
+        ]
+        assert round(found.duration, 1) == 2.4
+        srt = await create(model=MODEL, file=named, response_format="srt")
+        assert srt.startswith("1\n00:00:00")
+        assert srt.count(" --> ") == len(expected.segments)
+        vtt = await create(model=MODEL, file=named, response_format="vtt")
+        assert vtt.startswith("WEBVTT\n\n00:00:00.")
+        texts = await asyncio.gather(*(create(model=MODEL, file=("a.wav", recording(0.8))) for _ in range(3)))
+        assert {each.text for each in texts} == {short.text}
+        assert (await create(model=MODEL, file=("a.wav", recording(0.8)), response_format="text")).strip() == short.text
+        events = [event async for event in await create(model=MODEL, file=("a.wav", recording(0.8)), stream=True)]
+        assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]
+        assert events[-1].text == short.text
+        card = (await client.models.list()).data[0]
+        assert card.model_dump()["modalities"] == ["transcription"]
+
+
+async def test_what_cannot_be_heard_is_refused(hearing: Speculator) -> None:
+    """Guards bad recordings and options: each is a 400 with the reason, and good ones go on."""
+    app = make_app(hearing, max_audio_seconds=3, max_media_bytes=300_000)
+
+    async with running(app), client_of(app) as client:
+
+        async def send(data: bytes | None, **form: str) -> httpx2.Response:
+            files = {} if data is None else {"file": ("a.wav", data)}
+            return await client.post("/v1/audio/transcriptions", files=files, data=form)
+
+        for answer, said in [
+            (await send(b""), "cannot read"),
+            (await send(b"RIFF not sound"), "cannot read"),
+            (await send(recording(4)), "at most 3 s"),
+            (await send(bytes(400_000)), "larger"),
+            (await send(None), "file"),
+            (await send(recording(0.5), model="another"), "no model"),
+            (await send(recording(0.5), response_format="xml"), "response_format"),
+            (await send(recording(0.5), language="de"), "English"),
+            (await send(recording(0.5), **{"timestamp_granularities[]": "word"}), "words"),
+            (await client.post("/v1/audio/translations", files={"file": ("a.wav", recording(0.5))}), "English"),
+            (
+                await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "w1"}]}),
+                "speech",
+            ),
+        ]:
+            assert answer.status_code in (400, 404), answer.text
+            assert said in answer.json()["error"]["message"], answer.text
+        assert (await send(recording(0.5))).status_code == 200
+
+
+async def test_other_models_hear_nothing(speculator: Speculator) -> None:
+    """Guards text models: the error says what to serve."""
+    app = make_app(speculator)
+    async with running(app), client_of(app) as client:
+        answer = await client.post("/v1/audio/transcriptions", files={"file": ("a.wav", recording(0.1))})
+    assert answer.status_code == 400
+    assert "whisper" in answer.json()["error"]["message"]
