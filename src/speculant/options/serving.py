@@ -47,6 +47,8 @@ class ServingOptions:
         max_new_tokens: maximum new tokens that a request may ask for, and gets if it asks for none.
         max_prompt_tokens: maximum prompt tokens of a request; 0 for as many as the model has positions.
         max_body_bytes: maximum size of a request.
+        response_store: bytes of answers to `/v1/responses` that are kept for each key, for `previous_response_id`; at
+            most 1,000 of them, in memory only. 0 for none.
         max_choices: maximum answers to one request, over all its prompts.
         max_connections: maximum requests that are being answered; more get 503, `/health` excepted. As many connections
             may be open; beyond, the one that has had no request for longest is closed.
@@ -108,6 +110,11 @@ class ServingOptions:
         0, "maximum prompt tokens per request; default: what the model has positions for", kinds.whole(0)
     )
     max_body_bytes: int = _limit(1 << 20, "maximum size of a request; default: 1MiB", kinds.size(min=1))
+    response_store: int = _limit(
+        64 << 20,
+        "size for answers of /v1/responses that are kept, per key; default: 64MiB, 0 for none",
+        kinds.size(none=True),
+    )
     max_choices: int = _limit(16, "maximum answers to a request", kinds.whole(1))
     max_connections: int = _limit(512, "maximum requests being answered", kinds.whole(1))
     request_seconds: float = _limit(600.0, "maximum time of a request, waiting included", kinds.seconds())
