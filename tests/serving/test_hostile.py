@@ -35,6 +35,10 @@ FLOODS = [
     ("prompts", TEXTS, completion([None] * 100_000)),
     ("empty prompts", TEXTS, completion([[]] * 100_000)),
     ("prompts of no ids", TEXTS, completion([["a"]] * 50_000)),
+    ("items", "/v1/responses", {"input": [{"role": "nobody"}] * 4096}),
+    ("parts of items", "/v1/responses", {"input": [{"role": "user", "content": [{"type": 5}] * 4096}]}),
+    ("metadata of responses", "/v1/responses", {"input": "a", "metadata": {f"x{place}": 1 for place in range(20_000)}}),
+    ("tools of responses", "/v1/responses", {"input": "a", "tools": [{"type": 5}] * 50_000}),
     ("tokens", "/detokenize", {"tokens": ["a"] * 100_000}),
     ("page", "/page/generate", {"prompt": "a"} | {f"field{number}": 1 for number in range(20_000)}),
 ]  # fmt: skip

@@ -28,9 +28,9 @@ async def test_a_client_that_leaves_ends_the_stream() -> None:
     """Nothing more is sent once the client has gone."""
     sent, exchange = list[bytes](), _exchange()
 
-    async def endless() -> AsyncIterator[dict[str, Any]]:
+    async def endless() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
-        yield {}
+        yield b""
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_ends_the_stream() -> None:
     async def left() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    await EventStream(endless(), exchange)({}, left, send)
+    await EventStream(endless(), exchange, failed=lambda _: b"")({}, left, send)
     assert sent == [b""]
     with pytest.raises(Exception, match="closed"):
         await exchange.get()

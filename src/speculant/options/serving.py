@@ -54,6 +54,8 @@ class ServingOptions:
         media_hosts: hosts that images may be fetched from, "*.example.com" for all below one, "*" for any public one;
             none to fetch nothing.
         fetch_seconds: maximum time to fetch an image.
+        response_store: bytes of answers to `/v1/responses` that are kept for each key, for `previous_response_id`; at
+            most 1,000 of them, in memory only. 0 for none.
         max_choices: maximum answers to one request, over all its prompts.
         max_connections: maximum requests that are being answered; more get 503, `/health` excepted. As many connections
             may be open; beyond, the one that has had no request for longest is closed.
@@ -129,6 +131,11 @@ class ServingOptions:
         several=True,
     )
     fetch_seconds: float = _limit(10.0, "maximum time to fetch an image", kinds.seconds())
+    response_store: int = _limit(
+        64 << 20,
+        "size for answers of /v1/responses that are kept, per key; default: 64MiB, 0 for none",
+        kinds.size(none=True),
+    )
     max_choices: int = _limit(16, "maximum answers to a request", kinds.whole(1))
     max_connections: int = _limit(512, "maximum requests being answered", kinds.whole(1))
     request_seconds: float = _limit(600.0, "maximum time of a request, waiting included", kinds.seconds())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,9 +28,13 @@ from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
+from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
+from speculant.serving.messages_api import count_tokens, create_message
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
 from speculant.serving.prompts import PromptEncoder
+from speculant.serving.response_schemas import ItemList, ResponseDeleted, ResponseObject, ResponseRequest
+from speculant.serving.response_store import ResponseStore
 from speculant.serving.responses import (
     ChatResponse,
     CompletionResponse,
@@ -40,6 +44,7 @@ from speculant.serving.responses import (
     ModelList,
     TokenizeResponse,
 )
+from speculant.serving.responses_api import create_response
 from speculant.serving.room import RequestRoom
 from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
@@ -121,6 +126,8 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     add_openapi(app, keys=bool(keys))
     _add_text_routes(app, service)
     add_audio_routes(app, service, transcriber)
+    _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
+    _add_message_routes(app, service)
     _add_token_routes(app, service)
     _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
     add_page_files(app)
@@ -161,10 +168,8 @@ def _middleware(
     """Return what every request passes, the outermost first."""
     found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, maximum=settings.max_connections)]
     if settings.cors_origins:
-        origins = list(settings.cors_origins)
-        found.append(
-            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-        )
+        origins, methods = list(settings.cors_origins), ["GET", "POST", "DELETE"]
+        found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]))
     if settings.hosts:
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
@@ -184,6 +189,48 @@ def _add_text_routes(app: FastAPI, service: Service) -> None:
         return _response(await create_completion(service, body, request))
 
 
+def _add_response_routes(app: FastAPI, service: Service, store: ResponseStore) -> None:
+    @app.post("/v1/responses", response_model=ResponseObject, responses=texts("response"))
+    async def responses(body: Annotated[ResponseRequest, Body()], request: Request) -> Response:
+        """Answer in the form of OpenAI's Responses API."""
+        return _response(*await create_response(service, store, body, request))
+
+    @app.get("/v1/responses/{name}", responses=errors(*READING, 404))
+    async def kept_response(name: str, request: Request) -> ResponseObject:
+        """Return a response that is kept."""
+        return ResponseObject.model_validate(store.get(tenant_of(request), name).response)
+
+    @app.delete("/v1/responses/{name}", responses=errors(*READING, 404))
+    async def delete_response(name: str, request: Request) -> ResponseDeleted:
+        """Let go of a response."""
+        store.delete(tenant_of(request), name)
+        return ResponseDeleted(id=name)
+
+    @app.post("/v1/responses/{name}/cancel", responses=errors(*READING, 400, 404, 408, 413))
+    async def cancel_response(name: str, request: Request) -> ResponseObject:
+        """End the decoding of a response that is being streamed."""
+        return ResponseObject.model_validate(store.cancel(tenant_of(request), name))
+
+    @app.get("/v1/responses/{name}/input_items", responses=errors(*READING, 404))
+    async def input_items(name: str, request: Request) -> ItemList:
+        """Return the items of a kept response's input."""
+        items = list(store.get(tenant_of(request), name).items)
+        first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+        return ItemList(data=items, first_id=first, last_id=last)
+
+
+def _add_message_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_model=MessageObject, responses=texts("message"))
+    async def messages(body: Annotated[MessagesRequest, Body()], request: Request) -> Response:
+        """Answer in the form of Anthropic's Messages API."""
+        return _response(*await create_message(service, body, request))
+
+    @app.post("/v1/messages/count_tokens", responses=errors(*BODY))
+    async def count_message_tokens(body: Annotated[CountRequest, Body()]) -> TokenCount:
+        """Return how many tokens a prompt has."""
+        return await count_tokens(service, body)
+
+
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", responses=errors(*BODY))
     async def tokenize(body: Annotated[TokenizeRequest, Body()]) -> TokenizeResponse:
@@ -192,7 +239,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "send 'prompt' or 'messages', one of the two.", code="invalid_value")
         if body.messages is not None:
-            ids = await service.prompts.chat(body.messages)
+            ids = (await service.prompts.messages(body.messages)).ids
         else:
             ids = await service.prompts.text(body.prompt or "", special=body.add_special_tokens is not False)
         return TokenizeResponse(count=len(ids), max_model_len=service.prompts.positions, tokens=ids)
@@ -240,10 +287,10 @@ def _add_server_routes(app: FastAPI, service: Service, metrics: ScopedMetrics, *
         return Response(metrics.of(tenant_of(request)).page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _response(answer: BaseModel | Response) -> Response:
+def _response(answer: BaseModel | Response, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(answer, Response):
         return answer
     body = answer.model_dump()
     if body.get("metrics") is None:
         body.pop("metrics", None)
-    return JSONResponse(body)
+    return JSONResponse(body, headers=headers)

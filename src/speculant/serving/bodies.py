@@ -37,10 +37,10 @@ class BodyLimit:
             error = ApiError(
                 408, "the body did not arrive in time.", code="body_timeout", headers={"Connection": "close"}
             )
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         except ApiError as error:
-            await refuse(error, receive if arriving else None, send, seconds=self._seconds)
+            await refuse(error, scope["path"], receive if arriving else None, send, seconds=self._seconds)
             return
         if body is None:  # the client has gone
             return
@@ -77,7 +77,7 @@ class BodyLimit:
         return ApiError(413, f"the body is larger than {self._maximum} bytes. Shorten it.", code="body_too_large")
 
 
-async def refuse(error: ApiError, receive: Receive | None, send: Send, *, seconds: float) -> None:
+async def refuse(error: ApiError, path: str, receive: Receive | None, send: Send, *, seconds: float) -> None:
     """Answer a request of which a body may still be on its way: at once, but end the answer only when it has arrived.
 
     Closing a connection on which data have not been read resets it, and a client that sends all before it reads would
@@ -85,10 +85,11 @@ async def refuse(error: ApiError, receive: Receive | None, send: Send, *, second
 
     Args:
         error: the answer.
+        path: of the request.
         receive, send: of the request; None for the first where its body has arrived.
         seconds: that the body may take.
     """
-    response = error.response()
+    response = error.response(path)
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     if receive is not None:

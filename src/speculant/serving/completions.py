@@ -19,7 +19,8 @@ from speculant.serving.answers import (
     prompt_logprobs_of,
     usage,
 )
-from speculant.serving.endpoint import Answer, respond
+from speculant.serving.chunks import ChunkedAnswer
+from speculant.serving.endpoint import respond
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import format_of
@@ -81,7 +82,7 @@ async def _echo(service: Service, body: CompletionRequest, prompt: str | list[in
     return prompt if isinstance(prompt, str) else await service.prompts.decode(ids)
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChunkedAnswer):
     """Continuations of one prompt or several."""
 
     kind = "cmpl", "text_completion"
@@ -94,7 +95,8 @@ class CompletionAnswer(Answer):
         prompts: list[list[int]],
         echoes: list[str],
     ) -> None:
-        self._service, self._body, self._exchange = service, body, exchange
+        super().__init__(service, body, exchange)
+        self._body: CompletionRequest = body
         self._prompts = [prompts[index // body.choices] for index in range(len(exchange.tickets))]
         self._echoes = [echoes[index // body.choices] for index in range(len(exchange.tickets))]
         self.prompt, self.completion = sum(map(len, prompts)), 0

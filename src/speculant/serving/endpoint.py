@@ -1,15 +1,16 @@
-"""How a text request is answered, by both endpoints: places in the queue, jobs, the response whole or streamed."""
+"""How a text request is answered, in every protocol: places in the queue, jobs, the response whole or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
 from speculant.serving.access import note
-from speculant.serving.answers import Service, chunker, metrics_of, outcome, usage
+from speculant.serving.answers import Service, outcome
+from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange
 from speculant.serving.keys import tenant_of
 from speculant.serving.schemas import SamplingRequest
@@ -21,19 +22,18 @@ class Answer(Protocol):
 
     Attributes:
         prompt: tokens of all its prompts.
-        completion: tokens of its texts that were streamed so far.
-        kind: of its chunks, and the prefix of their ids.
     """
 
     prompt: int
-    completion: int
-    kind: tuple[str, str]
 
     async def whole(self) -> BaseModel:
         """Return the response, once all texts have ended."""
 
-    def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the choices of each chunk of the stream, from the first delta on."""
+    def events(self, first: tuple[int, Delta]) -> AsyncIterator[bytes]:
+        """Yield the server-sent events of the stream, from the first delta on."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the end of a stream that failed."""
 
 
 async def respond(
@@ -43,6 +43,7 @@ async def respond(
     *,
     texts: int,
     begin: Callable[[Exchange], Coroutine[Any, Any, Answer]],
+    headers: Mapping[str, str] | None = None,
 ) -> BaseModel | EventStream:
     """Return the response to a request; whatever happens, its places in the queue are given back.
 
@@ -52,6 +53,7 @@ async def respond(
         request: its HTTP request.
         texts: to be decoded.
         begin: submits their jobs.
+        headers: of a streamed response.
 
     Raises:
         ApiError: there is no room, or the request cannot be honoured.
@@ -63,8 +65,8 @@ async def respond(
         if not body.stream:
             return await while_connected(request, answer.whole())
         first = await while_connected(request, exchange.get())
-        chunks = _chunks(service, body, request, exchange, answer, first)
-        return EventStream(chunks, exchange)
+        events = _noted(answer.events(first), request, exchange)
+        return EventStream(events, exchange, failed=answer.failed, headers=headers)
     except BaseException:
         exchange.close()
         raise
@@ -74,23 +76,8 @@ async def respond(
             exchange.close()
 
 
-async def _chunks(
-    service: Service,
-    body: SamplingRequest,
-    request: Request,
-    exchange: Exchange,
-    answer: Answer,
-    first: tuple[int, Delta],
-) -> AsyncIterator[dict[str, Any]]:
-    prefix, kind = answer.kind
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    chunk = chunker(prefix, kind, service.model, with_usage=with_usage)
-    left = len(exchange.tickets)
-    async for choices in answer.chunks(first):
-        left -= sum(choice["finish_reason"] is not None for choice in choices)
-        # Clients read the first choice of every chunk, unless they asked for one with usage alone.
-        yield chunk(choices) if left or with_usage else chunk(choices, **metrics_of(service, exchange))
+async def _noted(events: AsyncIterator[bytes], request: Request, exchange: Exchange) -> AsyncIterator[bytes]:
+    """Yield events; at their end the log is told how decoding went."""
+    async for each in events:
+        yield each
     note(request, **outcome(exchange))
-    if with_usage:
-        tokens = usage(exchange, answer.prompt, answer.completion, choices=body.choices)
-        yield chunk([], **metrics_of(service, exchange), usage=tokens.model_dump())

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, and for Anthropic's paths in theirs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _TWINS = {
     _CHAT: (_TEXT, frozenset(CompletionRequest.model_fields)),
     _TEXT: (_CHAT, frozenset(ChatRequest.model_fields)),
+}
+ANTHROPIC = "/v1/messages"  # and what is below it
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 LONGEST = 1000  # characters of a message, which may quote what a client sent
 
@@ -57,9 +66,16 @@ class ApiError(Exception):
         """Return what the client gets."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """Return it as a response."""
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        """Return it as a response, in the form of the protocol that a path belongs to."""
+        body = anthropic_body(self) if path.startswith(ANTHROPIC) else self.body()
+        return JSONResponse(body, self.status, headers=self.headers)
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Return an error in Anthropic's form."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -75,11 +91,11 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have every error of an application answered in OpenAI's form."""
+    """Have every error of an application answered in its protocol's form."""
 
-    async def expected(_request: Request, error: Exception) -> JSONResponse:
+    async def expected(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.url.path)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -90,18 +106,18 @@ def add_error_handlers(app: FastAPI) -> None:
         ):  # of other types nothing was parsed
             message = "the body is not declared as JSON; send the header Content-Type: application/json."
             found = ApiError(415, message, code="unsupported_media_type")
-        return found.response()
+        return found.response(request.url.path)
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return routing_error(request, error).response()
+        return routing_error(request, error).response(request.url.path)
 
-    async def known(_request: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response(request.url.path)
 
-    async def unexpected(_request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
         _LOG.error("a request failed", exc_info=error)
-        return api_error(error).response()
+        return api_error(error).response(request.url.path)
 
     app.add_exception_handler(ApiError, expected)
     app.add_exception_handler(RequestValidationError, invalid)

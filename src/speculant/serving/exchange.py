@@ -108,6 +108,11 @@ class Ticket:
         self.finished = False
         self._filter = StopFilter(job.stop)
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, None where none has."""
+        return self._filter.found
+
     def take(self, generation: Generation, piece: Piece, *, last: bool) -> Delta:
         """Return what a piece adds; on the thread that decodes. A stop string in it ends the text.
 
@@ -188,10 +193,16 @@ class Exchange:
         self._deltas.append((ticket.index, delta))
         self._buffered += delta.tokens
         if self._buffered > self._maximum:
-            self._deltas.clear()
-            error = ApiError(408, "the client reads its answer too slowly.", code="slow_client")
-            self._deltas.append((ticket.index, Delta(error=error)))
-            self._end_tickets()
+            self.fail(ApiError(408, "the client reads its answer too slowly.", code="slow_client"))
+        self._arrived.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End what is decoded; the reader gets the error next."""
+        if self._closed:
+            return
+        self._deltas.clear()
+        self._deltas.append((0, Delta(error=error)))
+        self._end_tickets()
         self._arrived.set()
 
     async def get(self) -> tuple[int, Delta]:

@@ -35,7 +35,7 @@ class HostCheck:
             f"variable {PREFIX}ALLOWED_HOSTS, names separated by commas.",
             code="host_not_allowed",
         )
-        await refuse(error, receive, send, seconds=self._seconds)
+        await refuse(error, scope["path"], receive, send, seconds=self._seconds)
 
 
 async def _trust(scope: Scope, _receive: Receive, _send: Send) -> None:

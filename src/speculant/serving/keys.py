@@ -48,12 +48,12 @@ class KeyCheck:
             if tenant is None:
                 error = ApiError(
                     401,
-                    "a valid API key is needed, in the header 'Authorization: Bearer KEY'.",
+                    "a valid API key is needed, in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                     type="authentication_error",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-                await refuse(error, receive, send, seconds=self._seconds)
+                await refuse(error, scope["path"], receive, send, seconds=self._seconds)
                 return
             scope[_TENANT] = tenant
         await self._app(scope, receive, send)
@@ -62,8 +62,10 @@ class KeyCheck:
         given = b""
         for name, value in scope["headers"]:
             if name == b"authorization":
-                scheme, _, given = value.partition(b" ")
-                given = given.strip() if scheme.lower() == b"bearer" else b""
+                scheme, _, bearer = value.partition(b" ")
+                given = bearer.strip() if scheme.lower() == b"bearer" else b""
+            elif name == b"x-api-key" and not given:  # as Anthropic's clients send it
+                given = value.strip()
         digest, found = hashlib.sha256(given).digest(), None
         for known, tenant in self._keys.items():  # all of them, so that the time does not depend on which
             if hmac.compare_digest(known, digest):

@@ -74,6 +74,11 @@ class PromptEncoder:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
         self._submitted: list[Future[Any]] = []  # two threads must not use a tokenizer that keeps state
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template, of its tokenizer or of its processor."""
+        return any(getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
+
     def close(self) -> None:
         """End the thread."""
         self._worker.shutdown(cancel_futures=True)

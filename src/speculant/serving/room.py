@@ -29,7 +29,7 @@ class RequestRoom:
                 code="no_room",
                 headers={"Retry-After": "1", "Connection": "close"},  # a body that is on its way is not read
             )
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         self._count += 1
         try:

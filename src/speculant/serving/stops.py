@@ -13,6 +13,7 @@ class StopFilter:
     Attributes:
         stopped: whether a stop string was found.
         rest: what followed it so far.
+        found: it, None where none was found.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -20,6 +21,7 @@ class StopFilter:
         self._stops = tuple(stops)
         self._held = ""
         self.stopped, self.rest = False, ""
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """Add text; return what may be sent now."""
@@ -33,6 +35,7 @@ class StopFilter:
         if places:
             place, length = min(places)
             self.stopped, self._held, self.rest = True, "", text[place + length :]
+            self.found = text[place : place + length]
             return text[:place]
         kept = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - kept :]

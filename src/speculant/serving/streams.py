@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -24,26 +24,37 @@ _LOG = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
-def event(value: Any) -> bytes:
-    """Return a server-sent event."""
-    return b"data: " + to_json(value) + b"\n\n"
+def event(value: Any, *, name: str | None = None) -> bytes:
+    """Return a server-sent event, with its name where the protocol has names."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(value) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends chunks as server-sent events; an error in the middle becomes an event."""
+    """Sends server-sent events; an error in the middle becomes the last one."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[dict[str, Any]], exchange: Exchange) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        exchange: Exchange,
+        *,
+        failed: Callable[[ApiError], bytes],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Take what is to be sent.
 
         Args:
-            chunks: of the answer.
+            events: of the answer.
             exchange: closed in the end.
+            failed: makes the end of a stream of which an error cuts the rest.
+            headers: of the response, beside those of every stream.
         """
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=own | dict(headers or {}))
         del self.headers["content-length"]
-        self._chunks, self._exchange = chunks, exchange
+        self._events, self._exchange, self._failed = events, exchange, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until the client leaves."""
@@ -58,13 +69,12 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async for chunk in self._chunks:
-                await _send(send, event(chunk))
+            async for each in self._events:
+                await _send(send, each)
         except Exception as error:
             if not isinstance(error, ApiError):
                 _LOG.error("a stream failed", exc_info=error)
-            await _send(send, event(api_error(error).body()))
-        await _send(send, DONE)
+            await _send(send, self._failed(api_error(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

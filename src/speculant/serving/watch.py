@@ -26,7 +26,7 @@ from speculant.serving.keys import tenant_of
 from speculant.serving.memory_keeper import memory_bytes
 from speculant.serving.schemas import CompletionRequest, Message
 from speculant.serving.scoped_metrics import ScopedMetrics
-from speculant.serving.streams import EventStream, while_connected
+from speculant.serving.streams import DONE, EventStream, event, while_connected
 from speculant.serving.token_types import Finite
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Watch:
             note(request, prompt_tokens=len(ids))
             _, first = await while_connected(request, exchange.get())
             events = self._events(exchange, first, "none" if plain else self._method, ids, request)
-            return EventStream(events, exchange)
+            return EventStream(_in_frames(events), exchange, failed=lambda error: event(error.body()) + DONE)
         except BaseException:
             exchange.close()
             raise
@@ -115,7 +115,7 @@ class Watch:
             "version": __version__,
             "model": self._service.model,
             "method": self._method,
-            "chat": bool(getattr(prompts.tokenizer, "chat_template", None)),
+            "chat": prompts.chats,
             "max_tokens": min(settings.max_new_tokens, prompts.positions or settings.max_new_tokens),
             "memory": memory | {"drafts": drafts, "hits": hits, "phrases": self._phrases()},
         }
@@ -219,3 +219,10 @@ def add_watch_routes(app: FastAPI, watch: Watch) -> None:
     async def state(request: Request) -> dict[str, Any]:
         """Describe the server and its memory."""
         return await watch.state(request)
+
+
+async def _in_frames(values: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Yield the events of values, and that they end."""
+    async for value in values:
+        yield event(value)
+    yield DONE

@@ -1,0 +1,60 @@
+"""Streams of chunks, as chat and completions have them: their choices, usage at the end, errors, `[DONE]`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from speculant.serving.answers import Service, chunker, metrics_of, usage
+from speculant.serving.errors import ApiError
+from speculant.serving.exchange import Delta, Exchange
+from speculant.serving.schemas import SamplingRequest
+from speculant.serving.streams import DONE, event
+
+
+class ChunkedAnswer(ABC):
+    """An answer that is streamed as chunks.
+
+    Attributes:
+        prompt: tokens of all its prompts.
+        completion: tokens of its texts that were read so far.
+        kind: the prefix of its id, and the kind of its chunks.
+    """
+
+    kind: tuple[str, str]
+    prompt: int
+    completion: int
+
+    def __init__(self, service: Service, body: SamplingRequest, exchange: Exchange) -> None:
+        """Take the request, whose texts are being decoded."""
+        self._service, self._body, self._exchange = service, body, exchange
+
+    @abstractmethod
+    async def whole(self) -> BaseModel:
+        """Return the response, once all texts have ended."""
+
+    @abstractmethod
+    def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield the choices of each chunk of the stream, from the first delta on."""
+
+    async def events(self, first: tuple[int, Delta]) -> AsyncIterator[bytes]:
+        """Yield the events of the stream."""
+        (prefix, kind), service, exchange = self.kind, self._service, self._exchange
+        with_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
+        chunk = chunker(prefix, kind, service.model, with_usage=with_usage)
+        left = len(exchange.tickets)
+        async for choices in self.chunks(first):
+            left -= sum(choice["finish_reason"] is not None for choice in choices)
+            # Clients read the first choice of every chunk, unless they asked for one with usage alone.
+            yield event(chunk(choices) if left or with_usage else chunk(choices, **metrics_of(service, exchange)))
+        if with_usage:
+            tokens = usage(exchange, self.prompt, self.completion, choices=self._body.choices)
+            yield event(chunk([], **metrics_of(service, exchange), usage=tokens.model_dump()))
+        yield DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the end of a stream that failed."""
+        return event(error.body()) + DONE

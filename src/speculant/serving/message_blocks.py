@@ -1,0 +1,131 @@
+"""From Anthropic's messages, blocks and tools to a chat's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from speculant.serving.errors import ApiError
+from speculant.serving.message_schemas import AnthropicChoice, AnthropicMessage, AnthropicTool, Block
+
+HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def read_messages(system: str | Sequence[Block] | None, messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
+    """Return the messages of a chat.
+
+    Thinking of earlier turns is left out: templates do not show it to models. So is `cache_control`: whatever prompts
+    have in common is cached.
+
+    Raises:
+        ApiError: a block is of a kind that is not known, or incomplete.
+    """
+    found = list[dict[str, Any]]()
+    if system:
+        found.append({"role": "system", "content": _content(system, "system")})
+    for place, message in enumerate(messages):
+        param = f"messages.{place}.content"
+        blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        found += _split(message.role, blocks, param)
+    return found
+
+
+def _split(role: str, blocks: Sequence[Block], param: str) -> Iterator[dict[str, Any]]:
+    """Yield a message as chats have it: results of tools are messages of their own, before what else was said."""
+    said, calls = list[Block](), list[dict[str, Any]]()
+    for place, block in enumerate(blocks):
+        own = f"{param}.{place}"
+        if block.type == "tool_use" and role == "assistant":
+            function = {"name": _needed(block.name, f"{own}.name"), "arguments": json.dumps(block.input or {})}
+            calls.append({"id": _needed(block.id, f"{own}.id"), "type": "function", "function": function})
+        elif block.type == "tool_result" and role == "user":
+            yield _result(block, own)
+        elif block.type not in ("thinking", "redacted_thinking"):
+            said.append(block)
+    if said or calls or not blocks:
+        message = {"role": role, "content": _content(said, param) if said else None if calls else ""}
+        yield message | ({"tool_calls": calls} if calls else {})
+
+
+def _result(block: Block, param: str) -> dict[str, Any]:
+    content = block.content
+    if isinstance(content, list):
+        if not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in content):
+            message = f"'{param}.content' must be text or blocks."
+            raise ApiError(400, message, param=f"{param}.content", code="invalid_value")
+        content = _content([Block.model_construct(None, **each) for each in content], f"{param}.content")
+    elif not isinstance(content, str | None):
+        message = f"'{param}.content' must be text or blocks."
+        raise ApiError(400, message, param=f"{param}.content", code="invalid_value")
+    if block.is_error and isinstance(content, str):
+        content = f"Error: {content}"
+    identity = _needed(block.tool_use_id, f"{param}.tool_use_id")
+    return {"role": "tool", "content": content or "", "tool_call_id": identity}
+
+
+def _content(blocks: str | Sequence[Block], param: str) -> Any:
+    """Return a message's content as chats have it; images stay parts, for models that read them."""
+    if isinstance(blocks, str):
+        return blocks
+    parts = list[dict[str, Any]]()
+    for place, block in enumerate(blocks):
+        if block.type == "text" and isinstance(block.text, str):
+            parts.append({"type": "text", "text": block.text})
+        elif block.type == "image" and (url := _image(block.source)) is not None:
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        else:
+            message = f"content of type '{block.type[:40]}' is not supported here: send text, or an image by its data."
+            raise ApiError(400, message, param=f"{param}.{place}", code="unsupported_content")
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _image(source: Any) -> str | None:
+    if not isinstance(source, dict):
+        return None
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        return f"data:{source.get('media_type')};base64,{source['data']}"
+    return source["url"] if source.get("type") == "url" and isinstance(source.get("url"), str) else None
+
+
+def read_tools(tools: Sequence[AnthropicTool]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return tools as chats have them, and the names of those that only Anthropic's platform runs.
+
+    Raises:
+        ApiError: one cannot be honoured.
+    """
+    functions, unused = list[dict[str, Any]](), list[str]()
+    for place, tool in enumerate(tools):
+        kind = tool.type or "custom"
+        if kind == "custom":
+            schema = _needed(tool.input_schema, f"tools.{place}.input_schema")
+            function = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+            functions.append({"type": "function", "function": function | {"parameters": schema}})
+        elif kind.startswith(HOSTED):
+            unused.append(tool.name)
+        else:
+            message = f"tools of type '{kind[:40]}' are not supported; send one with an 'input_schema'."
+            raise ApiError(400, message, param=f"tools.{place}.type", code="unsupported_parameter")
+    return functions, unused
+
+
+def read_choice(choice: AnthropicChoice | None) -> Any:
+    """Return a choice of tools as chats have it.
+
+    Raises:
+        ApiError: a tool is to be called, and not named.
+    """
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": _needed(choice.name, "tool_choice.name")}}
+    return CHOICES[choice.type]
+
+
+def _needed(value: Any, param: str) -> Any:
+    if value is None:
+        raise ApiError(400, f"the parameter '{param}' is missing.", param=param, code="missing_parameter")
+    return value

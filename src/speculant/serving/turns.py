@@ -1,0 +1,147 @@
+"""A chat's answers, whatever the protocol: what a request means, and its texts as parts while they are decoded.
+
+A `ChatRequest` is the request that the other protocols are translated to; each only renders the parts in its own form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from speculant.serving.answers import Service, deltas
+from speculant.serving.errors import ApiError
+from speculant.serving.exchange import Delta, Exchange, Job
+from speculant.serving.formats import AnswerFormat, format_of
+from speculant.serving.logprobs import Entries, entries_of
+from speculant.serving.prompts import join_content
+from speculant.serving.schemas import ChatRequest
+from speculant.serving.tool_choice import ToolPlan, plan_tools
+from speculant.serving.tools import ToolCallParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a round added to an answer.
+
+    Attributes:
+        index: of its choice.
+        text: of the answer.
+        reasoning: text that comes before the answer and is not part of it.
+        calls: what is new of its tool calls, in the form of OpenAI's chunks; one with an id begins a call.
+        logprobs: of its tokens, where they were asked for.
+        tokens: how many were committed.
+        finish_reason: "stop", "length" or "tool_calls" in the last part, else None.
+    """
+
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    calls: Sequence[dict[str, Any]] = ()
+    logprobs: Entries = field(default_factory=list)
+    tokens: int = 0
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlan:
+    """A chat that can be honoured."""
+
+    service: Service
+    body: ChatRequest
+    format: AnswerFormat | None
+    tools: ToolPlan
+
+    async def begin(self, exchange: Exchange, *, tenant: str) -> Turn:
+        """Submit its texts.
+
+        Raises:
+            ApiError: the prompt, the prediction or the constraint cannot be taken.
+        """
+        service, body = self.service, self.body
+        found = await service.prompts.messages(body.messages, self.tools.offered)
+        prediction = await self._read_prediction()
+        constraint = await service.compiled(body, self.tools.format or self.format)
+        for choice in range(body.choices):
+            options = service.options(body, len(found.ids), choice=choice) | {"constraint": constraint}
+            job = Job(
+                prompt=found.ids,
+                inputs=found.inputs,
+                media_tokens=found.media_tokens,
+                options=options,
+                stop=body.stops,
+                tenant=tenant,
+                prediction=prediction,
+            )
+            exchange.submit(job)
+        return Turn(self, exchange, found.ids)
+
+    async def _read_prediction(self) -> list[int]:
+        if self.body.prediction is None:
+            return []
+        text = join_content(self.body.prediction.content, param="prediction.content")
+        return await self.service.prompts.text(text, param="prediction", special=False) if text else []
+
+
+def plan_turn(service: Service, body: ChatRequest) -> TurnPlan:
+    """Return what a chat means.
+
+    Raises:
+        ApiError: it cannot be honoured.
+    """
+    service.check_shape(body, body.choices)
+    answer = format_of(body.response_format, body.structured_outputs)
+    tools = plan_tools(body, answer, service.prompts.text_tokens)
+    if body.prediction is not None and not service.predicts:
+        message = "'prediction' is not supported by this server's drafting method. Leave it out."
+        raise ApiError(400, message, param="prediction", code="unsupported_parameter")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "'top_logprobs' needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
+    return TurnPlan(service=service, body=body, format=answer, tools=tools)
+
+
+class Turn:
+    """The answers to a chat while they are decoded.
+
+    Attributes:
+        plan, exchange, prompt: what is decoded: the request, its texts and the prompt's ids.
+        completion: tokens of the parts that were read so far.
+    """
+
+    def __init__(self, plan: TurnPlan, exchange: Exchange, prompt: list[int]) -> None:
+        """Take what is being decoded."""
+        self.plan, self.exchange, self.prompt = plan, exchange, prompt
+        self.completion = 0
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer is calls and nothing else."""
+        return self.plan.tools.forced
+
+    async def parts(self, first: tuple[int, Delta] | None = None) -> AsyncIterator[Part]:
+        """Yield what each round adds, until all answers have ended.
+
+        Args:
+            first: the first delta, if it was read already.
+
+        Raises:
+            ApiError: a text failed.
+        """
+        parsers = [ToolCallParser(forced=self.forced) for _ in range(self.plan.body.choices)]
+        async for index, delta in deltas(self.exchange, first):
+            self.completion += delta.tokens
+            text, calls, parser = delta.text, list[dict[str, Any]](), parsers[index]
+            if self.plan.tools.offered:
+                text, calls = parser.push(text)
+                text += parser.flush() if delta.last else ""
+            if self.forced and not text.strip():  # between calls
+                text = ""
+            reason = "tool_calls" if parser.calls and delta.finish_reason == "stop" else delta.finish_reason
+            yield Part(
+                index=index,
+                text=text,
+                calls=calls,
+                logprobs=entries_of(delta),
+                tokens=delta.tokens,
+                finish_reason=reason,
+            )
