@@ -149,7 +149,7 @@ def drafted(
     if laws and tokens:
         q = laws[ROOT].new_zeros(max(laws) + 2, len(laws[ROOT]))
         q[[node + 1 for node in laws]] = torch.stack(list(laws.values()))
-        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead)
+        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead=ahead)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 

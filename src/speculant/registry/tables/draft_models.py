@@ -28,7 +28,7 @@ DRAFT_MODELS = (
     Method(
         name="specinfer",
         family="independent drafting, smaller model",
-        summary="a fixed number of siblings per level, drawn with replacement",
+        summary="a fixed number of siblings per level, drawn with replacement from one draft model or several",
         drafter="speculant.drafters.models.draft_model:SpecInferDrafter",
         builder=build_draft_model,
         settings="speculant.drafters.models.draft_model:WidthsSettings",
