@@ -23,7 +23,7 @@ from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.merged import MergedSession, UntaughtSession
 from speculant.drafters.models.sequoia import BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
-from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, LevelGains, SiblingAcceptance
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains, SiblingAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,21 +92,6 @@ class BestFirstSettings:
     depth: int = 5
     top_k: int = 8
     min_probability: float = 0.0
-    max_nodes: int = MAX_NODES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfidenceSettings:
-    """Settings of `llmcad`.
-
-    Attributes:
-        min_probability: joint probability of the most probable path below which drafting ends.
-        top_k: nodes that a level expands, and candidates of each.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
-    """
-
-    min_probability: float = 0.05
-    top_k: int = 4
     max_nodes: int = MAX_NODES
 
 
@@ -234,21 +219,6 @@ class OptTreeDrafter(DraftModelDrafter):
             vocabulary,
             lambda: BestFirst(
                 gains, depth=s.depth, top_k=s.top_k, min_probability=s.min_probability, max_nodes=s.max_nodes
-            ),
-            s.max_nodes,
-        )
-
-
-class LLMCadDrafter(DraftModelDrafter):
-    """The most probable paths, until none is probable enough: `llmcad`."""
-
-    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ConfidenceSettings | None = None) -> None:
-        s, gains = settings or ConfidenceSettings(), LevelGains()
-        self._setup(
-            open_cache,
-            vocabulary,
-            lambda: BestFirst(
-                gains, depth=DEPTHS, top_k=s.top_k, min_probability=s.min_probability, max_nodes=s.max_nodes
             ),
             s.max_nodes,
         )

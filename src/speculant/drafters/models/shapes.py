@@ -190,7 +190,7 @@ class BestFirst(Shape):
     """The most probable paths: each level expands the best nodes so far, and the best of all become the draft.
 
     OPT-Tree (Wang et al., TACL 2025, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with any draft
-    model. LLMCad (Xu et al. 2023, arXiv 2309.04255) ends the tree where confidence has fallen: `min_probability`.
+    model. Where no path is as probable as `min_probability` any more, the tree ends.
 
     The tree also ends where the next level is not expected to gain what its time is worth elsewhere, and nodes that
     cannot be in the draft are not expanded: those less probable than as many others as the budget allows, or than pays

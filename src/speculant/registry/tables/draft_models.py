@@ -92,10 +92,10 @@ DRAFT_MODELS = (
     Method(
         name="llmcad",
         family="independent drafting, smaller model",
-        summary="the most probable paths, until none of them is probable enough",
-        drafter="speculant.drafters.models.draft_model:LLMCadDrafter",
+        summary="the most probable paths, until none is probable enough; drafts on while the target verifies",
+        drafter="speculant.drafters.models.llmcad:LLMCadDrafter",
         builder=build_draft_model,
-        settings="speculant.drafters.models.draft_model:ConfidenceSettings",
+        settings="speculant.drafters.models.llmcad:ConfidenceSettings",
         takes_draft_model=True,
         source="Xu et al. 2023, arXiv 2309.04255",
         requires="a draft model",
