@@ -36,6 +36,18 @@ def build_memory(kind: Callable[..., Drafter], context: BuildContext) -> Drafter
     return kind(**_memory_arguments(context))
 
 
+def build_matching(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build suffix automata, beside another method where the settings name one."""
+    matching: Any = build_memory(kind, context)
+    if context.settings is None or not context.settings.auxiliary or context.build_auxiliary is None:
+        drafter: Drafter = matching
+        return drafter
+    from speculant.drafters.suffix.switching import SwitchingDrafter  # here: it takes numpy
+
+    auxiliary = context.build_auxiliary(context.settings.auxiliary)
+    return SwitchingDrafter(matching, auxiliary, context.settings.threshold)
+
+
 def build_memory_on_bases(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
     """Build a drafter that learns from text, on frozen bases."""
     return kind(**_memory_arguments(context), bases=context.bases)

@@ -34,7 +34,7 @@ class Method:
         source: paper and arXiv id.
         memory: "module:object" of the MemoryKind of the memory that it can save; None if it cannot.
         replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
-        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", or None.
+        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", "sam", or None.
         exactness: "lossless" or "(lossy)"; the summary says how.
         verifier: the acceptance rule it uses if the user names none.
         samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"

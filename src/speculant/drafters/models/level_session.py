@@ -111,9 +111,13 @@ class LevelSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn which nodes were accepted."""
-        self.text.observe(verified)
+        self.take(verified)
         if len(verified.tree):
             self.learn(verified.tree, verified.path.tolist())
+
+    def take(self, verified: Verified) -> None:
+        """Take what was committed, in a round whose draft was another drafter's."""
+        self.text.observe(verified)
         self._round += 1
 
     def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
