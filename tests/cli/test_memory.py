@@ -85,7 +85,7 @@ def test_info(tmp_path: Path, capsys: CaptureFixture) -> None:
     assert found == {
         "file": str(path),
         "kind": "suffix-automaton",
-        "methods": ["sam"],
+        "methods": ["sam", "sam-head"],
         "tokenizer": "t",
         "vocabulary": None,
         "holds": {"documents": 2, "tokens": 35},
