@@ -83,6 +83,11 @@ def build_layers(kind: Callable[..., Drafter], context: BuildContext) -> Drafter
     return kind(layers=context.layers, settings=context.settings)
 
 
+def build_layer_search(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build a drafter that searches the layers of the target to run, and keeps the search."""
+    return kind(layers=context.layers, tokenizer=context.tokenizer, settings=context.settings)
+
+
 def build_rows(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
     """Build a drafter that runs the target on some rows of its cache."""
     return kind(whole_cache=context.whole_cache, settings=context.settings)
