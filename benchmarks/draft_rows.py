@@ -2,7 +2,7 @@
 
 Each system and plain decoding take turns on each held-out story in one process of one thread; both sides count the time
 of all threads of the process, so a pipeline gains nothing here from cores that are idle, and what it costs is seen.
-Sizes of drafts are automatic; MAT is given with those, and with 8 nodes in every draft, which says more of the drafts.
+Sizes of drafts are automatic; MAT is given with those, and with a fixed number of nodes, which says more of the drafts.
 For the latter, `draft_passes` are those of draft models a round, beside the first. For lossy systems the quality is
 what the target itself says of the text: nats per token, beside those of its own text, and how many texts are the
 same.
@@ -40,24 +40,24 @@ from targets import Pair, load_pair, story_prompts
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is measured: a method, its settings and acceptance rule, the temperature, and further draft models."""
+    """What is measured: a method, its settings and acceptance rule, the temperature, further draft models, nodes."""
 
     method: str
     settings: dict[str, Any] | None = None
     verifier: str | None = None
     temperature: float = 0.0
     further: str = ""
+    nodes: int = 8
 
 
-NODES = 8
 _READ = DraftText.read
 SYSTEMS = {
     "draft-model": System("draft-model"),
     "draft-model, confidence": System("draft-model", {"stop": "confidence"}),
     "draft-model, entropy": System("draft-model", {"stop": "entropy"}),
-    "specinfer": System("specinfer"),
-    "specinfer, boosted": System("specinfer", further="boosted"),
-    "specinfer, continued": System("specinfer", further="continued"),
+    "specinfer": System("specinfer", {"widths": "4,1,1,1"}, nodes=16),
+    "specinfer, boosted": System("specinfer", {"widths": "2,1,1,1"}, further="boosted", nodes=16),
+    "specinfer, continued": System("specinfer", {"widths": "2,1,1,1"}, further="continued", nodes=16),
     "sequoia": System("sequoia"),
     "staged": System("staged"),
     "staged, no inner": System("staged", {"inner_nodes": 0}),
@@ -80,9 +80,11 @@ SYSTEMS = {
     "swift": System("swift"),
     "swift, chain": System("swift", {"wide": False}),
     "draft-model, T=1": System("draft-model", temperature=1.0),
-    "specinfer, T=1": System("specinfer", temperature=1.0),
-    "specinfer, boosted, T=1": System("specinfer", temperature=1.0, further="boosted"),
-    "specinfer, continued, T=1": System("specinfer", temperature=1.0, further="continued"),
+    "specinfer, T=1": System("specinfer", {"widths": "4,1,1,1"}, temperature=1.0, nodes=16),
+    "specinfer, boosted, T=1": System("specinfer", {"widths": "2,1,1,1"}, temperature=1.0, further="boosted", nodes=16),
+    "specinfer, continued, T=1": System(
+        "specinfer", {"widths": "2,1,1,1"}, temperature=1.0, further="continued", nodes=16
+    ),
     "staged, T=1": System("staged", temperature=1.0),
     "cs-drafting, T=1": System("cs-drafting", temperature=1.0),
     "pearl, T=1": System("pearl", temperature=1.0),
@@ -135,7 +137,7 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
     if method.takes_draft_model:
         options["draft_model"] = pair.draft_model if further is None else [pair.draft_model, further]
     own = Speculator.from_transformers(pair.model, pair.tokenizer, lossy=lossy, **options)
-    fixed = Speculator.from_transformers(pair.model, pair.tokenizer, lossy=lossy, nodes=NODES, **options)
+    fixed = Speculator.from_transformers(pair.model, pair.tokenizer, lossy=lossy, nodes=system.nodes, **options)
     plain = Speculator.from_transformers(pair.model, pair.tokenizer, method="none")
     ratios, same, reads = list[float](), 0, Reads()
     rounds, count = dict.fromkeys(("own", "fixed"), 0), dict.fromkeys(("own", "fixed"), 0)
@@ -144,7 +146,7 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
         texts, seconds = dict[str, list[int]](), dict[str, float]()
         for name, speculator in (("plain", plain), ("own", own), ("fixed", fixed)):
             began = time.process_time()
-            sampling = {"top_k": 0, "top_p": 1.0, "seed": place} if system.temperature else {}
+            sampling: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "seed": place} if system.temperature else {}
             reads.counting = name == "fixed" and place > 1
             found = speculator.generate(
                 prompt.tolist(), max_new_tokens=tokens, temperature=system.temperature, **sampling
@@ -162,12 +164,12 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
             for name, each in nats.items():
                 each.append(nats_per_token(pair.model, prompt.tolist(), texts[name]))
     quartiles = np.quantile(ratios, [0.25, 0.5, 0.75]).round(3).tolist()
-    passes = {} if not reads.count else {"draft_passes_of_8_nodes": round(reads.count / rounds["fixed"], 2)}
-    mats = {"mat": round(count["own"] / rounds["own"], 3), "mat_of_8_nodes": round(count["fixed"] / rounds["fixed"], 3)}
+    passes = {} if not reads.count else {"draft_passes": round(reads.count / rounds["fixed"], 2)}
+    mats = {"mat": round(count["own"] / rounds["own"], 3), "mat_fixed": round(count["fixed"] / rounds["fixed"], 3)}
     result = {**mats, **passes, "speedup_quartiles": quartiles, "same": same, "texts": len(ratios)}
     quality = {f"nats_{name}": round(float(np.mean(each)), 4) for name, each in nats.items() if each}
     settings = {"method": system.method, "settings": system.settings, "temperature": system.temperature}
-    return {**settings, "verifier": system.verifier or method.verifier, **result, **quality}
+    return {**settings, "nodes": system.nodes, "verifier": system.verifier or method.verifier, **result, **quality}
 
 
 class Reads:
