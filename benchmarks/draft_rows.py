@@ -4,8 +4,8 @@ Each system and plain decoding take turns on each held-out story in one process 
 of all threads of the process, so a pipeline gains nothing here from cores that are idle, and what it costs is seen.
 Sizes of drafts are automatic; MAT is given with those, and with a fixed number of nodes, which says more of the drafts.
 For the latter, `draft_passes` are those of draft models a round, beside the first. For lossy systems the quality is
-what the target itself says of the text: nats per token, beside those of its own text, and how many texts are the
-same.
+what the target itself says of the text of the fixed number of nodes: nats per token, beside those of its own text, and
+how many texts are the same.
 
     python benchmarks/draft_rows.py -o benchmarks/results/draft-rows.json
     python benchmarks/draft_rows.py -o FILE --boosted DIR --continued DIR    # further draft models for specinfer
@@ -159,10 +159,11 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
         if place < 2:
             continue
         ratios.append(seconds["plain"] / seconds["own"])
-        same += texts["plain"] == texts["own"]
+        judged = texts["fixed" if lossy else "own"]  # automatic sizes may draft nothing, which loses nothing
+        same += texts["plain"] == judged
         if lossy:
-            for name, each in nats.items():
-                each.append(nats_per_token(pair.model, prompt.tolist(), texts[name]))
+            for name, text in (("plain", texts["plain"]), ("own", judged)):
+                nats[name].append(nats_per_token(pair.model, prompt.tolist(), text))
     quartiles = np.quantile(ratios, [0.25, 0.5, 0.75]).round(3).tolist()
     passes = {} if not reads.count else {"draft_passes": round(reads.count / rounds["fixed"], 2)}
     mats = {"mat": round(count["own"] / rounds["own"], 3), "mat_fixed": round(count["fixed"] / rounds["fixed"], 3)}
