@@ -87,7 +87,7 @@ class MemoEngine:
 class MemoCache:
     """One sequence; see `core.engine.TargetCache`."""
 
-    depth = 1 << 20
+    depth = room = 1 << 20
     trees = True
 
     def __init__(self, engine: MemoEngine, prompt: Text) -> None:

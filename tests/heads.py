@@ -154,6 +154,7 @@ HEADED = [name for name, method in METHODS.items() if method.heads]
 UNITED = {
     "mix-head": ("eagle3", "assistant", "medusa", "dspark", "pard", "glide", "pass"),
     "suffix-head": ("eagle3", "dflash"),
+    "sam-head": ("eagle3", "dflash"),
 }
 PAIRS = [  # every method with every head that is tested with it
     (method, name)

@@ -113,7 +113,8 @@ def _repeated(forest: Forest, which: torch.Tensor) -> Forest:
     """Return a forest with the drafts of these indices."""
     arrays = {each.name: getattr(forest, each.name) for each in fields(forest)}
     below = [forest.below[draft] for draft in which.tolist()]
-    return Forest(**{name: array[which] for name, array in arrays.items() if name != "below"}, below=below)
+    chosen = {name: None if array is None else array[which] for name, array in arrays.items() if name != "below"}
+    return Forest(**chosen, below=below)
 
 
 def own_law(p: Model, length: int) -> dict[Text, float]:

@@ -12,12 +12,13 @@ import pytest
 from speculant import Speculator
 from speculant.api.loading import bundled_model, load_tokenizer
 from speculant.cli.main import main
-from speculant.core.drafter import Budget
+from speculant.core.drafter import Budget, SessionRequest
 from speculant.corpus import rejected
 from speculant.corpus import rows as corpus_rows
 from speculant.drafters.aded.drafter import AdedDrafter, load_table
 from speculant.drafters.aded.frozen import thaw
 from speculant.drafters.suffix.rest import RestDrafter
+from speculant.drafters.suffix.sam import SamDrafter
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 CaptureFixture = pytest.CaptureFixture[str]
@@ -206,6 +207,18 @@ def test_a_suffix_array_is_built(tmp_path: Path, capsys: CaptureFixture) -> None
     drafter.load(out)
     assert drafter.search(np.array([5, 6, 7], np.int32), BUDGET).tokens.tolist() == [8]
     assert sorted(drafter.search(np.array([1, 6, 7], np.int32), BUDGET).tokens.tolist()) == [8, 10]
+
+
+def test_suffix_automata_are_built(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """--kind sam writes a memory whose documents sam continues."""
+    (tmp_path / "t.jsonl").write_text('{"ids": [5, 6, 7, 8]}\n{"prompt_ids": [9], "output_ids": [6, 7, 10]}\n')
+    out = tmp_path / "automata"
+    assert main(["corpus", "build", *BUNDLED, "--kind", "sam", "-o", str(out), str(tmp_path / "t.jsonl")]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["tokens", "bytes", "in", "seconds"]
+    drafter = SamDrafter(vocabulary=4096, tokenizer=tokenizer_fingerprint(load_tokenizer(), 4096))
+    drafter.load(out)
+    assert drafter.tokens == 8
+    assert drafter.open(SessionRequest(prompt=np.array([1, 5, 6], np.int32))).propose(BUDGET).tokens.tolist() == [7, 8]
 
 
 def test_an_empty_suffix_array_is_refused(tmp_path: Path, capsys: CaptureFixture) -> None:

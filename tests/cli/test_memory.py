@@ -72,7 +72,7 @@ def test_info(tmp_path: Path, capsys: CaptureFixture) -> None:
     assert main(["memory", "info", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:-1] == [
-        "kind        suffix-automaton, read by sam",
+        "kind        suffix-automaton, read by sam, sam-head",
         "tokenizer   fingerprint t",
         "vocabulary  not recorded",
         "holds       2 documents, 35 tokens",
@@ -85,7 +85,7 @@ def test_info(tmp_path: Path, capsys: CaptureFixture) -> None:
     assert found == {
         "file": str(path),
         "kind": "suffix-automaton",
-        "methods": ["sam"],
+        "methods": ["sam", "sam-head"],
         "tokenizer": "t",
         "vocabulary": None,
         "holds": {"documents": 2, "tokens": 35},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from laws import Model, drafts, law_of_drafts, model, own_law
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
+from speculant.core.tree import DraftTree
 from speculant.verifiers.contrastive import ContrastiveDecoding, contrast
 
 ALPHA, BETA = 0.3, 0.8
@@ -38,7 +41,6 @@ def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
     text = [5, 9, 14, 3, 8]
     found = speculator.generate(text, max_new_tokens=20, temperature=0)
     with torch.no_grad():
-        text.append(int(target(torch.tensor([text])).logits[0, -1].argmax()))
         while len(text) < 5 + len(found.ids):
             p, q = (each(torch.tensor([text])).logits[0, -1:].softmax(-1) for each in (target, draft))
             text.append(int(contrast(p, q, 0.1, 0.5).argmax()))
@@ -46,6 +48,37 @@ def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
     assert found.stats.accepted > 0
     sampled = speculator.generate(text[:5], max_new_tokens=12, temperature=0.9, seed=1)
     assert sampled.ids
+
+
+def test_every_token_follows_the_contrast_through_the_library() -> None:
+    """Guards the first token, which comes before any draft, and the last, which needs none: their laws, counted."""
+    target, draft = tiny_model("llama"), perturbed(tiny_model("llama"), 0.3)
+    speculator = Speculator.from_transformers(target, method="contrastive", draft_model=draft, lossy=True, nodes=3)
+    prompt, temperature, samples = [5, 9, 14, 3, 8], 0.3, 400
+
+    def law(text: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            p, q = ((each(torch.tensor([text])).logits[0, -1:] / temperature).softmax(-1) for each in (target, draft))
+        return contrast(p, q, 0.1, 0.5)[0].double().numpy()
+
+    options: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+    texts = [speculator.generate(prompt, max_new_tokens=2, seed=seed, **options).ids for seed in range(samples)]
+    first, second = law(prompt), np.zeros(target.config.vocab_size)
+    for token in np.flatnonzero(first > 1e-9):
+        second += first[token] * law([*prompt, int(token)])
+    with torch.no_grad():
+        own = (target(torch.tensor([prompt])).logits[0, -1].double() / temperature).softmax(-1).numpy()
+    for place, wanted in enumerate((first, second)):
+        found = np.bincount([text[place] for text in texts if len(text) > place], minlength=len(wanted)) / samples
+        noise = np.sqrt(wanted * (1 - wanted) / samples)
+        assert np.abs(found - wanted).max() < 5 * noise.max()
+    assert np.abs(own - first).max() > 5 * np.sqrt(0.25 / samples)
+
+
+def test_texts_without_the_draft_model_are_refused() -> None:
+    """Guards the word: a text that is decoded without drafts would follow p, silently."""
+    with pytest.raises(UnsupportedError, match="compares both models"):
+        ContrastiveDecoding().prepare(DraftTree.empty(), None, None)  # type: ignore[arg-type]
 
 
 def test_another_distribution_needs_consent() -> None:

@@ -65,6 +65,7 @@ class CorpusKind(str, Enum):
     MIX = "mix"
     TRIGRAM = "trigram"
     SUFFIX = "suffix"
+    SAM = "sam"
     MIX_BASE = "mix-base"
     VOCABULARY = "vocabulary"
 
@@ -89,8 +90,8 @@ def build(
         CorpusKind,
         typer.Option(
             "--kind",
-            metavar="mix|trigram|suffix|mix-base|vocabulary",
-            help="for the methods mix (default), aded and rest; mix-base: a frozen base under mix; vocabulary: "
+            metavar="mix|trigram|suffix|sam|mix-base|vocabulary",
+            help="for the methods mix (default), aded, rest and sam; mix-base: a frozen base under mix; vocabulary: "
             "ranked token ids, for heads that draft frequent tokens alone",
         ),
     ] = CorpusKind.MIX,
@@ -207,7 +208,14 @@ def build_memory(
         UsageError: the sources hold no text.
         FileError: a source cannot be read, or the memory cannot be written.
     """
-    from speculant.corpus.builders import build_contexts, build_ranking, build_suffixes, build_table, feed
+    from speculant.corpus.builders import (
+        build_automaton,
+        build_contexts,
+        build_ranking,
+        build_suffixes,
+        build_table,
+        feed,
+    )
     from speculant.corpus.sources import read_source
 
     sizes = [source.size for source in sources]
@@ -220,7 +228,7 @@ def build_memory(
                 feed(builder, (document for _, row in rows for document in row.documents), tokenizer)
 
         builders = {CorpusKind.TRIGRAM: build_table, CorpusKind.MIX: build_contexts, CorpusKind.SUFFIX: build_suffixes}
-        builders[CorpusKind.VOCABULARY] = build_ranking
+        builders |= {CorpusKind.SAM: build_automaton, CorpusKind.VOCABULARY: build_ranking}
         return builders[kind](read, path, tokenizer, vocabulary)
 
 

@@ -121,6 +121,13 @@ class Session(Protocol):
         wider = Budget(nodes=budget.nodes + len(tokens), depth=budget.depth + len(tokens), trees=budget.trees)
         return self.propose(wider).below(tokens).head(budget.nodes)
 
+    def empty_draft(self) -> DraftTree:
+        """Return the draft of no nodes, for a pass without one; before the first `observe` for the prompt's pass.
+
+        For acceptance rules that read q after the root of every pass, such as contrastive decoding's.
+        """
+        return DraftTree.empty()
+
     def observe(self, verified: Verified) -> None:
         """Learn from a round; called once after the prompt's pass too, with an empty tree and the first token."""
 

@@ -44,6 +44,8 @@ class Proposal:
             the target's; an array of the drafter's, on its device. Lossless rules never read rows without children.
         drawn: "iid" if siblings were drawn with replacement, so that equal ones may occur; "distinct" if without.
         chosen: Bool[N], True at nodes that were chosen rather than sampled; None if all were sampled.
+        laws: Int32[N], the row of q that each node was drawn from, where siblings come from several drafters; q then
+            has any rows. None where each node was drawn from the row of its parent.
         ahead: of a chain, waits for the token that is drawn behind it during the pass, None if there is none. Where the
             whole chain is accepted, the target's own token is found by testing that one.
     """
@@ -51,6 +53,7 @@ class Proposal:
     q: Any
     drawn: Literal["iid", "distinct"] = "iid"
     chosen: Bool | None = None
+    laws: Int32 | None = None
     ahead: Callable[[], Ahead | None] | None = None
 
 
@@ -220,7 +223,8 @@ class DraftTree:
         chosen = self.proposal.chosen
         if chosen is None or not chosen[n:].all():
             raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
-        proposal = replace(self.proposal, chosen=chosen[:n])
+        laws = self.proposal.laws
+        proposal = replace(self.proposal, chosen=chosen[:n], laws=None if laws is None else laws[:n])
         return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal, self.queries)
 
     def below(self, path: Sequence[int]) -> DraftTree:

@@ -34,11 +34,13 @@ class Verifier(Protocol):
             "distribution" if it has exactly the target's distribution; "lossy" if neither.
         trees: whether drafts may branch.
         sampled: whether drafts may be sampled (have a Proposal).
+        scored: whether it reads q after the root of every pass, the prompt's too, so that sessions open before it.
     """
 
     exactness: Literal["tokens", "distribution", "lossy"]
     trees: bool
     sampled: bool
+    scored: bool = False
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
         """Give the sampler a pass; return what `decide` is to work on, None if nothing."""

@@ -1,4 +1,4 @@
-"""What `speculant corpus build` makes of texts: tri-gram tables, learned contexts, suffix arrays, ranked token ids."""
+"""What `speculant corpus build` makes of texts: tri-gram tables, contexts, suffix arrays and automata, ranked ids."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from speculant.corpus.rows import Document, batches
 
 if TYPE_CHECKING:
     from speculant.core.drafter import Drafter
+    from speculant.drafters.suffix.sam import SamDrafter
 
 RANKS = (1024, 4096, 8192, 16384, 32768, 65536)  # of a ranking, how many tokens of the texts these ids are is printed
 
@@ -53,6 +54,21 @@ def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, voc
     ]
 
 
+class Documents:
+    """Has a history learn documents."""
+
+    def __init__(self, drafter: SamDrafter) -> None:
+        self.tokens = 0
+        self._drafter = drafter
+
+    def add(self, ids: Any) -> None:
+        """Learn a document of ids, Int[T]."""
+        import numpy as np
+
+        self.tokens += len(ids)
+        self._drafter.learn(np.asarray(ids, np.int32))
+
+
 class Prompts:
     """Has a drafter learn documents as if they were prompts."""
 
@@ -87,6 +103,31 @@ def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
         raise UsageError("the texts are empty. Name files with more text in them.")
     drafter.save(path)
     return [f"tokens      {prompts.tokens}", f"bytes       {path.stat().st_size}"]
+
+
+def build_automaton(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
+    """Learn documents into the suffix automata of `sam`, write them, and return what to print of it.
+
+    Of texts that exceed the limit of a memory, the latest are kept.
+
+    Raises:
+        UsageError: the texts hold none.
+        FileError: the memory cannot be written.
+    """
+    from speculant.drafters.suffix.sam import SamDrafter
+    from speculant.memory.fingerprint import tokenizer_fingerprint
+
+    drafter = SamDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
+    learned = Documents(drafter)
+    read(learned)
+    if not learned.tokens:
+        raise UsageError("the texts are empty. Name files with more text in them.")
+    drafter.save(path)
+    kept = drafter.tokens
+    facts = [f"tokens      {learned.tokens}", f"bytes       {path.stat().st_size}"]
+    if kept < learned.tokens:
+        facts.insert(1, f"            of which the latest {kept} were kept, as many as a memory may hold")
+    return [*facts, f"in memory   {drafter.memory_bytes} bytes with the automata, which are built when it is loaded"]
 
 
 def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:

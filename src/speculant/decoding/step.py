@@ -150,18 +150,29 @@ def _begin(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
 def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     clock, nothing = parts.clock, DraftTree.empty()
     began = clock()
-    prepared = parts.verifier.prepare(nothing, result, sequence.sampler)
-    read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
-    walk = parts.verifier.walk(nothing, read, sequence.sampler)
+    early = _open_session(sequence, parts) if parts.verifier.scored else None
+    try:
+        scores = nothing if early is None else early.empty_draft()
+        prepared = parts.verifier.prepare(scores, result, sequence.sampler)
+        read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
+        walk = parts.verifier.walk(scores, read, sequence.sampler)
+    except BaseException:
+        if early is not None:
+            early.close()
+        raise
     sequence.sampler.end_round()
     sequence.stats.prefill_seconds += clock() - began
     began = clock()
-    session = EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
+    session = _open_session(sequence, parts) if early is None else early
     session.observe(_make_verified(nothing, walk, result))
     sizing = parts.sizing.open(session.forecast, plain=sequence.plain)
     sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
     sequence.stats.draft_seconds += clock() - began
     sequence.stats.seconds = clock() - (sequence.began or 0.0)
+
+
+def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
+    return EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
 
 
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree]]:
@@ -171,6 +182,8 @@ def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[S
     proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
     if any(nodes):
         _propose(sequences, _budgets(sequences, nodes, branches // len(sequences), parts), parts, proposed)
+    if parts.verifier.scored:
+        _score(sequences, proposed)
     drafted = list[tuple[Sequence, DraftTree]]()
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
@@ -217,6 +230,17 @@ def _propose(
         drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
     for place, draft in zip(places, drafts, strict=True):
         proposed[place] = draft
+
+
+def _score(sequences: list[Sequence], proposed: list[DraftTree | None]) -> None:
+    """Put q after the root into drafts of no nodes; None where the drafter failed."""
+    for place, (sequence, draft) in enumerate(zip(sequences, proposed, strict=True)):
+        if draft is not None and draft.proposal is None and not len(draft):
+            try:
+                proposed[place] = _session(sequence).empty_draft()
+            except Exception as error:
+                sequence.fail(error)
+                proposed[place] = None
 
 
 def _draft_alone(sequence: Sequence, budget: Budget, parts: DecodingComponents) -> DraftTree | None:

@@ -81,7 +81,7 @@ class DraftingOptions:
         lossy: whether the rule may change the output.
         draft_model: for methods that require one, a smaller model, loaded or by name; None for the bundled draft model
             where the target is the bundled model. Where its tokenizer is another one it drafts the tokens that both
-            have, and `stats.notes` says how many. A list for `specinfer`, which merges what they draft. Speculators
+            have, and `stats.notes` says how many. A list for `specinfer` and `cs-drafting`. Speculators
             of one model may share one that is prepared: `open_draft_caches(draft_model, vocabulary)`.
         draft_tokenizer: tokenizer of the draft model, or a list of them; None for the one that is loaded with a name.
         draft_dtype, draft_device: how draft models are loaded by name; None for the target's.
@@ -138,7 +138,7 @@ class DraftingOptions:
     lossy: bool = _option(False, "allow acceptance rules that change the output", kinds.FLAG)
     draft_model: Any = _option(
         None,
-        "a smaller model, for methods that need one; repeated for specinfer; default: the bundled model's",
+        "a smaller model, for methods that need one; repeated for specinfer, cs-drafting; default: the bundled model's",
         kinds.MODEL,
         several=True,
     )

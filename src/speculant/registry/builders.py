@@ -36,6 +36,18 @@ def build_memory(kind: Callable[..., Drafter], context: BuildContext) -> Drafter
     return kind(**_memory_arguments(context))
 
 
+def build_matching(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build suffix automata, beside another method where the settings name one."""
+    matching: Any = build_memory(kind, context)
+    if context.settings is None or not context.settings.auxiliary or context.build_auxiliary is None:
+        drafter: Drafter = matching
+        return drafter
+    from speculant.drafters.suffix.switching import SwitchingDrafter  # here: it takes numpy
+
+    auxiliary = context.build_auxiliary(context.settings.auxiliary)
+    return SwitchingDrafter(matching, auxiliary, context.settings.threshold)
+
+
 def build_memory_on_bases(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
     """Build a drafter that learns from text, on frozen bases."""
     return kind(**_memory_arguments(context), bases=context.bases)
@@ -69,6 +81,11 @@ def build_draft_model_and_memory(kind: Callable[..., Drafter], context: BuildCon
 def build_layers(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
     """Build a drafter that runs some layers of the target."""
     return kind(layers=context.layers, settings=context.settings)
+
+
+def build_layer_search(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build a drafter that searches the layers of the target to run, and keeps the search."""
+    return kind(layers=context.layers, tokenizer=context.tokenizer, settings=context.settings)
 
 
 def build_rows(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:

@@ -34,6 +34,7 @@ class BuildContext:
         sampled: whether the acceptance rule takes tokens drawn with replacement.
         build_inner: builds the drafter of another method by its name, from the same context without a model; set by
             `build_drafter`, for methods that draft with another method.
+        build_auxiliary: the same for methods beside which another one drafts for the target itself.
     """
 
     vocabulary: int = 0
@@ -48,3 +49,4 @@ class BuildContext:
     head: LoadedHead | None = None
     sampled: bool = False
     build_inner: Callable[[str], Drafter] | None = None
+    build_auxiliary: Callable[[str], Drafter] | None = None

@@ -34,14 +34,14 @@ class Method:
         source: paper and arXiv id.
         memory: "module:object" of the MemoryKind of the memory that it can save; None if it cannot.
         replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
-        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", or None.
+        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", "sam", or None.
         exactness: "lossless" or "(lossy)"; the summary says how.
         verifier: the acceptance rule it uses if the user names none.
         samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
             without, "mixed" with replacement beside chosen ones, "scored" with replacement and with q after every node;
             "either" with replacement where the acceptance rule compares probabilities and else chosen; "" if it chooses
             them.
-        several: whether it takes several draft models, and merges what they draft.
+        several: whether it takes several draft models.
         heads: the kinds of trained heads that it drafts with; "*" for any, () for a method without a head.
         trainable: whether `speculant train` makes such heads; False where they are published with their target alone.
         takes_draft_model: whether its drafter runs a draft model.
@@ -102,7 +102,9 @@ class Method:
             UsageError: it does not.
         """
         if not self.several:
-            raise UsageError(f"the method '{self.name}' takes one draft model; 'specinfer' takes several.")
+            raise UsageError(
+                f"the method '{self.name}' takes one draft model; 'specinfer' and 'cs-drafting' take several."
+            )
 
     def check_head(self, kind: str | None) -> None:
         """Check whether a head of the right kind is given where its drafter needs one, and only there.

@@ -110,6 +110,7 @@ def build_drafter(method: str | Method, context: BuildContext) -> Drafter:
     inner = BuildContext(vocabulary=context.vocabulary, tokenizer=context.tokenizer, memory_limit=context.memory_limit)
     settings = found.read_settings(context.settings)
     ready = replace(context, settings=settings, build_inner=partial(_build_inner, context=inner))
+    ready = replace(ready, build_auxiliary=partial(_build_auxiliary, context=inner))
     return found.builder(load_object(found.drafter), ready)
 
 
@@ -123,6 +124,23 @@ def _build_inner(name: str, *, context: BuildContext) -> Drafter:
     method = find_method(name)
     if not method.replayable:
         raise UsageError(f"the method '{name}' cannot draft for a draft model; use 'mix', 'maxgram' or 'lookup'.")
+    return build_drafter(method, context)
+
+
+def _build_auxiliary(name: str, *, context: BuildContext) -> Drafter:
+    """Return the drafter of a method without a model, which drafts for the target beside another one.
+
+    Raises:
+        UnknownMethodError: there is no such method.
+        UsageError: it drafts with a model, draws its tokens, or drafts nothing.
+    """
+    method = find_method(name)
+    models = method.takes_draft_model or method.takes_layers or method.takes_rows or method.heads
+    if models or method.samples or not method.drafts:
+        raise UsageError(
+            f"the method '{name}' cannot draft beside another one; use 'recycling' or 'mix', or the method 'sam-head' "
+            "for a trained head."
+        )
     return build_drafter(method, context)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
-from speculant.verifiers.forest import Forest, residual
+from speculant.verifiers.forest import Forest, refuse_several, residual
 from speculant.verifiers.rule import Decision, RuleVerifier
 
 
@@ -26,6 +26,7 @@ class BlockVerification(RuleVerifier):
     def check(self, draft: DraftTree) -> None:
         if len(draft) and (draft.parents != range(-1, len(draft) - 1)).any():
             raise UnsupportedError("block verification takes chains; this draft branches. Use 'traversal' for trees.")
+        refuse_several(draft, "block verification")
 
     def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         size, tiny = forest.tokens.shape[1], torch.finfo(p.dtype).tiny

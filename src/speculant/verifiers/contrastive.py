@@ -7,7 +7,7 @@ Yuan et al.: "Speculative Contrastive Decoding", ACL 2024, arXiv 2311.08981, wit
 
 where q is the draft model's, the amateur's, at the same temperature but not truncated by top-k or top-p. Drafts are
 drawn from q and tested against p' by speculative sampling, so the output has exactly the distribution p', whatever the
-draft. The first token, which the prompt's pass yields before anything is drafted, follows p.
+draft. Every pass has q after its root, the prompt's and those without a draft too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class ContrastiveDecoding(RuleVerifier):
     """Exact for p', another distribution than the target's."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+    scored = True
 
     def __init__(self, *, alpha: float = 0.1, beta: float = 0.5) -> None:
         if not (0 < alpha <= 1 and beta >= 0):
@@ -37,9 +38,19 @@ class ContrastiveDecoding(RuleVerifier):
         self._alpha, self._beta = alpha, beta
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
+        """Return the work on the device, with p' for p.
+
+        Raises:
+            UnsupportedError: q after some row is missing, as where a text is decoded without drafts.
+        """
+        if tree.proposal is None:
+            raise UnsupportedError(
+                "contrastive decoding compares both models at every token, and this text is decoded without the draft "
+                "model. `speculant check` says why; leave out the method 'contrastive' to decode plainly."
+            )
         work = super().prepare(tree, result, sampler)
         assert isinstance(work, Work)
-        p = work.p if tree.proposal is None else contrast(work.p, self._q(tree, work.p), self._alpha, self._beta)
+        p = contrast(work.p, self._q(tree, work.p), self._alpha, self._beta)
         if work.greedy:
             p = torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
         return Work(tree, p, work.uniforms, work.greedy)

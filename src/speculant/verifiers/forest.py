@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from speculant.core.errors import UnsupportedError
 from speculant.core.tree import ROOT, DraftTree
 
 
@@ -23,6 +24,8 @@ class Forest:
         children: Int64[B, N + 1, W], the nodes below each row in draft order; -1 where there is none.
         q: [B, N + 1, V], what the children of each row were drawn from; rows without such children hold anything.
         distinct: Bool[B], whether siblings were drawn without replacement.
+        laws: Int64[B, N], the row of q that each node was drawn from, where that of some is not its parent's; then q
+            has as many rows as the drafts' proposals. None where each node was drawn from its parent's row.
         below: the children without padding, on the host.
     """
 
@@ -33,6 +36,7 @@ class Forest:
     children: Tensor
     q: Tensor
     distinct: Tensor
+    laws: Tensor | None
     below: list[list[list[int]]]
 
     @classmethod
@@ -42,15 +46,19 @@ class Forest:
         width = max((len(nodes) for each in below for nodes in each), default=0)
         tokens, parents, exists, sampled = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[bool]]()
         children = list[list[list[int]]]()
-        q = p.new_zeros(len(drafts), size + 1, p.shape[-1])
+        several = [draft.proposal.laws if draft.proposal is not None else None for draft in drafts]
+        most = max([size + 1, *(int(own.max(initial=0)) + 1 for own in several if own is not None)])
+        q, laws = p.new_zeros(len(drafts), most, p.shape[-1]), list[list[int]]()
         for i, (draft, nodes) in enumerate(zip(drafts, below, strict=True)):
             spare = size - len(draft)
             drawn = [False] * len(draft)
             if draft.proposal is not None:
                 chosen = draft.proposal.chosen
                 drawn = [True] * len(draft) if chosen is None else (~chosen).tolist()
-                rows = torch.as_tensor(draft.proposal.q)[: size + 1]
+                rows = torch.as_tensor(draft.proposal.q)[:most]
                 q[i, : len(rows)] = rows.to(q)
+            own = several[i]
+            laws.append([*((draft.parents + 1) if own is None else own).tolist(), *[0] * spare])
             tokens.append([*draft.tokens.tolist(), *[0] * spare])
             parents.append([*(parent + 1 for parent in draft.parents.tolist()), *[0] * spare])
             exists.append([True] * len(draft) + [False] * spare)
@@ -67,6 +75,9 @@ class Forest:
             torch.tensor(children, dtype=torch.int64, device=device).reshape(len(drafts), size + 1, width),
             q,
             torch.tensor(distinct, device=device),
+            None
+            if all(own is None for own in several)
+            else torch.tensor(laws, dtype=torch.int64, device=device).reshape(len(drafts), size),
             below,
         )
 
@@ -75,9 +86,11 @@ class Forest:
 
         Args:
             node: Int64[B]; any number for drafts without that node.
-            q: [B, V], what siblings of the node are drawn from.
+            q: [B, V], what siblings of the node are drawn from, where that is one distribution.
         """
         at = node.clamp(min=0)[:, None]
+        if self.laws is not None:
+            q = self.q[torch.arange(len(node), device=q.device), self.laws.gather(1, at)[:, 0]]
         one_hot = torch.zeros_like(q).scatter_(1, self.tokens.gather(1, at), 1.0)
         return torch.where(self.sampled.gather(1, at), q, one_hot)
 
@@ -88,6 +101,19 @@ def _children(draft: DraftTree) -> list[list[int]]:
     for node, parent in enumerate(draft.parents.tolist()):
         below[0 if parent == ROOT else parent + 1].append(node)
     return below
+
+
+def refuse_several(draft: DraftTree, rule: str) -> None:
+    """Refuse candidates of one place that were drawn from different distributions, for rules that know one.
+
+    Raises:
+        UnsupportedError: the draft has such.
+    """
+    if draft.proposal is not None and draft.proposal.laws is not None:
+        raise UnsupportedError(
+            f"{rule} takes candidates of one draft model, and these come from several. "
+            "Use the verifier 'speculative-sampling'."
+        )
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

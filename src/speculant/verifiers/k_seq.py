@@ -13,7 +13,7 @@ from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
-from speculant.verifiers.forest import Forest
+from speculant.verifiers.forest import Forest, refuse_several
 from speculant.verifiers.rule import Choice, DescentVerifier
 
 _HALVINGS = 50
@@ -29,6 +29,7 @@ class KSeq(DescentVerifier):
                 "K-SEQ takes candidates that were drawn with replacement; these were chosen, or drawn without. "
                 "Use the verifier 'speculative-sampling'."
             )
+        refuse_several(draft, "K-SEQ")
 
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
         everyone = torch.arange(len(rows), device=p.device)

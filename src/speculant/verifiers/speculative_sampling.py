@@ -5,7 +5,8 @@ algorithm 1; Chen et al. 2023, arXiv 2302.01318, theorem 1. A token x drawn from
 min(1, p(x) / q(x)). If it is rejected, p becomes the residual max(0, p - q), normalised, and the next candidate of the
 same place is tested against that; after the last, the token is drawn from it.
 
-- Candidates drawn with replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), multi-step sampling.
+- Candidates drawn with replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), multi-step sampling, where
+  candidates of one place may come from several draft models, each tested against the q that it was drawn from.
 - Without replacement: RSD (Jeon et al. 2024, arXiv 2402.14160), MCSD (Yang et al. 2024, arXiv 2401.06706), Sequoia
   (Chen et al. 2024, arXiv 2402.12374): after a rejection the token also leaves q.
 - A chosen candidate counts as drawn from a one-hot q: it is accepted with the probability p(x), and p loses it.

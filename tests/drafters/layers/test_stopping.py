@@ -79,6 +79,54 @@ def test_the_stop_rule_is_lossless() -> None:
     assert exact == pytest.approx(own_law(p, 4), abs=1e-9)
 
 
+def wide_drafts(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
+    """Return every draft of a chain whose last token may have a sibling, with its probability."""
+    found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
+    while open_:
+        text, probability = open_.pop()
+        law = q(text)
+        level = Level(len(text) + 1, torch.tensor(law)[None], [1.0], 2, 8, True, True, torch.Generator())
+        count = len(shape.expand(level))
+        if shape.select([1.0]) and len(text) + 1 < shape.passes:
+            assert count == 1
+            open_ += [((*text, token), probability * chance) for token, chance in enumerate(law.tolist())]
+            continue
+        for one, first in enumerate(law.tolist()):
+            for two, second in enumerate(law.tolist()) if count == 2 else [(-1, 1.0)]:
+                if one == two:
+                    continue
+                tokens = [*text, one, two] if count == 2 else [*text, one]
+                parents = [*range(-1, len(text)), *([len(text) - 1] if count == 2 else [])]
+                tree = make_tree(tokens, parents)
+                rows = torch.tensor(np.stack([q(text[:i]) for i in range(len(text) + 1)]))
+                chance = probability * first * (second / (1 - first) if count == 2 else 1.0)
+                proposal = Proposal(rows, shape.drawn)
+                found.append((DraftTree(tree.tokens, tree.parents, tree.weights, proposal), chance))
+    return found
+
+
+def test_siblings_at_the_uncertain_end_are_lossless() -> None:
+    """Guards SWIFT's widths: further candidates, drawn without replacement where the chain ends; exact enumeration."""
+    p, q = model(1), model(3)
+    shapes = [
+        SureChain(LevelAcceptance(), threshold=0.6, longest=3, adaptive=False, wide=wide) for wide in (True, False)
+    ]
+    laws = [law_of_drafts(SpeculativeSampling().rule, p, wide_drafts(shape, q)) for shape in shapes]
+    for texts, _ in laws:
+        assert texts == pytest.approx(own_law(p, len(next(iter(texts)))), abs=1e-9)
+    assert laws[0][1] > laws[1][1]
+
+
+def test_a_wide_chain_counts_its_depth() -> None:
+    """Guards what is learned: siblings are no further levels."""
+    acceptance = LevelAcceptance()
+    shape = SureChain(acceptance, threshold=0.6, longest=4, adaptive=False, wide=True)
+    for _ in range(100):
+        shape.learn(make_tree([1, 2, 3, 4], [-1, 0, 0, 0]), [0, 2])
+    assert acceptance.gains(3)[1] > 1.9
+    assert np.diff(acceptance.gains(3))[1] < 0.75
+
+
 @pytest.mark.parametrize(("threshold", "longest"), [(1.1, 4), (-0.1, 4), (0.5, 0), (0.5, 65)])
 def test_settings_out_of_range(threshold: float, longest: int) -> None:
     """Guards against chains that never end or never begin."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.drafters.layers.search import LayerSearch
+from speculant.core.errors import ForeignMemoryError, UnsupportedError
+from speculant.drafters.layers.memory import LAYER_SEARCH
+from speculant.drafters.layers.search import LayerSearch, SearchSettings
 from speculant.drafters.layers.swift import SWIFTDrafter
+from speculant.memory.file import Memory, read_header
 from speculant.registry import BuildContext, build_drafter
 
 SETTINGS: dict[str, Any] = {"window": 6, "bayes_interval": 3, "skip_ratio": 0.5}
@@ -65,3 +71,56 @@ def test_settings_reach_the_search() -> None:
     assert isinstance(drafter, SWIFTDrafter)
     assert isinstance(drafter.search, LayerSearch)
     assert drafter.search._settings.steps == 3
+
+
+def test_a_saved_search_goes_on(tmp_path: Path) -> None:
+    """Guards memory files: the same sets are tried as without the pause, and the best one drafts at once."""
+    settings = SETTINGS | {"enough": 1.0}
+    _, speculator, drafter = searching(settings)
+    speculator.generate([5, 9, 14, 3], max_new_tokens=40, temperature=0)
+    speculator.save(tmp_path / "search")
+    model = speculator.model
+    again = Speculator.from_transformers(
+        model, method="swift", nodes=4, settings=settings, fast=False, memory=tmp_path / "search"
+    )
+    held = again.drafter
+    assert isinstance(held, SWIFTDrafter)
+    assert held.search.layers == drafter.search.layers
+    assert held.search._step == drafter.search._step > 0
+    random = [np.random.default_rng(1) for _ in range(2)]
+    for _ in range(6):
+        pairs = list(zip((held.search, drafter.search), random, strict=True))
+        one, two = (search.candidate(each) for search, each in pairs)
+        assert one == two
+        for search, _ in pairs:
+            search.observe(one, 0.5)
+    print_ = read_header(tmp_path / "search")[0]["tokenizer"]
+    other = build_drafter("swift", BuildContext(layers=8, tokenizer=print_))
+    assert isinstance(other, SWIFTDrafter)
+    with pytest.raises(ForeignMemoryError, match="layers to skip of 6"):
+        other.load(tmp_path / "search")
+
+
+def test_searches_are_merged() -> None:
+    """Guards the memory kind: scores add up, the best set is kept, and other models are refused."""
+    searches, memories = [LayerSearch(6, SearchSettings()) for _ in range(2)], list[Memory]()
+    for search, skipped, score in zip(searches, ((1,), (3,)), (0.4, 0.7), strict=True):
+        search.observe(skipped, score)
+        arrays, facts = search.contents()
+        memories.append(Memory(kind="layer-search", tokenizer="t", arrays=arrays, facts=facts))
+    merged, found = LAYER_SEARCH.merge(memories, 1 << 20)
+    assert merged["skipped"].tolist() == [3]
+    assert (found["best"], found["step"]) == (0.7, 2)
+    both = LayerSearch(6, SearchSettings())
+    both.observe((1,), 0.4)
+    both.observe((3,), 0.7)
+    for name in ("precision", "moment"):
+        np.testing.assert_allclose(merged[name], both.contents()[0][name])
+    assert LAYER_SEARCH.describe(memories[0]) == {"layers": 6, "skipped": 1, "sets scored": 1}
+    assert LAYER_SEARCH.empty(memories[0])[1]["step"] == 0
+    arrays, facts = LayerSearch(8, SearchSettings()).contents()
+    other = Memory(kind="layer-search", tokenizer="t", arrays=arrays, facts=facts)
+    with pytest.raises(UnsupportedError, match="other models"):
+        LAYER_SEARCH.merge([memories[0], other], 1 << 20)
+    with pytest.raises(UnsupportedError, match="memory limit"):
+        LAYER_SEARCH.merge(memories, 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.errors import UsageError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
-from speculant.drafters.models.draft_model import SpecInferDrafter, WidthsSettings
 from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
@@ -26,7 +24,7 @@ from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGain
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS as REGISTRY
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
-from trees import leaves, make_tree, paths_of
+from trees import leaves, make_tree
 
 PROMPT = [5, 9, 14, 3, 8]
 METHODS = [
@@ -210,43 +208,6 @@ def test_bad_settings_are_refused(pair: tuple[Any, Any], method: str, settings: 
     """Guards against drafts that never end, never begin, or do not fit a pass; found before the first request."""
     with pytest.raises(UsageError, match=reason):
         Speculator.from_transformers(pair[0], method=method, draft_model=pair[1], settings=settings)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_trees_of_several_models_are_merged(pair: tuple[Any, Any], temperature: float) -> None:
-    """Guards SpecInfer's merge: each model's own paths are in the tree, and each stays in step with the text."""
-    _, one = pair
-    other = perturbed(tiny_model("llama"), 0.4)
-    openers = [lambda prompt, m=m: HFEngine(m).open(torch.from_numpy(prompt).long()[None]) for m in (one, other)]
-    settings = WidthsSettings(widths="2,1,1")
-    start = SessionRequest(prompt=np.array(PROMPT[:-1], np.int32), sampling=Sampling(temperature=temperature))
-    merged = SpecInferDrafter(openers, vocabulary=61, settings=settings).open(start)
-    alone = [
-        SpecInferDrafter(opened, vocabulary=61, settings=settings).open(replace(start, sampling=Sampling()))
-        for opened in openers
-    ]
-    text = verified(DraftTree.empty(), [], PROMPT[-1:])
-    for _ in range(3):
-        for session in (merged, *alone):
-            session.observe(text)
-        budget = Budget(nodes=20, depth=3)
-        tree = merged.propose(budget)
-        assert tree.proposal is None
-        assert set(paths_of(tree)) == {path for each in alone for path in paths_of(each.propose(budget))}
-        path = tree.path(len(tree) - 1).tolist()
-        text = verified(tree, path, [*tree.tokens[path].tolist(), 7])
-    assert len(leaves(merged.propose(Budget(nodes=20, depth=3, trees=False)))) == 1
-
-
-def test_several_models_are_for_the_method_that_merges_them(pair: tuple[Any, Any]) -> None:
-    """Guards the list of draft models: text stays the target's, and other methods refuse it."""
-    target, draft = pair
-    models = [draft, perturbed(tiny_model("llama"), 0.4)]
-    speculator = Speculator.from_transformers(target, method="specinfer", draft_model=models, nodes=12)
-    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0, 5:].tolist()
-    assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0).ids == plain
-    with pytest.raises(UsageError, match="takes one draft model"):
-        Speculator.from_transformers(target, method="mcsd", draft_model=models)
 
 
 @pytest.mark.parametrize("method", ["specinfer", "mcsd", "spectr", "sequoia", "opt-tree", "mix-model", "staged"])

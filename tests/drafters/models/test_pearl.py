@@ -17,8 +17,8 @@ from speculant.core.engine import Pass
 from speculant.core.errors import UsageError
 from speculant.core.sampler import Sampler, Sampling
 from speculant.core.tree import DraftTree
-from speculant.drafters.models import pearl
-from speculant.drafters.models.pearl import PearlDrafter, PearlSession, PearlSettings
+from speculant.drafters.models import ahead, pearl
+from speculant.drafters.models.pearl import AheadLengths, PearlDrafter, PearlSession, PearlSettings
 from speculant.engines.hf.engine import HFEngine
 from speculant.verifiers.block import BlockVerification
 from speculant.verifiers.rule import RuleVerifier
@@ -63,6 +63,23 @@ def test_tokens_drafted_ahead_are_used() -> None:
     session.observe(verified(DraftTree.from_paths([text[6:7]]), 0, (text[6] + 1) % 61))
     assert len(session.propose(budget)) == 1
     session.close()
+
+
+def test_the_length_follows_acceptance_and_times() -> None:
+    """Guards adaptivity: tokens that are rarely accepted are not drafted; the first one only where its pass pays."""
+    lengths = AheadLengths()
+    assert lengths.first() == 1
+    for _ in range(200):
+        lengths.acceptance.observe(6, 2)
+    assert lengths.ahead(price=0.3) == 3
+    assert lengths.ahead(price=0.0) > 60
+    lengths.times.observe(target=1.0, draft=0.1)
+    assert lengths.first() == 1
+    for _ in range(100):
+        lengths.times.observe(target=1.0, draft=2.0)
+    assert lengths.first() == 0
+    with pytest.raises(UsageError, match="first must be 0 or 1"):
+        PearlDrafter(lambda _: None, vocabulary=61, settings=PearlSettings(first=2))
 
 
 def test_the_number_ahead_is_checked() -> None:
@@ -195,8 +212,9 @@ class Numbers(Sampler):
 
 @pytest.mark.parametrize("verifier", [SpeculativeSampling(), BlockVerification()])
 @pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
 def test_what_is_drafted_ahead_is_tested_and_exact(
-    verifier: RuleVerifier, parallel: bool, monkeypatch: pytest.MonkeyPatch
+    verifier: RuleVerifier, parallel: bool, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards losslessness and acceptance, by every draw of a round and its exact probability.
 
@@ -205,14 +223,16 @@ def test_what_is_drafted_ahead_is_tested_and_exact(
     """
 
     def run(branches: Branches) -> tuple[Text, Text, bool]:
-        monkeypatch.setattr(pearl, "draw_token", lambda law, _: branches.take(law.tolist()))
+        for module in (pearl, ahead):
+            monkeypatch.setattr(module, "draw_token", lambda law, _: branches.take(law.tolist()))
         worker: Any = Immediate()
         text: Any = Table()
-        session = PearlSession(
-            text, SessionRequest(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=1.0)), worker, 2
-        )
+        start = SessionRequest(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=1.0))
+        settings = PearlSettings(ahead=2, first=first)
+        session = PearlSession(text, start, worker, settings, AheadLengths(), vocabulary=3)
         draft = session.propose(Budget(nodes=4, depth=4))
-        paths = [(), tuple(draft.tokens.tolist())]
+        assert len(draft) == first
+        paths = [(), tuple(draft.tokens.tolist())][: first + 1]
         sampler = Numbers(branches, paths, parallel=parallel)
         prepared = verifier.prepare(draft, Pass(logits=None), sampler)
         read = None if prepared is None else verifier.decide([prepared])[0].tolist()
@@ -237,8 +257,10 @@ def test_what_is_drafted_ahead_is_tested_and_exact(
     for tokens in {tokens for tokens, ready in joint if ready}:
         mass = sum(joint[tokens, (token,)] for token in range(3))
         assert [joint[tokens, (token,)] / mass for token in range(3)] == pytest.approx(q_of(tokens))
+    overlap = sum(map(min, p_of(()), q_of(())))
     expected = sum(min(p_of(())[x], q_of(())[x]) * sum(map(min, p_of((x,)), q_of((x,)))) for x in range(3))
-    assert whole == pytest.approx(sum(map(min, p_of(()), q_of(()))))
+    assert whole == pytest.approx(overlap * first)
+    expected = expected if first else overlap
     assert kept == pytest.approx(expected)
 
 
@@ -251,10 +273,10 @@ def test_as_many_are_drafted_ahead_as_the_pass_takes() -> None:
     assert isinstance(session, PearlSession)
     draft = session.propose(Budget(nodes=6, depth=50))
     assert session._ahead is not None
-    ahead = [token for token, _ in session._ahead.wait()]
-    assert len(ahead) == 7
-    session.observe(verified(draft, 1, ahead[0]))
-    assert session.propose(Budget(nodes=6, depth=50)).tokens.tolist() == ahead[1:]
+    later = [token for token, _ in session._ahead.wait()]
+    assert len(later) == 7
+    session.observe(verified(draft, 1, later[0]))
+    assert session.propose(Budget(nodes=6, depth=50)).tokens.tolist() == later[1:]
     running = session._ahead
     session.close()
     assert len(running.wait()) <= 7

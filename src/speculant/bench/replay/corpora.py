@@ -16,7 +16,7 @@ from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import find_method
 
 FILE_KINDS: Mapping[str, str] = MappingProxyType(
-    {"trigram": "trigram", "suffix-array": "suffix"}
+    {"trigram": "trigram", "suffix-array": "suffix", "suffix-automaton": "sam"}
 )  # of the files that `corpus build` writes
 
 

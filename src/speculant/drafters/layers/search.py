@@ -17,16 +17,33 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from speculant.core.errors import UsageError
+from speculant.core.errors import ForeignMemoryError, UsageError
 from speculant.drafters.layers.subsets import Layers, every_other, without
 
+KIND = "layer-search"
 NOISE = 1e-2  # variance of a score, as the authors' Gaussian process has it
 SPREAD = 0.25  # variance of the weights before any score
+
+
+Float64 = npt.NDArray[np.float64]
+
+
+def fresh_search(layers: int, size: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Return arrays and facts of a search that has scored nothing, see `LayerSearch.contents`."""
+    middle = max(0, layers - 2)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "skipped": np.array(every_other(layers), np.int32),
+        "precision": np.eye(middle + 1) / SPREAD,
+        "moment": np.zeros(middle + 1),
+    }
+    return arrays, {"layers": layers, "size": size, "best": 0.0, "step": 0, "since": 0, "over": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +96,8 @@ class LayerSearch:
         self._skipped = every_other(count)
         self._best, self._step, self._since = 0.0, 0, 0
         self._over = math.comb(self._middle, self._size) < 2
-        self._precision = np.eye(self._middle + 1) / SPREAD
-        self._moment = np.zeros(self._middle + 1)
+        self._precision: Float64 = np.eye(self._middle + 1) / SPREAD
+        self._moment: Float64 = np.zeros(self._middle + 1)
         self._lock = threading.Lock()
 
     @property
@@ -121,7 +138,35 @@ class LayerSearch:
             s = self._settings
             self._over |= self._best > s.enough or self._since > s.patience or self._step >= s.steps
 
-    def _features(self, skipped: Layers) -> npt.NDArray[np.float64]:
+    def contents(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """Return arrays and facts from which `resume` goes on."""
+        with self._lock:
+            arrays: dict[str, npt.NDArray[Any]] = {
+                "skipped": np.array(self._skipped, np.int32),
+                "precision": self._precision.copy(),
+                "moment": self._moment.copy(),
+            }
+            found = {"best": self._best, "step": self._step, "since": self._since, "over": bool(self._over)}
+            return arrays, {"layers": self._count, "size": self._size, **found}
+
+    def resume(self, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """Go on where a search of the same model was.
+
+        Raises:
+            ForeignMemoryError: it was of another number of layers, or of sets of another size.
+        """
+        if (facts["layers"], facts["size"]) != (self._count, self._size):
+            raise ForeignMemoryError(
+                f"the search was of {facts['size']} layers to skip of {facts['layers']}, here {self._size} of "
+                f"{self._count} are. Name the model and the skip_ratio that it was made with, or another file."
+            )
+        with self._lock:
+            self._skipped = tuple(int(index) for index in arrays["skipped"])
+            self._precision, self._moment = np.array(arrays["precision"]), np.array(arrays["moment"])
+            self._best, self._step = float(facts["best"]), int(facts["step"])
+            self._since, self._over = int(facts["since"]), self._over or bool(facts["over"])
+
+    def _features(self, skipped: Layers) -> Float64:
         """Return 1 for each layer between first and last that is skipped, and a constant 1."""
         features = np.zeros(self._middle + 1)
         features[[index - 1 for index in skipped]] = 1

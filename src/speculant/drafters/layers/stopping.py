@@ -11,7 +11,7 @@ from typing import Literal
 
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below, width_at
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
@@ -29,10 +29,11 @@ class SureChain(Shape):
     code compares the probability of the token that it has drawn; greedily that is the same.
     """
 
-    drawn: Literal["iid", "distinct"] = "iid"
     choosing = False
 
-    def __init__(self, acceptance: LevelAcceptance, *, threshold: float, longest: int, adaptive: bool) -> None:
+    def __init__(
+        self, acceptance: LevelAcceptance, *, threshold: float, longest: int, adaptive: bool, wide: bool = False
+    ) -> None:
         """Take the rule.
 
         Args:
@@ -40,6 +41,7 @@ class SureChain(Shape):
             threshold: from 0 (chains end by the budget) to 1.
             longest: tokens of a draft.
             adaptive: whether the threshold follows what is accepted.
+            wide: whether the token after which a chain ends has siblings, as many as there is room for.
         """
         if not 0 <= threshold <= 1:
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
@@ -47,11 +49,14 @@ class SureChain(Shape):
             raise UsageError(f"longest must be from 1 to {MAX_PASSES}, not {longest}.")
         self.passes, self._acceptance, self._threshold, self._adaptive = longest, acceptance, threshold, adaptive
         self._matched = 0.0
-        self._sure = True
+        self._sure, self._wide = True, wide
+        self.drawn: Literal["iid", "distinct"] = "distinct" if wide else "iid"
 
     def expand(self, level: Level) -> list[Candidate]:
-        self._sure = float(level.q[0].max()) >= self._threshold
-        return draw_below(level, 0, 1, distinct=False)
+        confidence = float(level.q[0].max())
+        self._sure = confidence >= self._threshold
+        count = min(level.room, width_at(confidence)) if self._wide and level.trees and not self._sure else 1
+        return draw_below(level, 0, count, distinct=self._wide)
 
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0] if self._sure and weights else []
@@ -60,10 +65,10 @@ class SureChain(Shape):
         return self._acceptance.chain_gains(min(nodes, self.passes))
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
-        self._acceptance.observe(len(draft), len(path))
+        drafted = int(draft.depths().max())
+        self._acceptance.observe(drafted, len(path))
         if not self._adaptive:
             return
-        drafted = len(draft)
         self._matched = SMOOTHING * self._matched + (1 - SMOOTHING) * len(path) / drafted
         goal = self._threshold
         if self._matched < ENOUGH:

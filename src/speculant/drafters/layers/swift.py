@@ -2,27 +2,30 @@
 
 Xia et al., ICLR 2025, arXiv 2410.06916; the search is in `search`, the stop rule in `stopping`. A candidate is scored
 by one pass over the last tokens that the target generated; the authors' code scores on the first ones of the text.
-Beside the chain, they verify further top-k tokens at uncertain places of it; here a draft is a chain.
+Beside the chain, they verify further top-k tokens at uncertain places of it; here a chain ends at the first such place,
+and further candidates of it take what room is left.
 
-Greedy requests share one search, as the authors' do, so that it goes on from one text to the next. A request that
-samples searches for itself: its drafts are drawn from the layers found so far, and its text must depend on its seed
-alone.
+Greedy requests share one search, as the authors' do, so that it goes on from one text to the next, and, saved as the
+drafter's memory, from one process to the next. A request that samples searches for itself: its drafts are drawn from
+the layers found so far, and its text must depend on its seed alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from speculant.core.drafter import Session, SessionRequest, Verified
+from speculant.core.drafter import Persistent, Session, SessionRequest, Verified
 from speculant.drafters.layers.drafter import LayerDrafter
-from speculant.drafters.layers.search import LayerSearch, SearchSettings
+from speculant.drafters.layers.search import KIND, LayerSearch, SearchSettings
 from speculant.drafters.layers.session import LayerSession
 from speculant.drafters.layers.stopping import SureChain
 from speculant.drafters.layers.subsets import check_layers, every_other, without
 from speculant.drafters.models.shapes import Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.memory.file import read_memory, write_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +41,28 @@ class SWIFTSettings(SearchSettings):
         patience: sets without a better score that end it.
         steps: sets that end it.
         threshold: a draft ends after the token at which no token has this probability.
-        longest: tokens of a draft at most.
+        longest: tokens of a chain at most.
+        wide: whether that token has siblings, the more the less probable the most probable one is.
     """
 
     threshold: float = 0.8
     longest: int = 25
+    wide: bool = True
 
 
-class SWIFTDrafter(LayerDrafter):
-    """Chains drafted without the layers that a search has found: `swift`."""
+class SWIFTDrafter(LayerDrafter, Persistent):
+    """Chains drafted without the layers that a search has found: `swift`. What is saved is the search.
 
-    def __init__(self, *, layers: int, settings: SWIFTSettings | None = None) -> None:
+    Attributes:
+        search: of greedy requests.
+    """
+
+    def __init__(self, *, layers: int, tokenizer: str = "", settings: SWIFTSettings | None = None) -> None:
         """Take the settings.
 
         Args:
             layers: decoder layers of the target; 0 where none can be left out.
+            tokenizer: fingerprint that saved searches are tied to.
             settings: None for the defaults.
 
         Raises:
@@ -63,9 +73,32 @@ class SWIFTDrafter(LayerDrafter):
         s, acceptance = self._settings, LevelAcceptance()
         super().__init__(
             without(every_other(self._count), self._count),
-            lambda: SureChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=False),
+            lambda: SureChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=False, wide=s.wide),
         )
+        self._tokenizer = tokenizer
         self.search = LayerSearch(self._count, s)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the search takes now."""
+        return sum(array.nbytes for array in self.search.contents()[0].values())
+
+    def save(self, path: Path) -> None:
+        """Write the search.
+
+        Raises:
+            FileError: the file cannot be written; an older one is unchanged.
+        """
+        arrays, facts = self.search.contents()
+        write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts=facts)
+
+    def load(self, path: Path) -> None:
+        """Go on with the search of a file.
+
+        Raises:
+            FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
+        """
+        self.search.resume(*read_memory(path, kind=KIND, tokenizer=self._tokenizer))
 
     def open(self, start: SessionRequest) -> Session:
         self.try_layers(start)

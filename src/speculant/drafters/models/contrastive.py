@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import Budget, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, DraftTree, Proposal
@@ -22,6 +23,11 @@ class ContrastiveDrafter(DraftModelDrafter):
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int) -> None:
         super().__init__(open_cache, vocabulary=vocabulary)
+
+    @property
+    def needs(self) -> RequestedOutputs:
+        """Nothing of a pass; but every token is learned at once, since q is wanted of rounds without a draft too."""
+        return RequestedOutputs(max_nodes=self._max_nodes, always=True)
 
     def open(self, start: SessionRequest) -> Session:
         # Where top-k or top-p left q nothing, the contrast would be infinite: p alone says which tokens are plausible.
@@ -41,14 +47,10 @@ class ContrastiveSession(Session):
         Raises:
             UnsupportedError: the draft model has no more positions, and without it there is nothing to contrast with.
         """
-        if self._text.depth < 1:
-            raise UnsupportedError(
-                "the draft model has no more positions, and contrastive decoding needs it for every token. Decode "
-                "fewer tokens, or use a draft model with more positions."
-            )
+        first = self._begin()
         sampled = bool(self._start.sampling.temperature)
         generator = torch.Generator().manual_seed(self._start.round_seed(self._round)) if sampled else None
-        tokens, weights, laws, row = list[int](), list[float](), [self._text.begin()[0]], ROOT
+        tokens, weights, laws, row = list[int](), list[float](), [first], ROOT
         for _ in range(min(budget.nodes, budget.depth, self._text.depth - 1)):
             law: Tensor = laws[-1]
             token = draw_token(law, generator)
@@ -60,6 +62,18 @@ class ContrastiveSession(Session):
         proposal = Proposal(torch.stack(laws), "iid", None if sampled else np.ones(count, bool))
         parents = np.arange(-1, count - 1, dtype=np.int32)
         return DraftTree(np.array(tokens, np.int32), parents, np.array(weights, np.float32), proposal)
+
+    def empty_draft(self) -> DraftTree:
+        """Return no nodes, with q after the root; raises as `propose`."""
+        return replace(DraftTree.empty(), proposal=Proposal(self._begin()[None]))
+
+    def _begin(self) -> Tensor:
+        if self._text.depth < 1:
+            raise UnsupportedError(
+                "the draft model has no more positions, and contrastive decoding needs it for every token. Decode "
+                "fewer tokens, or use a draft model with more positions."
+            )
+        return self._text.begin()[0]
 
     def observe(self, verified: Verified) -> None:
         self._text.observe(verified)

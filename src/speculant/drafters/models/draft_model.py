@@ -10,18 +10,20 @@ most probable ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+import numpy as np
+
+from speculant.core.drafter import Drafter, Session, SessionRequest
 from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
+from speculant.drafters.models.merged import MergedSession, UntaughtSession
 from speculant.drafters.models.sequoia import BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
-from speculant.drafters.models.tree_acceptance import DEPTHS, LevelAcceptance, LevelGains, SiblingAcceptance
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains, SiblingAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,21 +96,6 @@ class BestFirstSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfidenceSettings:
-    """Settings of `llmcad`.
-
-    Attributes:
-        min_probability: joint probability of the most probable path below which drafting ends.
-        top_k: nodes that a level expands, and candidates of each.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
-    """
-
-    min_probability: float = 0.05
-    top_k: int = 4
-    max_nodes: int = MAX_NODES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BestTreeSettings:
     """Settings of `sequoia`.
 
@@ -165,11 +152,7 @@ class BiLDDrafter(DraftModelDrafter):
 
 
 class SpecInferDrafter(DraftModelDrafter):
-    """Trees of fixed widths, siblings drawn with replacement: `specinfer`.
-
-    The trees of several draft models are merged. Their tokens are chosen, also where the target samples: siblings that
-    were drawn from different distributions would have no common q.
-    """
+    """Trees of fixed widths, siblings drawn with replacement, of one draft model or several: `specinfer`."""
 
     def __init__(
         self,
@@ -182,19 +165,24 @@ class SpecInferDrafter(DraftModelDrafter):
         s = settings or WidthsSettings()
         widths, maximum = _widths(s.widths), s.max_nodes
         first, *self._others = [open_cache] if callable(open_cache) else open_cache
-        acceptance, several = SiblingAcceptance(), bool(self._others)
-        self._setup(
-            first,
-            vocabulary,
-            lambda: Widths(widths, acceptance, replacement=True, choosing=several, max_nodes=maximum),
-            maximum,
-        )
+        acceptance = SiblingAcceptance()
+
+        def tree() -> Widths:
+            return Widths(widths, acceptance, replacement=True, max_nodes=maximum)
+
+        self._tree: Callable[[], Widths] = tree
+        self._setup(first, vocabulary, tree, maximum)
 
     def open(self, start: SessionRequest) -> Session:
-        texts = [self.open_text(start)]
-        texts += [DraftText.open(open_cache, start, self._vocabulary) for open_cache in self._others]
-        sessions = [LevelSession(text, start, self._shape()) for text in texts]
-        return MergedSession(sessions) if self._others else sessions[0]
+        if not self._others:
+            return super().open(start)
+        sessions = list[LevelSession]()
+        for place, open_cache in enumerate([self._open_cache, *self._others]):
+            own = replace(
+                start, seed=np.random.SeedSequence(start.seed.entropy, spawn_key=(*start.seed.spawn_key, place))
+            )
+            sessions.append(UntaughtSession(DraftText.open(open_cache, start, self._vocabulary), own, self._tree()))
+        return MergedSession(sessions, self._tree())
 
 
 class MCSDDrafter(DraftModelDrafter):
@@ -236,21 +224,6 @@ class OptTreeDrafter(DraftModelDrafter):
         )
 
 
-class LLMCadDrafter(DraftModelDrafter):
-    """The most probable paths, until none is probable enough: `llmcad`."""
-
-    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ConfidenceSettings | None = None) -> None:
-        s, gains = settings or ConfidenceSettings(), LevelGains()
-        self._setup(
-            open_cache,
-            vocabulary,
-            lambda: BestFirst(
-                gains, depth=DEPTHS, top_k=s.top_k, min_probability=s.min_probability, max_nodes=s.max_nodes
-            ),
-            s.max_nodes,
-        )
-
-
 class SequoiaDrafter(DraftModelDrafter):
     """The tree that is expected to yield the most: `sequoia`.
 
@@ -267,27 +240,6 @@ class SequoiaDrafter(DraftModelDrafter):
     def _tree(self) -> BestTree:
         s = self.settings
         return BestTree(self.acceptance, depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
-
-
-class MergedSession(Session):
-    """One request, drafted for by several models."""
-
-    def __init__(self, sessions: Sequence[LevelSession]) -> None:
-        self._sessions = sessions
-
-    def propose(self, budget: Budget) -> DraftTree:
-        """Return the union of the drafts; the first model's chain where there can be no tree."""
-        if not budget.trees:
-            return self._sessions[0].propose(budget)
-        return DraftTree.merge([session.propose(budget) for session in self._sessions], budget.nodes)
-
-    def observe(self, verified: Verified) -> None:
-        for session in self._sessions:
-            session.observe(verified)
-
-    def close(self) -> None:
-        for session in self._sessions:
-            session.close()
 
 
 def _widths(text: str) -> list[int]:

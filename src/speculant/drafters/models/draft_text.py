@@ -51,7 +51,7 @@ class DraftText:
         read = cache.prefill()
         text = cls(cache, start.sampling, vocabulary)
         if read is not None:
-            text._own = min(vocabulary, read.logits.shape[-1])
+            text._own, text._after = min(vocabulary, read.logits.shape[-1]), read.logits[-1:]
         return text
 
     @property

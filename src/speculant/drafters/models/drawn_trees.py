@@ -20,6 +20,9 @@ class Widths(Shape):
 
     With replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), expansion configurations. Without: MCSD
     (Yang et al. 2024, arXiv 2401.06706). A level that exceeds the budget is narrowed before anything is drawn.
+
+    Attributes:
+        parents: of the whole tree's nodes, level by level.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Widths(Shape):
                 f"widths {','.join(map(str, widths))} make {nodes} nodes, more than max_nodes={max_nodes}."
             )
         self._widths, self._acceptance, self.choosing = tuple(widths), acceptance, choosing
-        self._parents = _parents(widths)
+        self.parents = _parents(widths)
         self.drawn: Literal["iid", "distinct"] = "iid" if replacement else "distinct"
         self.passes = len(widths)
 
@@ -62,7 +65,11 @@ class Widths(Shape):
         return [each for place in sorted(wide) for each in draw_below(level, place, wide[place], distinct=distinct)]
 
     def forecast(self, nodes: int) -> Float64:
-        return expected_gains(self._parents[:nodes], self._acceptance.probabilities())
+        return self.gains(self.parents[:nodes])
+
+    def gains(self, parents: Sequence[int]) -> Float64:
+        """Return what trees of the first nodes of these parents are expected to gain, see `expected_gains`."""
+        return expected_gains(parents, self._acceptance.probabilities())
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._acceptance.observe(draft, path)

@@ -111,9 +111,13 @@ class LevelSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn which nodes were accepted."""
-        self.text.observe(verified)
+        self.take(verified)
         if len(verified.tree):
             self.learn(verified.tree, verified.path.tolist())
+
+    def take(self, verified: Verified) -> None:
+        """Take what was committed, in a round whose draft was another drafter's."""
+        self.text.observe(verified)
         self._round += 1
 
     def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
@@ -149,7 +153,7 @@ def drafted(
     if laws and tokens:
         q = laws[ROOT].new_zeros(max(laws) + 2, len(laws[ROOT]))
         q[[node + 1 for node in laws]] = torch.stack(list(laws.values()))
-        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead)
+        proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead=ahead)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 

@@ -12,32 +12,33 @@ Where it fails, the target's own token is drawn from the residual, so that token
 drafted; and what follows the first token was drawn from q given it, so the next draft has the distribution of one that
 is drawn later.
 
-The draft's length is adaptive: tokens are drafted for as long as the target's pass takes. How many those are differs
-from run to run, so that under sampling a seed gives other texts of the same distribution; a number as `ahead` gives the
-same draft on every machine and every rank. The paper verifies the first token in the pass in which it is drafted; here
-it is drafted before the pass, for a pass of the draft model, so that such a round can commit two tokens.
+The draft's length is adaptive: tokens are drafted for as long as the target's pass takes, and no more of them than are
+accepted often enough to pay for verifying them. How many those are differs from run to run, so that under sampling a
+seed gives other texts of the same distribution; a number as `ahead` gives the same draft on every machine and every
+rank. The paper verifies the first token in the pass in which it is drafted (`first=0`), which then commits one token.
+If it is drafted before the pass instead (`first=1`), such a round takes longer by a pass of the draft model, and can
+commit two. By default that is done where the token, by measured acceptance and times, gains more than it costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Event
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UsageError
-from speculant.core.tree import ROOT, Ahead, DraftTree
+from speculant.core.tree import ROOT, Ahead, DraftTree, Proposal
+from speculant.drafters.models.ahead import Drawn, DrawnAhead, PassTimes
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import drafted
 from speculant.drafters.models.shapes import MAX_PASSES
+from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import draw_token
-
-Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] that it was drawn from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,13 @@ class PearlSettings:
 
     Attributes:
         ahead: tokens drafted during a pass of the target; None for as many as the draft model makes in its time, up to
-            one more than a draft has nodes.
+            one more than a draft has nodes, of which no more than pay.
+        first: tokens drafted before the pass where nothing was drafted ahead, 0 (as published) or 1; None for what
+            yields more by the measured times, and for 1 where `ahead` is a number.
     """
 
     ahead: int | None = None
+    first: int | None = None
 
 
 class PearlDrafter(Drafter):
@@ -66,9 +70,12 @@ class PearlDrafter(Drafter):
         Raises:
             UsageError: the number of tokens is out of range.
         """
-        self._ahead = (settings or PearlSettings()).ahead
-        if self._ahead is not None and not 1 <= self._ahead <= MAX_PASSES:
-            raise UsageError(f"ahead must be 1 to {MAX_PASSES}, not {self._ahead}.")
+        self._settings = s = settings or PearlSettings()
+        if s.ahead is not None and not 1 <= s.ahead <= MAX_PASSES:
+            raise UsageError(f"ahead must be 1 to {MAX_PASSES}, not {s.ahead}.")
+        if s.first not in (None, 0, 1):
+            raise UsageError(f"first must be 0 or 1, not {s.first}.")
+        self._lengths = AheadLengths()
         self._open_cache, self._vocabulary = open_cache, vocabulary
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-draft")  # runs all passes of the draft model
 
@@ -78,7 +85,7 @@ class PearlDrafter(Drafter):
 
     def open(self, start: SessionRequest) -> Session:
         opened = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary)
-        return PearlSession(opened.result(), start, self._worker, self._ahead)
+        return PearlSession(opened.result(), start, self._worker, self._settings, self._lengths, self._vocabulary)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         """Return a draft for each of several sessions before anything is drafted ahead."""
@@ -92,71 +99,43 @@ class PearlDrafter(Drafter):
         return drafts
 
 
-class DrawnAhead:
-    """Tokens that are drawn behind a draft, one a task of the worker, so that texts take turns.
+class AheadLengths:
+    """How many tokens are drafted, by what was measured over all requests of a drafter.
 
     Attributes:
-        drawn: so far.
+        times: of passes.
+        acceptance: of drafts, by depth.
     """
 
-    def __init__(
-        self, text: DraftText, draft: Drawn, maximum: int, worker: Executor, generator: torch.Generator | None
-    ) -> None:
-        """Begin to draw up to so many tokens behind a draft; without a generator the most probable ones."""
-        self.drawn: Drawn = []
-        self._text, self._draft, self._maximum = text, draft, maximum
-        self._worker, self._generator, self._row = worker, generator, ROOT
-        self._first, self._ended, self._stopped = Event(), Event(), False
-        self._worker.submit(self._draw)
+    def __init__(self) -> None:
+        self.times, self.acceptance = PassTimes(), LevelAcceptance()
 
-    def _draw(self) -> None:
-        """Draw a token, and have the next one drawn; end where that fails, as the next draft will in turn."""
-        goes_on = False
-        try:
-            if not self._stopped:
-                law = self._next_law()
-                self.drawn.append((draw_token(law, self._generator), law))
-                if len(self.drawn) < self._maximum:
-                    self._worker.submit(self._draw)
-                    goes_on = True
-        except Exception:
-            self.drawn = []
-        finally:
-            if not goes_on:
-                self._ended.set()
-            self._first.set()
+    def first(self) -> int:
+        """Return how many tokens are to be drafted before a pass: 1 if that gains more than its time, else 0."""
+        if not self.times.target:
+            return 1
+        return int(float(self.acceptance.gains(1)[0]) * self.times.target > self.times.draft)
 
-    def _next_law(self) -> Tensor:
-        """Return q [V] behind all tokens so far."""
-        if self.drawn:
-            [self._row], laws = self._text.read([self.drawn[-1][0]], [self._row])
-            return laws[0]
-        self._text.begin()
-        rows, laws = self._text.read([token for token, _ in self._draft], list(range(ROOT, len(self._draft) - 1)))
-        self._row = rows[-1]
-        return laws[-1]
-
-    def first(self) -> Ahead | None:
-        """Wait for the first token, and return it; None where drawing it failed."""
-        self._first.wait()
-        return Ahead(*self.drawn[0]) if self.drawn else None
-
-    def wait(self) -> Drawn:
-        """Wait for all tokens, and return them."""
-        self._ended.wait()
-        return self.drawn
-
-    def stop(self) -> Drawn:
-        """Return the tokens so far, and draw no more."""
-        self._stopped = True
-        return self.wait()
+    def ahead(self, price: float) -> int:
+        """Return how many tokens ahead are accepted often enough to be verified, which costs a price each."""
+        gains = self.acceptance.gains(MAX_PASSES)
+        return 1 + int((np.diff(gains, prepend=0.0) > price).sum())
 
 
 class PearlSession(Session):
     """One request: its text on the draft model, and what is being drafted ahead."""
 
-    def __init__(self, text: DraftText, start: SessionRequest, worker: Executor, ahead: int | None) -> None:
-        self._text, self._start, self._worker, self._maximum = text, start, worker, ahead
+    def __init__(
+        self,
+        text: DraftText,
+        start: SessionRequest,
+        worker: Executor,
+        settings: PearlSettings,
+        lengths: AheadLengths,
+        vocabulary: int,
+    ) -> None:
+        self._text, self._start, self._worker, self._settings = text, start, worker, settings
+        self._lengths, self._vocabulary = lengths, vocabulary
         self._generator, self._round = torch.Generator(), 0
         self._ready: Drawn = []  # below the root, drawn in the round before
         self._drawn: Drawn = []  # the draft
@@ -173,14 +152,16 @@ class PearlSession(Session):
         """Return a chain."""
         if self._ahead is not None:
             self._ahead.stop()
-        self._drawn, self._ahead = [], None
+        self._drawn, self._ahead, self._room = [], None, 0
         depth = min(budget.nodes, budget.depth, self._text.depth)
         if depth < 1:
             return DraftTree.empty()
         self._worker.submit(self._generator.manual_seed, self._start.round_seed(self._round))
-        first: Future[Drawn] | None = None if self._ready else self._worker.submit(self._first)
-        self._drawn = self._ready[:depth] if first is None else first.result()
-        self._room = min(self._maximum or budget.nodes + 1, MAX_PASSES, self._text.depth - len(self._drawn) - 1)
+        self._drawn = self._ready[:depth]
+        if not self._ready and self._first_length():
+            self._drawn = self._worker.submit(self._first).result()
+        most = self._settings.ahead or min(budget.nodes + 1, self._lengths.ahead(budget.node_price))
+        self._room = min(most, MAX_PASSES, self._text.depth - len(self._drawn) - 1)
         weights, joint = list[float](), 1.0
         for token, law in self._drawn:
             joint *= min(1.0, float(law[token]))
@@ -188,17 +169,27 @@ class PearlSession(Session):
         laws = {node: law for node, (_, law) in enumerate(self._drawn, start=ROOT)}
         tokens = [token for token, _ in self._drawn]
         parents = list(range(-1, len(tokens) - 1))
+        if not tokens and self._sampled:  # the token that is drawn meanwhile tests the root's p
+            tested = Proposal(torch.empty(0, self._vocabulary), ahead=self._first_ahead)
+            return replace(DraftTree.empty(), proposal=tested)
         return drafted(tokens, parents, weights, laws if self._sampled else {}, ahead=self._first_ahead)
 
     def go_ahead(self) -> None:
         """Begin to draft what may follow the draft."""
-        if self._drawn and self._room > 1:  # the first of them only tells whether the others can be used
-            generator = self._generator if self._sampled else None
-            self._ahead = DrawnAhead(self._text, self._drawn, self._room, self._worker, generator)
+        if self._room > 1:  # the first of them only tells whether the others can be used
+            generator, draft = self._generator if self._sampled else None, [token for token, _ in self._drawn]
+            times = self._lengths.times
+            self._ahead = DrawnAhead(self._text, draft, self._room, self._worker, generator, times)
 
     @property
     def _sampled(self) -> bool:
         return bool(self._start.sampling.temperature)
+
+    def _first_length(self) -> int:
+        """Return how many tokens are drafted before the pass where none were drafted ahead."""
+        if self._settings.first is not None:
+            return self._settings.first
+        return self._lengths.first() if self._settings.ahead is None else 1
 
     def _first(self) -> Drawn:
         """Return one token below the root."""
@@ -212,11 +203,13 @@ class PearlSession(Session):
         """Return what was drafted ahead by now, or all that was asked for where that is a number."""
         if self._ahead is None:
             return []
-        return self._ahead.stop() if self._maximum is None else self._ahead.wait()
+        return self._ahead.end(complete=self._settings.ahead is not None)
 
     def observe(self, verified: Verified) -> None:
         """Use what was drafted ahead if the text went that way."""
         drawn, tokens = [*self._drawn, *self._end_ahead()], verified.tokens.tolist()
+        if self._drawn:
+            self._lengths.acceptance.observe(len(self._drawn), len(verified.path))
         self._ready = drawn[len(tokens) :] if [token for token, _ in drawn[: len(tokens)]] == tokens else []
         self._worker.submit(self._text.observe, verified).result()
         self._round += 1

@@ -23,6 +23,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
+WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # at most this probability: so many candidates
 WIDE = 32  # nodes of a draft above which it may be wider
 MAX_PASSES = 64  # of the draft model in a round
 
@@ -190,7 +191,7 @@ class BestFirst(Shape):
     """The most probable paths: each level expands the best nodes so far, and the best of all become the draft.
 
     OPT-Tree (Wang et al., TACL 2025, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with any draft
-    model. LLMCad (Xu et al. 2023, arXiv 2309.04255) ends the tree where confidence has fallen: `min_probability`.
+    model. Where no path is as probable as `min_probability` any more, the tree ends.
 
     The tree also ends where the next level is not expected to gain what its time is worth elsewhere, and nodes that
     cannot be in the draft are not expanded: those less probable than as many others as the budget allows, or than pays
@@ -289,6 +290,14 @@ def check_max(max_nodes: int) -> int:
     if max_nodes < 1:
         raise UsageError(f"max_nodes must be 1 or more, not {max_nodes}.")
     return max_nodes
+
+
+def width_at(confidence: float) -> int:
+    """Return how many candidates a place gets whose most probable token has this probability.
+
+    CaPE (Du et al., ICML 2024, arXiv 2402.02082): 7, 5, 3 or 1 up to 0.3, 0.6, 0.8 or 1.
+    """
+    return next((count for bound, count in WIDTHS if confidence <= bound), 1)
 
 
 def draw_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:

@@ -160,6 +160,11 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
         """Bytes the memory takes now."""
         return self._history.nbytes
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the documents that the memory holds."""
+        return int(np.count_nonzero(self._history.text != END))
+
     def learn(self, document: Int32) -> None:
         """Learn a document Int32[T]."""
         self._learning.learn(self._history, document)

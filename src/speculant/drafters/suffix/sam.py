@@ -4,8 +4,8 @@ Hu, Wang, Zhang, Zhang, Li, Chen, Zhang: "SAM Decoding: Speculative Decoding via
 2411.10666, section 3. One automaton over the request grows with it, one over past requests is followed token by
 token; the draft is the chain of tokens that followed the latest occurrence of the longer match. As the authors' code is
 commonly run: drafts of 40 tokens, and where the request matches at all, the match in past text must be more than 5
-tokens longer. Used alone, the method drafts at any match length; the paper's threshold is for switching to another
-drafter. Ours: past text is learned when a request is closed, and a node's weight follows from the rule of succession: a
+tokens longer. Used alone, the method drafts at any match length; beside another drafter (`switching`) from a threshold
+on. Ours: past text is learned when a request is closed, and a node's weight follows from the rule of succession: a
 match of L tokens continues for i more with probability about L / (L + i).
 """
 
@@ -33,10 +33,14 @@ class SamSettings:
     Attributes:
         longest: the most tokens drafted.
         bias: tokens by which a match in past text must be longer than one in the request.
+        auxiliary: a method without a model that drafts where no match is long, such as recycling; empty for none.
+        threshold: tokens from which on a match is long, beside another method.
     """
 
     longest: int = 40
     bias: int = 5
+    auxiliary: str = ""
+    threshold: int = 5
 
 
 @dataclass(slots=True)
@@ -88,6 +92,9 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
         return PastTexts(lambda share: SuffixAutomaton(limit=share), limit=limit)
 
     def open(self, start: SessionRequest) -> Session:
+        return self.session(start)
+
+    def session(self, start: SessionRequest) -> SamSession:
         """Begin a request; its automaton starts with the prompt."""
         return SamSession(self, start.prompt)
 
@@ -132,19 +139,26 @@ class SamSession(Session):
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return the continuation of the longest match, a chain."""
-        settings = self._drafter.settings
-        maximum = min(budget.nodes, budget.depth, settings.longest)
-        if maximum < 1:
-            return DraftTree.empty()
-        state, length = self._automaton.repeated
-        past, tokens = self._drafter.recall(self._followers, maximum)
-        if length and past <= length + settings.bias:
-            past, tokens = length, self._automaton.continuation(state, maximum)
-        if past == 0:
+        maximum = min(budget.nodes, budget.depth, self._drafter.settings.longest)
+        length, tokens = self._longest(maximum) if maximum > 0 else (0, np.empty(0, np.int32))
+        if not length:
             return DraftTree.empty()
         n = len(tokens)
-        weights = past / (past + np.arange(1, n + 1))
+        weights = length / (length + np.arange(1, n + 1))
         return DraftTree.trusted(tokens, np.arange(-1, n - 1, dtype=np.int32), weights.astype(np.float32))
+
+    @property
+    def match(self) -> int:
+        """Tokens of the match that would be continued; 0 for none."""
+        return self._longest(1)[0]
+
+    def _longest(self, maximum: int) -> tuple[int, Int32]:
+        """Return the length of the match to continue, and what followed it, at most `maximum` tokens."""
+        state, length = self._automaton.repeated
+        past, tokens = self._drafter.recall(self._followers, maximum)
+        if length and past <= length + self._drafter.settings.bias:
+            return length, self._automaton.continuation(state, maximum)
+        return past, tokens
 
     def observe(self, verified: Verified) -> None:
         """Extend the request's automaton by the committed tokens, and follow them in past text."""

@@ -32,4 +32,17 @@ COMPOSITIONS = (
         heads=("*",),
         requires="a head trained for the target",
     ),
+    Method(
+        name="sam-head",
+        family="composition, memory and feature head",
+        summary="continues long matches of suffix automata; where there is none, a trained head drafts",
+        drafter="speculant.drafters.heads.switching:SamHeadDrafter",
+        builder=build_head_and_memory,
+        settings="speculant.drafters.heads.switching:SamHeadSettings",
+        source="Hu et al. 2025, arXiv 2411.10666",
+        memory="speculant.drafters.suffix.memory:SUFFIX_AUTOMATON",
+        corpus="sam",
+        heads=("*",),
+        requires="a head trained for the target",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from speculant.registry.builders import (
     build_by_settings,
     build_by_vocabulary,
+    build_layer_search,
     build_layers,
     build_rows,
 )
@@ -31,12 +32,13 @@ SELF_DRAFTING: tuple[Method, ...] = (
         family="self-drafting, layer skipping",
         summary="the target without some of its layers drafts a chain; which ones is searched while it decodes",
         drafter="speculant.drafters.layers.swift:SWIFTDrafter",
-        builder=build_layers,
+        builder=build_layer_search,
         settings="speculant.drafters.layers.swift:SWIFTSettings",
         takes_layers=True,
         source="Xia et al. 2025, arXiv 2410.06916",
+        memory="speculant.drafters.layers.memory:LAYER_SEARCH",
         verifier="speculative-sampling",
-        samples="iid",
+        samples="distinct",
         requires=_LAYERS,
     ),
     Method(

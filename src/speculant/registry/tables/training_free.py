@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speculant.registry.builders import (
+    build_matching,
     build_memory,
     build_memory_on_bases,
     build_plain,
@@ -122,10 +123,11 @@ TRAINING_FREE = (
         family="training-free, suffix index",
         summary="suffix automata over the request and past text, the continuation of the longest match",
         drafter="speculant.drafters.suffix.sam:SamDrafter",
-        builder=build_memory,
+        builder=build_matching,
         settings="speculant.drafters.suffix.sam:SamSettings",
         memory="speculant.drafters.suffix.memory:SUFFIX_AUTOMATON",
         replayable=True,
+        corpus="sam",
         source="Hu et al. 2025, arXiv 2411.10666",
     ),
     Method(

@@ -9,10 +9,8 @@ from typing import Literal
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
-from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below, width_at
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-
-WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # at most this probability: so many candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +60,7 @@ class ConfidenceWidths(Shape):
     def expand(self, level: Level) -> list[Candidate]:
         level, self._grown = replace(level, sampled=False), level.depth
         confidence = float(level.q[0].max())
-        width = next((count for bound, count in WIDTHS if confidence <= bound), 1)
-        return draw_below(level, 0, width, distinct=True)
+        return draw_below(level, 0, width_at(confidence), distinct=True)
 
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0]

@@ -1,0 +1,50 @@
+"""The memory files of SWIFT: a search of the layers to skip, which goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.layers.search import KIND, fresh_search
+from speculant.memory.file import Memory
+from speculant.memory.kind import Contents, MemoryKind, merge_limit_error
+
+
+def describe(memory: Memory) -> dict[str, int]:
+    """Return the layers of the model, those that are skipped, and the sets that were scored."""
+    skipped = len(memory.arrays["skipped"])
+    return {"layers": memory.facts["layers"], "skipped": skipped, "sets scored": memory.facts["step"]}
+
+
+def empty(memory: Memory) -> Contents:
+    """Return a search of the same model that has scored nothing."""
+    return fresh_search(memory.facts["layers"], memory.facts["size"])
+
+
+def merge(memories: Sequence[Memory], limit: int) -> Contents:
+    """Add up what all searches of a model found, and keep the best set, of equal ones the last file's.
+
+    Raises:
+        UnsupportedError: they are of models or sets of different sizes, or exceed the limit.
+    """
+    shapes = {(memory.facts["layers"], memory.facts["size"]) for memory in memories}
+    if len(shapes) > 1:
+        raise UnsupportedError("the files are searches of other models or other shares of layers; merge those of one.")
+    [(layers, size)] = shapes
+    arrays, facts = fresh_search(layers, size)
+    if (needed := sum(array.nbytes for array in arrays.values())) > limit:
+        raise merge_limit_error(needed, limit)
+    prior, merged = arrays["precision"], {name: np.array(array) for name, array in arrays.items()}
+    for memory in memories:
+        merged["precision"] += memory.arrays["precision"] - prior
+        merged["moment"] += memory.arrays["moment"]
+        facts = {**facts, "step": facts["step"] + memory.facts["step"]}
+        if memory.facts["best"] >= facts["best"]:
+            own = {name: memory.facts[name] for name in ("best", "since", "over")}
+            merged["skipped"], facts = memory.arrays["skipped"], {**facts, **own}
+    return merged, facts
+
+
+LAYER_SEARCH = MemoryKind(name=KIND, describe=describe, empty=empty, merge=merge)
