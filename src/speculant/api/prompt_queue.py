@@ -90,7 +90,7 @@ class PromptQueue:
 
 def _gain(generation: Generation, other: Generation) -> int:
     """Return how many rows a prompt could take from another that has not read them yet."""
-    if generation.owner != other.owner:
+    if generation.owner != other.owner or not other.target.shares_prefixes:
         return 0
     return shared_prefix(generation.sequence.start.prompt, other.sequence.start.prompt) - other.target.length
 
