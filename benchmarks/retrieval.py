@@ -82,7 +82,7 @@ def main() -> None:
         "interval": 4,
         "threads": os.environ.get("OMP_NUM_THREADS"),
     }
-    for name in ("bm25", "dense", "graph"):
+    for name in ("dense", "graph", "bm25"):
         if name in found["retrievers"]:
             continue
         retriever = open_retriever(name, passages, args.vectors)

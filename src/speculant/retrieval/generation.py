@@ -124,6 +124,7 @@ class RetrievalGenerator:
         self._options = RetrievalOptions() if options is None else options
         self._prefixes = PrefixCache("256MB")
         self._known = LocalCache(retriever, self._options.cached_documents)
+        self._schedule = StrideScheduler(self._options.stride, beside=not self._options.in_turn)
 
     def generate(self, question: str, sampling: SamplingOptions | None = None) -> RetrievalResult:
         """Return the whole answer; the parameters are those of `stream`."""
@@ -177,7 +178,7 @@ class _Answer:
         self._batch, self._worker = batch, worker
         self._question_ids: list[int] = speculator.tokenizer(question, add_special_tokens=False)["input_ids"]
         self._seed = int(np.random.default_rng().integers(1 << 62)) if sampling.seed is None else sampling.seed
-        self._schedule = StrideScheduler(self._options.stride, beside=not self._options.in_turn)
+        self._schedule = generator._schedule
         self._detokenizer = Detokenizer(speculator.tokenizer, self._question_ids[-4:])
         self._prompt = lru_cache(PROMPTS)(self._encode_prompt)
         self._guesses: list[_Guess] = []  # not verified yet, the oldest first
