@@ -16,6 +16,7 @@ from speculant.options.hosting import HostingOptions
 from speculant.options.kinds import FLAG
 from speculant.options.model import ModelOptions
 from speculant.options.option import Option, options_of
+from speculant.options.retrieval import RetrievalOptions
 from speculant.options.sampling import ConstraintOptions, SamplingOptions
 from speculant.options.serving import ServingOptions
 from speculant.training.files import Files
@@ -59,6 +60,7 @@ PAGES = (
     ),
     Page("Text", "`generate` and `chat`.", SamplingOptions),
     Page("Structured text", "`generate`, with `pip install 'speculant[structured]'`.", ConstraintOptions),
+    Page("Retrieval", "[`rag`](retrieval.md).", RetrievalOptions),
     Page("The server", "`serve`.", ServingOptions, True),
     Page(
         "Drafts inside an engine",

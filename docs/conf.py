@@ -41,6 +41,7 @@ NAVIGATION = {
         "docs/write-a-drafter",
         "docs/engines",
         "docs/quantised",
+        "docs/retrieval",
         "docs/vllm",
         "docs/sglang",
         "docs/scaling",

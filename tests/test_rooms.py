@@ -23,7 +23,7 @@ LEVELS = (
     {"engines", "sharing"},
     {"decoding", "training"},
     {"api"},
-    {"integrations", "corpus"},
+    {"integrations", "corpus", "retrieval"},
     {"serving", "bench"},
     {"cli"},
 )

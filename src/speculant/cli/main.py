@@ -30,6 +30,7 @@ COMMANDS = {  # each registered by the module of that name
     "demo": "see on the bundled model what drafting does",
     "generate": "continue a prompt",
     "chat": "talk with a model in several turns",
+    "rag": "answer from documents, searched again every few tokens",
     "transcribe": "turn speech into text with a Whisper model",
     "methods": "list the drafting methods and their settings",
     "bench": "time methods on a model",

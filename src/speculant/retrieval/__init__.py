@@ -1,0 +1,6 @@
+"""Generation that retrieves again every few tokens, with guessed retrievals (RaLMSpec, arXiv 2401.14021)."""
+
+from speculant.retrieval.generation import RetrievalGenerator, RetrievalResult
+from speculant.retrieval.retriever import Retriever
+
+__all__ = ["RetrievalGenerator", "RetrievalResult", "Retriever"]

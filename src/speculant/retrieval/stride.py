@@ -1,0 +1,69 @@
+"""How many retrievals are guessed before they are verified: RaLMSpec's scheduler (arXiv 2401.14021, section 4)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW = 10  # verifications that the estimate looks back on
+PRIOR = 0.6  # accuracy before the first guess; it counts as one guess
+MAX_STRIDE = 16
+
+
+class StrideScheduler:
+    """Chooses the number of guesses that confirms the most retrievals a second.
+
+    With a seconds for a guess and the text behind it, b for a verification, and accuracy g, s guesses confirm
+    (1 - g^s) / (1 - g) retrievals in s a + b seconds; where verification runs beside the last guess, in
+    (s - 1) a + max(a, b) seconds if all are right. The published estimate of g never exceeds 0.6, so that first guesses
+    are not trusted without end, which keeps s short where nearly all are right; here 0.6 is what is expected at first.
+    """
+
+    def __init__(self, stride: int | None, *, beside: bool) -> None:
+        """Begin with one guess.
+
+        Args:
+            stride: a fixed number of guesses; None to choose it.
+            beside: whether verification runs beside decoding.
+        """
+        self._fixed, self._beside = stride, beside
+        self._outcomes: deque[tuple[int, bool]] = deque(maxlen=WINDOW)  # guesses confirmed, and whether one was wrong
+        self._guess = self._verification = 0.0  # seconds, exponential means
+
+    @property
+    def stride(self) -> int:
+        """The number of guesses before the next verification."""
+        if self._fixed is not None:
+            return self._fixed
+        if not self._outcomes or not self._guess:
+            return 1
+        return max(range(1, MAX_STRIDE + 1), key=self._confirmed_per_second)
+
+    @property
+    def accuracy(self) -> float:
+        """The estimated probability that a guess is right, over the window."""
+        right = sum(confirmed for confirmed, _ in self._outcomes)
+        wrong = sum(failed for _, failed in self._outcomes)
+        return (right + PRIOR) / (right + wrong + 1)
+
+    def observe_guess(self, seconds: float) -> None:
+        """Take the time of a guess and the text behind it."""
+        self._guess = _mean(self._guess, seconds)
+
+    def observe_verification(self, seconds: float, *, confirmed: int, failed: bool) -> None:
+        """Take a verification's time, how many guesses it confirmed, and whether the next one was wrong."""
+        self._verification = _mean(self._verification, seconds)
+        self._outcomes.append((confirmed, failed))
+
+    def _confirmed_per_second(self, stride: int) -> float:
+        guess, verification, accuracy = self._guess, self._verification, self.accuracy
+        confirmed = sum(accuracy**place for place in range(stride))
+        in_turn = stride * guess + verification
+        if not self._beside:
+            return confirmed / in_turn
+        together = (stride - 1) * guess + max(guess, verification)
+        all_right = accuracy**stride
+        return confirmed / (all_right * together + (1 - all_right) * in_turn)
+
+
+def _mean(known: float, value: float) -> float:
+    return value if not known else 0.7 * known + 0.3 * value
