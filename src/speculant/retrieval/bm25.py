@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -30,8 +31,8 @@ class Bm25Retriever:
         if not documents:
             raise UsageError("there is no document to search.")
         self.documents = documents
-        self._tokenize = lambda texts: bm25s.tokenize(
-            texts, stopwords="en", return_ids=False, show_progress=False, allow_empty=True
+        self._tokenize: Callable[[Sequence[str]], Sequence[list[str]]] = partial(
+            bm25s.tokenize, stopwords="en", return_ids=False, show_progress=False, allow_empty=True
         )
         words = self._tokenize(list(documents))
         if not any(words):
