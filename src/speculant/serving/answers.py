@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from speculant.serving.prompts import PromptEncoder
 
 
+NO_TOKEN = -1  # ends no text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What the endpoints share.
@@ -119,6 +122,7 @@ class Service:
             "logprobs": request.alternatives,
             "prompt_logprobs": request.prompt_alternatives,
             "eos_token_id": self._ends(request),
+            "min_new_tokens": request.min_tokens or None,
         }
         temperature = 1.0 if request.temperature is None else read_temperature(request.temperature)
         if not temperature:  # whatever the other options keep, they keep the most probable token
@@ -140,10 +144,15 @@ class Service:
         return None if wanted is None else await self.grammars.compile(wanted, self._ends(request))
 
     def _ends(self, request: SamplingRequest) -> list[int] | None:
+        """Return the tokens that end a text; None for those of the model's generation config."""
         ends = None if request.generation_config is None else request.generation_config.ends
         if ends is not None:
             self.prompts.check_vocabulary(ends, "generation_config.eos_token_id")
-        return ends
+        if not request.stop_token_ids and not request.ignore_eos:
+            return ends
+        self.prompts.check_vocabulary(request.stop_token_ids or (), "stop_token_ids")
+        own = [] if request.ignore_eos else self.prompts.ends if ends is None else ends
+        return [*own, *(request.stop_token_ids or ())] or [NO_TOKEN]
 
     def metrics(self, tickets: list[Ticket]) -> RequestMetrics | None:
         """Return the figures of a request, None where they are not asked for."""

@@ -106,6 +106,19 @@ PARAMETERS = (
         endpoints=(CHAT,),
     ),
     Parameter(name="structured_outputs", note="as in vLLM: `json`, `regex`, `choice` or `grammar` (llguidance's Lark)"),
+    *(
+        Parameter(name=f"guided_{name}", note=f"vLLM's earlier name of `structured_outputs`' `{name}`")
+        for name in ("json", "regex", "choice", "grammar")
+    ),
+    Parameter(name="stop_token_ids", note="as in vLLM: end the text too, and are part of it; up to 64"),
+    Parameter(name="ignore_eos", note="as in vLLM: only `stop_token_ids` and the length end the text"),
+    Parameter(name="min_tokens", note="as in vLLM: nothing that ends the text is chosen before"),
+    Parameter(
+        name="chat_template_kwargs",
+        note="as in vLLM: switches of the chat template, such as `enable_thinking`",
+        endpoints=(CHAT,),
+    ),
+    Parameter(name="reasoning_effort", note="for chat templates that have this switch", endpoints=(CHAT,)),
     Parameter(
         name="generation_config",
         note="as `transformers chat` sends it, JSON in a text, for what is left out: `max_new_tokens`, `do_sample`, "
@@ -116,7 +129,6 @@ PARAMETERS = (
     _refuse("function_call", "use `tools` and `tool_choice`", "none", "auto"),
     _refuse("audio", _ONE_MODEL),
     _refuse("modalities", _ONE_MODEL, ["text"]),
-    _refuse("reasoning_effort", "the model has no such switch", "none"),
     _refuse("verbosity", "the model has no such switch", "medium"),
     _refuse("web_search_options", _HOSTED),
     _refuse("moderation", _HOSTED),

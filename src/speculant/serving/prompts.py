@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONG_TOKEN = 16  # characters; texts of longer ones on average are rare
 SHORT = 2000  # characters, which take less time than waking a thread twice, and no more than a millisecond or two
+RESERVED = {  # arguments of transformers' `apply_chat_template`, which are no template's own
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
+}
 MESSAGE = 50  # characters that a message's part of the template counts as
 
 
@@ -49,6 +54,7 @@ class PromptEncoder:
         positions: that the model has; None for no limit.
         vocabulary: V.
         token_limit: of a prompt; None for no limit.
+        ends: ids of the tokens that end the model's texts.
         text_tokens: see `tools.text_tokens`.
     """
 
@@ -70,6 +76,8 @@ class PromptEncoder:
         limits = [limit for limit in (token_limit, self.positions and self.positions - 1) if limit]
         self.token_limit = min(limits, default=None)
         self.text_tokens = text_tokens(self.tokenizer)
+        own = speculator.model.generation_config.eos_token_id
+        self.ends: list[int] = [] if own is None else [own] if isinstance(own, int) else list(own)
         self._texts: dict[int, str] = {}  # of single tokens
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
         self._submitted: list[Future[Any]] = []  # two threads must not use a tokenizer that keeps state
@@ -78,6 +86,19 @@ class PromptEncoder:
     def chats(self) -> bool:
         """Whether the model has a chat template, of its tokenizer or of its processor."""
         return any(getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
+
+    def switches(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+        """Return what a chat template is given of `chat_template_kwargs` and `reasoning_effort`.
+
+        Raises:
+            ApiError: the template has no such switch.
+        """
+        if effort in (None, "none"):
+            return dict(given or {})
+        if "reasoning_effort" not in str(getattr(self.tokenizer, "chat_template", None)):
+            message = "'reasoning_effort' is not supported: the model's chat template has no such switch. Leave it out."
+            raise ApiError(400, message, param="reasoning_effort", code="unsupported_parameter")
+        return {**(given or {}), "reasoning_effort": effort}
 
     def close(self) -> None:
         """End the thread."""
@@ -94,8 +115,13 @@ class PromptEncoder:
         self.check(ids, param=param)
         return ids
 
-    async def messages(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> ChatPrompt:
-        """Return the prompt of messages, media included, ready for the answer.
+    async def messages(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        switches: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Return the prompt of messages, media included, ready for the answer; `switches` go to the template.
 
         Raises:
             ApiError: the template does not take them, they are too long, or a file cannot be read.
@@ -108,10 +134,10 @@ class PromptEncoder:
         ]
         own = getattr(self.tokenizer, "chat_template", None)  # of some models the processor alone has a template
         if not self._media.kinds or (own and not files):
-            return ChatPrompt(await self.chat(messages, tools))
+            return ChatPrompt(await self.chat(messages, tools, switches))
         read = iter(await self._media.read(files))
         rows = [_row(message, place, read) for place, message in enumerate(messages)]
-        work = partial(encode_messages, self._processor, rows, **self._template_options(tools))
+        work = partial(encode_messages, self._processor, rows, **self._template_options(tools, switches))
         inputs = await self._run(work, size=SHORT + 1)
         ids: list[int] = inputs.pop("input_ids")[0].tolist()
         self.check(ids, param="messages")
@@ -120,7 +146,12 @@ class PromptEncoder:
         counts = {kind: sum(map(ids.count, tokens)) for kind, tokens in self._placeholders.items()}
         return ChatPrompt(ids, inputs, counts)
 
-    async def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        switches: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the ids of messages of text in the model's chat template, ready for the answer.
 
         Raises:
@@ -129,7 +160,7 @@ class PromptEncoder:
         rows = [_row(message, place) for place, message in enumerate(messages)]
         large = tools or any("tool_calls" in row for row in rows)
         size = SHORT + 1 if large else sum(MESSAGE + len(row["content"]) for row in rows)
-        ids = await self._run(lambda: self._apply_template(rows, tools), size=size)
+        ids = await self._run(lambda: self._apply_template(rows, self._template_options(tools, switches)), size=size)
         self.check(ids, param="messages")
         return ids
 
@@ -201,11 +232,10 @@ class PromptEncoder:
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
-    def _apply_template(self, rows: list[dict[str, Any]], tools: Sequence[Tool] | None) -> list[int]:
+    def _apply_template(self, rows: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
             raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
-        options = self._template_options(tools)
         try:
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, **options)
         except SpeculantError:
@@ -217,9 +247,18 @@ class PromptEncoder:
         begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         return self._ids(text, special=not begun)
 
-    def _template_options(self, tools: Sequence[Tool] | None) -> dict[str, Any]:
+    def _template_options(self, tools: Sequence[Tool] | None, switches: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what the chat template is given beside the messages.
+
+        Raises:
+            ApiError: the template does not know tools, or a switch has a name that is not the template's own.
+        """
+        for name in switches or ():
+            if name in RESERVED:
+                message = f"'{name}' is not a switch of chat templates; leave it out."
+                raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
         if not tools:
-            return {}
+            return dict(switches or {})
         if not has_known_format(self.tokenizer):
             raise ApiError(
                 400,
@@ -227,7 +266,7 @@ class PromptEncoder:
                 param="tools",
                 code="unsupported_parameter",
             )
-        return {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
+        return {**(switches or {}), "tools": [tool.model_dump(exclude_none=True) for tool in tools]}
 
 
 def check_text(text: str, *, param: str) -> None:

@@ -172,6 +172,13 @@ class SamplingRequest(Strict):
     presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
     structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[Rows[str], Field(min_length=1, max_length=1024)] | None = None
+    guided_grammar: str | None = None
+    stop_token_ids: Annotated[Rows[TokenId], Field(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
     generation_config: Json[GenerationConfig] | None = None
 
     @model_validator(mode="after")
@@ -183,6 +190,17 @@ class SamplingRequest(Strict):
         for name, value in given.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        return self
+
+    @model_validator(mode="after")
+    def _read_guided(self) -> SamplingRequest:
+        """Read vLLM's earlier names of `structured_outputs`."""
+        found = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+        given = {name: value for name, value in found.items() if value is not None}
+        if given and (len(given) > 1 or self.structured_outputs is not None):
+            raise ValueError("an answer can match one constraint; send one of 'guided_...' or 'structured_outputs'")
+        if given:
+            self.structured_outputs = StructuredOutputs.model_validate(given)
         return self
 
     @property
@@ -232,7 +250,8 @@ class ChatRequest(SamplingRequest):
     function_call: Any = None
     audio: Any = None
     modalities: Rows[str] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=32)
+    chat_template_kwargs: JsonObject | None = None
     verbosity: str | None = None
     web_search_options: Any = None
     moderation: Any = None

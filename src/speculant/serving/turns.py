@@ -59,7 +59,8 @@ class TurnPlan:
             ApiError: the prompt, the prediction or the constraint cannot be taken.
         """
         service, body = self.service, self.body
-        found = await service.prompts.messages(body.messages, self.tools.offered)
+        switches = service.prompts.switches(body.chat_template_kwargs, body.reasoning_effort)
+        found = await service.prompts.messages(body.messages, self.tools.offered, switches)
         prediction = await self._read_prediction()
         constraint = await service.compiled(body, self.tools.format or self.format)
         for choice in range(body.choices):
