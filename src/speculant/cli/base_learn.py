@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 HELP = """\
 Let a model answer prompts, and make a frozen base of what it writes.
 
-A token of the model's own is worth many of other texts. The prompts are some that come with the package, on many
-subjects, or yours; a model without a chat template continues them as plain text. Answers are sampled, so that prompts
+A token of the model's own is worth several of other texts, most on prompts like those that will come. The prompts are
+some that come with the package, on many subjects, or yours; a model without a chat template continues them as plain text. Answers are sampled, so that prompts
 can come again, and appended to FILE.jsonl as they come: given again, an interrupted command goes on there, and a larger
 --tokens adds to them. Ctrl-C makes the base of what there is.
 
