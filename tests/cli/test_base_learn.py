@@ -87,6 +87,8 @@ def test_what_is_refused(tmp_path: Path, capsys: CaptureFixture) -> None:
         ([], "say how long the model answers"),
         (["--tokens", "1", "--minutes", "1"], "Leave one out"),
         (["--prompts", "p.txt", "--answers", str(tmp_path / "log.jsonl")], "--prompts would be ignored"),
+        (["--answers", str(tmp_path / "log.jsonl"), "--top-k", "4"], "would be ignored"),
+        (["--answers", str(tmp_path / "log.jsonl"), "--batch", "4"], "would be ignored"),
         (["--tokens", "1", "--temperature", "0", "--seed", "1"], "--seed would be ignored"),
     ):
         assert learn(out, *argv) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 HELP = """\
 Let a model answer prompts, and make a frozen base of what it writes.
 
-A token of the model's own is worth several of other texts, most on prompts like those that will come. The prompts are
-some that come with the package, on many subjects, or yours; a model without a chat template continues them as plain text. Answers are sampled, so that prompts
-can come again, and appended to FILE.jsonl as they come: given again, an interrupted command goes on there, and a larger
---tokens adds to them. Ctrl-C makes the base of what there is.
+A token of the model's own is worth several of other texts, most on prompts like
+those that will come. The prompts are some that come with the package, on many
+subjects, or yours; a model without a chat template continues them as plain text.
+Answers are sampled, so that prompts can come again, and appended to FILE.jsonl as
+they come: given again, an interrupted command goes on there, and a larger --tokens
+adds to them. Ctrl-C makes the base of what there is.
 
 --answers takes answers that you have, such as logs of a server, in the forms of `speculant corpus build`; without
 --minutes and --tokens the base is made of them alone, and no model is loaded."""
@@ -138,6 +141,8 @@ def learn(
         raise UsageError("--minutes and --tokens both end the answers. Leave one out.")
     if prompts and not writes:
         raise UsageError("--prompts would be ignored: add --minutes or --tokens, so that the model answers them.")
+    if not writes:
+        check_unused(sampling, drafting, model, batch)
     own, rejected = Path(output + SUFFIX), Rejected(say)
     given = [split_weight(each)[0] for each in answers or ()]
     # What is beside its answers is of an earlier run, which goes on.
@@ -174,6 +179,25 @@ def learn(
     if interrupt is not None:
         raise interrupt
     return 0
+
+
+def check_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions, batch: int) -> None:
+    """Refuse options of writing answers where none are written.
+
+    Raises:
+        UsageError: one was given.
+    """
+    unset = (
+        SamplingOptions(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE),
+        DraftingOptions(),
+        ModelOptions(),
+        BATCH,
+    )
+    if (sampling, drafting, replace(model, model=None), batch) != unset:
+        raise UsageError(
+            "without --minutes and --tokens the model is not loaded, so options of text, drafting and its loading would "
+            "be ignored. Leave them out, or add one of the two."
+        )
 
 
 def package_prompts() -> str:
