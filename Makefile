@@ -144,13 +144,15 @@ test-browser: $(VENV)/.browser
 screenshots: $(VENV)/.browser
 	DOC_IMAGES=$(CURDIR)/docs/images OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/browser
 
-# LangChain, `transformers chat` and lm-evaluation-harness against the server.
+# LangChain, `transformers chat`, lm-evaluation-harness and agents against the server; Codex and Claude Code where their
+# commands are installed.
 $(VENV)/.clients: $(VENV)/.ready
 	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev,clients]'
 	@touch $@
 
 test-clients: $(VENV)/.clients
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py tests/serving/test_evaluation_harness.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py tests/serving/test_evaluation_harness.py \
+		tests/serving/test_agents.py
 
 # The server against its own OpenAPI schema: some thousand generated requests, a minute or two.
 $(VENV)/.fuzz: $(VENV)/.ready

@@ -1,4 +1,4 @@
-"""`speculant base`: the user's folder of frozen bases."""
+"""`speculant base`: frozen bases, learned from a model, and the user's folder of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculant.cli.base_learn import register_learn
 from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command, Group
 from speculant.cli.terminal import print_table, say
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from speculant.memory.bases import KeptBase
 
 HELP = """\
-List, add and remove frozen bases in your folder of bases.
+Make frozen bases; list, add and remove those in your folder of bases.
 
 A base is what the method mix knows of a language before its first request. Those in the folder are found by the
 tokenizer of a model. The folder is $SPECULANT_BASES, or speculant/bases among your data (~/.local/share). Nothing is
@@ -25,6 +26,7 @@ LIST = "List the bases in your folder, with the tokenizer they are for and the l
 ADD = "Copy a base into your folder, once its checksums are verified."
 REMOVE = "Delete a base from your folder. Processes that use it keep it until they end."
 EXAMPLES = """
+speculant base learn --model your/model --minutes 30 -o own.base
 speculant corpus build --kind mix-base --model your/model -o chat.base *.jsonl
 speculant base add chat.base --name chat
 speculant base list
@@ -49,6 +51,7 @@ def register(app: typer.Typer) -> None:
     group.command("add", cls=Command, help=ADD, short_help="copy a base into your folder", epilog=ADD_EXAMPLES)(add)
     short = "delete a base from your folder"
     group.command("remove", cls=Command, help=REMOVE, short_help=short, epilog=REMOVE_EXAMPLES)(remove)
+    register_learn(group)
     app.add_typer(group, name="base")
 
 

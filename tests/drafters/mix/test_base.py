@@ -13,8 +13,17 @@ from mixes import VOCABULARY, check, drafter, language, play, trees
 from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.mix.arrays import LEVELS
-from speculant.drafters.mix.base import level_probabilities, levels, read_base, token_bits, write_base
+from speculant.drafters.mix.base import (
+    MixBase,
+    level_probabilities,
+    levels,
+    read_base,
+    scorer_in_use,
+    token_bits,
+    write_base,
+)
 from speculant.drafters.mix.memory import MIX
+from speculant.drafters.mix.scores import no_scorer
 from speculant.memory.file import read_any_memory, write_memory
 
 CORPUS = [language(0, 3000)]
@@ -61,6 +70,20 @@ def test_several_bases(tmp_path: Path) -> None:
         assert play(held, part[500:800]).mat > 1.3 * play(drafter(), part[500:800]).mat
     with pytest.raises(UnsupportedError, match="up to 3 bases, not 4"):
         drafter(bases=[*bases, bases[0]])
+
+
+def test_the_network_of_the_most_tokens_scores() -> None:
+    """A small base in front, such as one of the model's own answers, must not cost the network of a large one."""
+    nothing = np.empty((0, 16), np.uint32)
+
+    def base(tokens: int, *, network: bool) -> MixBase:
+        scorer = no_scorer() if network else None
+        return MixBase(path=Path("base"), lines=nothing, scorer=scorer, facts={"tokens": tokens})
+
+    small, large, counts = base(10, network=True), base(100, network=True), base(1000, network=False)
+    for bases in ([small, large, counts], [large, counts, small]):
+        assert scorer_in_use(bases) is large.scorer
+    assert len(scorer_in_use([counts]).rows) == 0
 
 
 def test_memories_are_exchanged_with_any_number_of_bases(tmp_path: Path) -> None:

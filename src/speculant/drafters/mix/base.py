@@ -150,5 +150,7 @@ def in_use(bases: Sequence[MixBase]) -> Bases:
 
 
 def scorer_in_use(bases: Sequence[MixBase]) -> Scorer:
-    """Return the network of the first base that has one, as the kernels take it."""
-    return next((base.scorer for base in bases if base.scorer is not None), no_scorer())
+    """Return the network that was trained on the most tokens, as the kernels take it."""
+    trained = [base for base in bases if base.scorer is not None]
+    best = max(trained, key=lambda base: int(base.facts.get("tokens", 0)), default=None)
+    return no_scorer() if best is None or best.scorer is None else best.scorer

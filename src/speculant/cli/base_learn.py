@@ -1,0 +1,249 @@
+"""`speculant base learn`: the model answers prompts, and its answers become a frozen base."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from speculant.cli import terminal
+from speculant.cli.base_facts import built_lines
+from speculant.cli.binding import Take, bind, parse
+from speculant.cli.commands import Command
+from speculant.cli.corpus import BUDGET, MIN_BUDGET
+from speculant.cli.terminal import say
+from speculant.core.errors import UsageError
+from speculant.options import kinds
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
+from speculant.options.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from speculant.corpus.rejected import Rejected
+    from speculant.corpus.sources import TextSource
+
+HELP = """\
+Let a model answer prompts, and make a frozen base of what it writes.
+
+A token of the model's own is worth several of other texts, most on prompts like
+those that will come. The prompts are some that come with the package, on many
+subjects, or yours; a model without a chat template continues them as plain text.
+Answers are sampled, so that prompts can come again, and appended to FILE.jsonl as
+they come: given again, an interrupted command goes on there, and a larger --tokens
+adds to them. Ctrl-C makes the base of what there is.
+
+--answers takes answers that you have, such as logs of a server, in the forms of `speculant corpus build`; without
+--minutes and --tokens the base is made of them alone, and no model is loaded."""
+
+EXAMPLES = """
+speculant base learn --model your/model --minutes 30 -o own.base
+speculant base learn --model your/model --prompts chats.jsonl --tokens 200000 -o own.base
+speculant base learn --model your/model --answers log.jsonl -o own.base
+speculant base learn --model your/model --tokens 200000 --answers other.jsonl.gz@0.2 -o both.base
+"""
+PROMPTS = "prompts.txt"  # in the package
+SUFFIX = ".jsonl"  # of the answers, behind the name of the base
+NEW_TOKENS, TEMPERATURE, BATCH = 512, 0.8, 8
+
+
+class LearnCommand(Command):
+    """The command, whose --answers and --prompts take all files up to the next option."""
+
+    lists = ("--answers", "--prompts")
+
+
+def register_learn(group: typer.Typer) -> None:
+    """Add the command to its group."""
+    short = "make a base of what a model answers"
+    group.command("learn", cls=LearnCommand, help=HELP, short_help=short, epilog=EXAMPLES)(bind(learn))
+
+
+def learn(
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="the base to write")],
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes", metavar="N", parser=parse(kinds.number(0, above=True, metavar="N")), help="answer for so long"
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", metavar="N", parser=parse(kinds.whole(1)), help="until there are so many tokens of answers"
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompts", metavar="FILE ...", help="prompts, as of `generate`; default: the package's own"),
+    ] = None,
+    answers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answers", metavar="SOURCE ...", help="learn these answers, too, as of `corpus build`; SOURCE@WEIGHT"
+        ),
+    ] = None,
+    batch: Annotated[
+        int,
+        typer.Option("--batch", metavar="N", parser=parse(kinds.whole(1)), help="prompts answered at a time"),
+    ] = BATCH,
+    budget: Annotated[
+        int,
+        typer.Option(
+            "--budget",
+            metavar="BYTES",
+            parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
+            help="most bytes of the base; default: 64MB",
+        ),
+    ] = BUDGET,
+    license_: Annotated[
+        str | None, typer.Option("--license", metavar="TEXT", help="the license of the answers, kept in the base")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing base")] = False,
+    *,
+    sampling: Annotated[
+        SamplingOptions,
+        Take(
+            only=("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
+            defaults={"max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE},
+            changes={
+                "max_new_tokens": {"help": f"maximum tokens of an answer; default: {NEW_TOKENS}"},
+                "temperature": {"help": f"default: {TEMPERATURE}; at 0 every prompt is answered once"},
+                "seed": {"help": "of the answers and the order of prompts; default: 0"},
+            },
+        ),
+    ],
+    drafting: Annotated[
+        DraftingOptions, Take(only=("method", "settings", "draft_model", "head", "nodes", "memory_limit", "base"))
+    ],
+    model: ModelOptions,
+) -> int:
+    """Answer prompts as long as asked, build the base, and report both."""
+    from speculant.cli.base_answers import write_answers
+    from speculant.cli.corpus import find
+    from speculant.cli.files import check_memory_output
+    from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
+    from speculant.cli.prompts import read_prompts
+    from speculant.corpus.answering import AnsweringSettings
+    from speculant.corpus.rejected import Rejected
+    from speculant.corpus.sources import split_weight
+
+    writes = minutes is not None or tokens is not None
+    if not writes and not answers:
+        raise UsageError("say how long the model answers, by --minutes or --tokens, or name --answers to learn.")
+    if minutes is not None and tokens is not None:
+        raise UsageError("--minutes and --tokens both end the answers. Leave one out.")
+    if prompts and not writes:
+        raise UsageError("--prompts would be ignored: add --minutes or --tokens, so that the model answers them.")
+    if not writes:
+        check_unused(sampling, drafting, model, batch)
+    own, rejected = Path(output + SUFFIX), Rejected(say)
+    given = [split_weight(each)[0] for each in answers or ()]
+    # What is beside its answers is of an earlier run, which goes on.
+    check_memory_output(output, [*given, *(prompts or ())], force=force or (writes and own.exists()))
+    if any(own.exists() and Path(each).exists() and own.samefile(each) for each in given) and writes:
+        raise UsageError(f"{own} gets the model's answers, and is learned anyway. Leave it out of --answers.")
+    sources = [find(each, rejected) for each in answers or ()]
+    if not writes:
+        return build(output, sources, *load_tokenizer_alone(model.model), budget, license_, rejected)
+    asked = [prompt for path in prompts or [package_prompts()] for prompt in read_prompts(path)]
+    check_drafting(drafting)
+    check_named(model, drafting)
+    loaded = load_speculator(model, drafting)
+    speculator, seed = loaded.speculator, sampling.seed or 0
+    options = sampling.keywords()
+    options.pop("seed")
+    settings = AnsweringSettings(
+        tokens=tokens,
+        seconds=None if minutes is None else 60 * minutes,
+        batch=batch,
+        repeat=bool(sampling.temperature),
+        seed=seed,
+        options=options,
+    )
+    with ExitStack() as ending:
+        ending.callback(speculator.close)
+        vocabulary: int = speculator.model.config.get_text_config(decoder=True).vocab_size
+        interrupt = write_answers(speculator, asked, own, vocabulary, settings)
+        if not own.exists():
+            raise interrupt or UsageError("the model has written nothing within that time. Allow more.")
+        sources = [find(str(own), rejected), *sources]
+        source = f"answers of {model_name(model.model)}"
+        build(output, sources, speculator.tokenizer, vocabulary, budget, license_, rejected, source)
+    if interrupt is not None:
+        raise interrupt
+    return 0
+
+
+def check_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions, batch: int) -> None:
+    """Refuse options of writing answers where none are written.
+
+    Raises:
+        UsageError: one was given.
+    """
+    unset = (
+        SamplingOptions(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE),
+        DraftingOptions(),
+        ModelOptions(),
+        BATCH,
+    )
+    if (sampling, drafting, replace(model, model=None), batch) != unset:
+        raise UsageError(
+            "without --minutes and --tokens the model is not loaded, so options of text, drafting and loading would be "
+            "ignored. Leave them out, or add one of the two."
+        )
+
+
+def package_prompts() -> str:
+    """Return the path of the prompts that come with the package."""
+    return str(files("speculant.corpus") / PROMPTS)
+
+
+def load_tokenizer_alone(model: str | None) -> tuple[Any, int]:
+    """Return the model's tokenizer and number of token ids; see `cli.corpus.load_vocabulary`."""
+    from speculant.cli.corpus import check_tokenizer, load_vocabulary
+
+    check_tokenizer(model, None)
+    return load_vocabulary(model, None)
+
+
+def build(
+    output: str,
+    sources: list[TextSource],
+    tokenizer: Any,
+    vocabulary: int,
+    budget: int,
+    license_: str | None,
+    rejected: Rejected,
+    source: str | None = None,
+) -> int:
+    """Build the base and print what it holds.
+
+    Raises:
+        UsageError: the sources hold no text.
+        FileError: one cannot be read, or the base cannot be written.
+    """
+    from speculant.cli.corpus import CorpusKind, check_sources
+    from speculant.corpus.base import build_base
+    from speculant.corpus.base_plan import BaseSettings
+    from speculant.memory.fingerprint import tokenizer_fingerprint
+
+    check_sources(sources, CorpusKind.MIX_BASE)
+    settings = BaseSettings(
+        tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
+        template=getattr(tokenizer, "chat_template", None),
+        vocabulary=vocabulary,
+        budget=budget,
+        license=license_,
+        source=source,
+    )
+    # Answers have been added since an earlier build was interrupted, so that it cannot go on.
+    built = build_base(Path(output), sources, tokenizer, settings, rejected=rejected, console=terminal, restart=True)
+    for fact in built_lines(built):
+        print(fact)
+    if rejected.count:
+        print(f"left out    {rejected.count} files or rows that could not be used")
+    return 0
