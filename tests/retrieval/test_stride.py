@@ -33,17 +33,18 @@ def test_it_maximises_the_published_objective(beside: bool) -> None:
 
     def value(s: int) -> float:
         turn, together = s + 4, s - 1 + 4
-        seconds = g**s * together + (1 - g**s) * turn if beside else turn
+        seconds = g**s * (together if beside else turn) + (1 - g**s) * (turn + 1)
         return (1 - g**s) / (1 - g) / seconds
 
     assert found.stride == max(range(1, MAX_STRIDE + 1), key=value)
+    assert value(found.stride) > 1 / (1 + 4)
 
 
 def test_dear_verification_and_right_guesses_lengthen_it() -> None:
     """Guards the directions: longer where searching is dear, shorter where guesses are wrong."""
     right, wrong = [(4, False)] * 5, [(0, True)] * 5
     assert scheduler(1.0, 20.0, right, beside=False).stride > scheduler(1.0, 0.1, right, beside=False).stride
-    assert scheduler(1.0, 0.1, wrong, beside=False).stride == 1
+    assert scheduler(1.0, 0.1, wrong, beside=False).stride == 0
 
 
 def test_it_forgets_what_is_long_ago() -> None:
@@ -51,3 +52,11 @@ def test_it_forgets_what_is_long_ago() -> None:
     lately = [(3, False)] * 10
     expected = scheduler(1.0, 1.0, lately, beside=True).accuracy
     assert scheduler(1.0, 1.0, [(0, True)] * 9 + lately, beside=True).accuracy == expected
+
+
+def test_nothing_is_guessed_where_searching_first_is_faster() -> None:
+    """Guards "never slower": a search that takes no time is not worth a wrong guess."""
+    mostly = [(9, True)] * 5
+    assert scheduler(1.0, 0.01, mostly, beside=True).stride == 0
+    assert scheduler(1.0, 1.0, mostly, beside=True).stride > 0
+    assert scheduler(1.0, 0.2, [(0, True)] * 5, beside=False).stride == 0

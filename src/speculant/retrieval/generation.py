@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 PROMPTS = 1024  # documents whose prompts are kept encoded
+TRIED = 8  # of so many searches without guesses, one tells how right a guess would have been
 MAX_GUESSES = 64  # that may wait for a search
 
 
@@ -189,7 +190,7 @@ class _Answer:
         try:
             yield self._retrieve()
             while not self._ended:
-                if self._options.sequential:
+                if self._options.sequential or (not self._guesses and not self._schedule.stride):
                     yield self._retrieve()
                 else:
                     yield from self._verify(*self._search_ahead())
@@ -202,9 +203,15 @@ class _Answer:
         return result.finish_reason == "stop" or len(result.ids) >= self._sampling.max_new_tokens
 
     def _retrieve(self) -> Interval:
-        """Search before the text is generated."""
-        found, seconds = self._search([self._query()])
-        return self._generate_behind(self._learn(found, seconds)[0])
+        """Search before the text is generated; now and then see whether a guess would have been right."""
+        query = self._query()
+        tried = not self._options.sequential and self._stats.searches % TRIED == TRIED - 1
+        guess = self._known.guess(query) if tried else None
+        found, seconds = self._search([query])
+        best = self._learn(found, seconds)[0]
+        if tried:
+            self._schedule.observe_verification(seconds, confirmed=int(guess == best), failed=guess != best)
+        return self._generate_behind(best)
 
     def _search_ahead(self) -> tuple[Ids, float]:
         """Guess until a search has answered for the first guesses; return what it found, Int64[Q, k], and its time.
@@ -212,7 +219,7 @@ class _Answer:
         Beside decoding, a search begins as soon as its last query is known, and guessing goes on until it has ended.
         """
         beside, guesses = not self._options.in_turn, self._guesses
-        stride = self._schedule.stride
+        stride = max(self._schedule.stride, 1)
         searching: Future[tuple[Ids, float]] | None = None
         while True:
             last = self._last

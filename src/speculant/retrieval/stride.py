@@ -14,8 +14,11 @@ class StrideScheduler:
 
     With a seconds for a guess and the text behind it, b for a verification, and accuracy g, s guesses confirm
     (1 - g^s) / (1 - g) retrievals in s a + b seconds; where verification runs beside the last guess, in
-    (s - 1) a + max(a, b) seconds if all are right. The published estimate of g never exceeds 0.6, so that first guesses
-    are not trusted without end, which keeps s short where nearly all are right; here 0.6 is what is expected at first.
+    (s - 1) a + max(a, b) seconds if all are right. Text behind a wrong guess is generated anew, in a seconds more; the
+    paper leaves that out. Searching first confirms one in a + b seconds: where that is best, nothing is guessed.
+
+    The published estimate of g never exceeds 0.6, so that first guesses are not trusted without end, which keeps s
+    short where nearly all are right; here 0.6 is what is expected at first.
     """
 
     def __init__(self, stride: int | None, *, beside: bool) -> None:
@@ -31,12 +34,12 @@ class StrideScheduler:
 
     @property
     def stride(self) -> int:
-        """The number of guesses before the next verification."""
+        """The number of guesses before the next verification; 0 to search first."""
         if self._fixed is not None:
             return self._fixed
         if not self._outcomes or not self._guess:
             return 1
-        return max(range(1, MAX_STRIDE + 1), key=self._confirmed_per_second)
+        return max(range(MAX_STRIDE + 1), key=self._confirmed_per_second)
 
     @property
     def accuracy(self) -> float:
@@ -56,13 +59,13 @@ class StrideScheduler:
 
     def _confirmed_per_second(self, stride: int) -> float:
         guess, verification, accuracy = self._guess, self._verification, self.accuracy
+        if not stride:
+            return 1 / (guess + verification)
         confirmed = sum(accuracy**place for place in range(stride))
-        in_turn = stride * guess + verification
-        if not self._beside:
-            return confirmed / in_turn
-        together = (stride - 1) * guess + max(guess, verification)
         all_right = accuracy**stride
-        return confirmed / (all_right * together + (1 - all_right) * in_turn)
+        in_turn = stride * guess + verification
+        together = (stride - 1) * guess + max(guess, verification) if self._beside else in_turn
+        return confirmed / (all_right * together + (1 - all_right) * (in_turn + guess))
 
 
 def _mean(known: float, value: float) -> float:
