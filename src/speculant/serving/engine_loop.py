@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
-from speculant.serving.errors import SERVER, ApiError
+from speculant.serving.errors import SERVER, ApiError, queue_full
 from speculant.serving.exchange import Delta, Exchange, Ticket
 
 if TYPE_CHECKING:
@@ -144,13 +144,7 @@ class EngineLoop:
         if self._refusal:
             raise ApiError(400, self._refusal, code="unsupported")
         if self._used.total() + places > self._places:
-            raise ApiError(
-                429,
-                f"the queue is full: at most {self._places} texts are decoded or wait. Try again.",
-                type="rate_limit_error",
-                code="queue_full",
-                headers={"Retry-After": "1"},
-            )
+            raise queue_full(self._places, "texts")
         self._used[tenant] += places
         return Exchange(
             lambda ticket: self._commands.put(("submit", ticket)),

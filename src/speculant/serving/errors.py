@@ -90,6 +90,17 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why.", type=SERVER, code="internal_error")
 
 
+def queue_full(places: int, what: str) -> ApiError:
+    """Return the error of a request that there is no room for; `what` may wait in so many places."""
+    return ApiError(
+        429,
+        f"the queue is full: at most {places} {what} are decoded or wait. Try again.",
+        type="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": "1"},
+    )
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Have every error of an application answered in its protocol's form."""
 

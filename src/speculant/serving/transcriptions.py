@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from speculant.core.errors import UsageError
 from speculant.serving.access import note
-from speculant.serving.errors import SERVER, ApiError
+from speculant.serving.errors import SERVER, ApiError, queue_full
 from speculant.serving.openapi import DECODING, errors
 from speculant.serving.streams import event, while_connected
 
@@ -97,13 +97,7 @@ class Transcriber:
             ApiError: there is no room, it took too long, or the model refuses an option.
         """
         if self._waiting >= self._queue:
-            raise ApiError(
-                429,
-                f"the queue is full: at most {self._queue} recordings are decoded or wait. Try again.",
-                type="rate_limit_error",
-                code="queue_full",
-                headers={"Retry-After": "1"},
-            )
+            raise queue_full(self._queue, "recordings")
         self._waiting += 1
         ended = threading.Event()
         try:
