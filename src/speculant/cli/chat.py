@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from speculant.api.media_prompts import has_media, media_kinds
 from speculant.cli.binding import bind
 from speculant.cli.commands import Command
 from speculant.cli.painting import write_stream
@@ -159,6 +158,8 @@ class Conversation:
             UnsupportedError: the model takes no files of this kind.
             FileError: there is no such file.
         """
+        from speculant.api.media_prompts import media_kinds
+
         kinds = media_kinds(self._speculator.processor)
         if kind not in kinds:
             taken = " and ".join(["text", *kinds])
@@ -175,6 +176,8 @@ class Conversation:
             PromptError: the conversation does not fit the model; it stands as it was before the question.
             FileError: an attached file cannot be read; it is left out from now on.
         """
+        from speculant.api.media_prompts import has_media
+
         content: Any = [*self._attached, {"type": "text", "text": question}] if self._attached else question
         self._attached = []
         messages = [*self._messages, {"role": "user", "content": content}]

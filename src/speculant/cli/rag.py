@@ -29,8 +29,8 @@ arXiv 2401.14021): the answer is that of searching each time, sooner. The answer
 standard error. Needs the packages of speculant[rag]."""
 
 EXAMPLES = """
-speculant rag "Who built the lighthouse?" --documents notes.txt --model your/model --chat
-speculant rag "Why?" --documents pages.jsonl --retriever graph --encoder your/encoder --compare
+speculant rag "Who built it?" --documents notes.txt --model your/model --chat
+speculant rag "Why?" --documents pages.jsonl --compare  # same answer, sooner?
 """
 RETRIEVERS = ("bm25", "dense", "graph")
 
