@@ -93,7 +93,10 @@ test-peers: $(VENV)/.peers
 
 # GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time. The tests
 # need neither its part for images nor its speed.
-LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG' -DCMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG'
+# Its AMX code ends with an illegal instruction on some virtual machines.
+NO_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)' \
+	-DCMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)'
 $(VENV)/.llamacpp: $(VENV)/.ready
 	CMAKE_ARGS="$(LLAMACPP)" $(PIP) -c constraints.txt llama-cpp-python gguf
 	@touch $@
