@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -82,6 +83,16 @@ def client_of(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.Asy
     """Return a client that asks an application directly."""
     transport = httpx2.ASGITransport(app)
     return httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, timeout=60)
+
+
+def typed_events(text: str) -> list[dict[str, Any]]:
+    """Return the events of a stream; each is named by its type."""
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
 
 
 def chat(text: str = "Once upon a time", **options: Any) -> dict[str, Any]:

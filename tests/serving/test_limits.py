@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from servers import Connect, chat, completion, make_app, running
+from speculant.serving.bodies import BodyLimit
 
 pytestmark = pytest.mark.anyio
 
@@ -317,3 +318,34 @@ async def test_null_of_the_tokenizer(connect: Connect) -> None:
         expected = (await client.post("/tokenize", json={"prompt": "a"})).json()
         found = await client.post("/tokenize", json={"prompt": "a", "add_special_tokens": None, "unknown": None})
     assert found.json() == expected
+
+
+async def test_bodies_held_together_are_bounded() -> None:
+    """Guards memory under many large bodies: one too many is told to come again, and what ended makes room."""
+    held, release = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        held.set()
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def post(app: BodyLimit) -> int:
+        sent = list[Any]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"x" * 60, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send)
+        return int(sent[0]["status"])
+
+    limit = BodyLimit(app, maximum=80, seconds=5, held=100)
+    first = asyncio.create_task(post(limit))
+    await held.wait()
+    assert await post(limit) == 503
+    release.set()
+    assert await first == 200
+    assert await post(limit) == 200

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from servers import MODEL, Connect, serving
+from servers import MODEL, Connect, serving, typed_events
 from speculant.serving.message_blocks import read_messages
 from speculant.serving.message_schemas import MessagesRequest
 from speculant.serving.segments import Segmenter
@@ -34,16 +33,6 @@ def arguments(content: Any = "Once upon a time", **options: Any) -> dict[str, An
     """Return the same for Anthropic's client, which has no sampling options of its own."""
     found = body(content, **options)
     return found | {"extra_body": {"top_k": found.pop("top_k")}}
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """Return the events of a stream; each is named by its type."""
-    found = []
-    for block in filter(None, text.split("\n\n")):
-        name, data = block.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def test_official_client(model: Any, tokenizer: Any) -> None:
@@ -86,7 +75,7 @@ def test_official_client(model: Any, tokenizer: Any) -> None:
 async def test_events_of_a_text(connect: Connect) -> None:
     """Guards the order of events."""
     async with connect() as client:
-        found = events((await client.post(PATH, json=body(stream=True))).text)
+        found = typed_events((await client.post(PATH, json=body(stream=True))).text)
         whole = (await client.post(PATH, json=body())).json()
     kinds = [each["type"] for each in found]
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from servers import MODEL, Connect, make_speculator, serving
+from servers import MODEL, Connect, make_speculator, serving, typed_events
 from speculant.serving.errors import ApiError
 from speculant.serving.response_store import ResponseStore
 
@@ -25,16 +25,6 @@ ADD = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": Tr
 def body(text: Any = "Once upon a time", **options: Any) -> dict[str, Any]:
     """Return the body of a greedy request."""
     return {"model": MODEL, "input": text, "temperature": 0, "max_output_tokens": 12} | options
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """Return the events of a stream; each is named by its type."""
-    found = []
-    for block in filter(None, text.split("\n\n")):
-        name, data = block.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def test_official_client(model: Any, tokenizer: Any) -> None:
@@ -77,7 +67,7 @@ def test_official_client(model: Any, tokenizer: Any) -> None:
 async def test_events_of_a_text(connect: Connect) -> None:
     """Guards the order of events and their numbers; what has ended is what grew."""
     async with connect() as client:
-        found = events((await client.post(PATH, json=body(stream=True))).text)
+        found = typed_events((await client.post(PATH, json=body(stream=True))).text)
     assert [each["sequence_number"] for each in found] == list(range(len(found)))
     kinds = [each["type"].removeprefix("response.") for each in found]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
@@ -100,7 +90,9 @@ async def test_calls(connect: Connect, ending_model: Any, calling: Any) -> None:
         [call] = answer.json()["output"]
         assert (call["type"], call["name"], answer.json()["status"]) == ("function_call", "add", "completed")
         assert set(json.loads(call["arguments"])) == {"a", "b"}
-        found = events((await client.post(PATH, json=body("Add.", **named, max_output_tokens=80, stream=True))).text)
+        found = typed_events(
+            (await client.post(PATH, json=body("Add.", **named, max_output_tokens=80, stream=True))).text
+        )
         kinds = [each["type"].removeprefix("response.") for each in found]
         assert kinds[2] == "output_item.added"
         assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]

@@ -1,27 +1,49 @@
-"""Bodies of requests: read whole before the application sees them, up to a size and within a time."""
+"""Bodies of requests: read whole before the application sees them, up to a size and within a time.
+
+A server whose model takes media takes large bodies, so what all of them may hold together is bounded too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from speculant.serving.errors import ApiError
+from speculant.serving.errors import SERVER, ApiError
+
+MAX_HELD = 512 << 20  # bytes of all bodies at a time
 
 
 class BodyLimit:
-    """Refuses bodies that are too large or too slow; what is streamed without a length is counted."""
+    """Refuses bodies that are too large, too slow or too many; what is streamed without a length is counted."""
 
-    def __init__(self, app: ASGIApp, maximum: int, seconds: float) -> None:
-        """Set the limits: bytes, and seconds in which a body must arrive."""
-        self._app, self._maximum, self._seconds = app, maximum, seconds
+    def __init__(self, app: ASGIApp, maximum: int, seconds: float, held: int = MAX_HELD) -> None:
+        """Set the limits: bytes, seconds in which a body must arrive, and bytes of all bodies at a time."""
+        self._app, self._maximum, self._seconds, self._room = app, maximum, seconds, max(held, maximum)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, then pass the request on."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if size > self._room:
+                message = "the server holds as many bodies as it may. Try again."
+                raise ApiError(503, message, type=SERVER, code="busy", headers={"Retry-After": "1"})
+            self._room -= size
+            held += size
+
+        try:
+            await self._pass_on(scope, receive, send, hold)
+        finally:
+            self._room += held
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, hold: Callable[[int], None]) -> None:
         arriving = True
 
         async def tracked() -> Message:
@@ -32,7 +54,7 @@ class BodyLimit:
 
         try:
             self._check_length(scope)
-            body = await asyncio.wait_for(self._read(tracked), self._seconds)
+            body = await asyncio.wait_for(self._read(tracked, hold), self._seconds)
         except asyncio.TimeoutError:
             error = ApiError(
                 408, "the body did not arrive in time.", code="body_timeout", headers={"Connection": "close"}
@@ -60,7 +82,7 @@ class BodyLimit:
             if name == b"content-length" and not (value.isdigit() and len(value) < 20 and int(value) <= self._maximum):
                 raise self._too_large()
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, hold: Callable[[int], None]) -> bytes | None:
         parts, size = list[bytes](), 0
         while True:
             message = await receive()
@@ -70,6 +92,7 @@ class BodyLimit:
             size += len(parts[-1])
             if size > self._maximum:
                 raise self._too_large()
+            hold(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.media_prompts import media_kinds
-from speculant.core.errors import FileError, SpeculantError
+from speculant.core.errors import SpeculantError
 from speculant.options.serving import ServingOptions
 from speculant.serving.errors import ApiError
 from speculant.serving.fetching import Fetcher
@@ -133,7 +133,7 @@ class MediaReader:
 
         try:
             return read_sound(io.BytesIO(data), self.rate or 16_000, max_seconds=self._max_seconds)
-        except (FileError, SpeculantError) as error:
+        except SpeculantError as error:
             raise _error(str(error).rstrip("."), param) from error
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from speculant.serving.answers import Service, answer_id, now, usage
 from speculant.serving.endpoint import respond
-from speculant.serving.errors import ApiError, validation_error
+from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange
 from speculant.serving.keys import tenant_of
 from speculant.serving.response_items import ItemWriter, Tools, read_choice, read_items, read_tools
@@ -19,9 +19,7 @@ from speculant.serving.response_store import ResponseStore, Running
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.segments import Segmenter
 from speculant.serving.streams import EventStream, event
-from speculant.serving.turns import Turn, plan_turn
-
-UNUSED = "x-speculant-unused"  # names what was taken and has no effect
+from speculant.serving.turns import UNUSED, Turn, make_chat, plan_turn
 
 
 async def create_response(
@@ -73,18 +71,6 @@ def _chat_request(body: ResponseRequest, tools: Tools, messages: Sequence[dict[s
             schema = {"name": form.name or "answer", "schema": form.schema_, "strict": form.strict}
             given["response_format"]["json_schema"] = schema
     return make_chat(given)
-
-
-def make_chat(given: dict[str, Any]) -> ChatRequest:
-    """Return the chat that a request of another protocol asks for.
-
-    Raises:
-        ApiError: a value is wrong.
-    """
-    try:
-        return ChatRequest.model_validate(given)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from error
 
 
 def _unused(body: ResponseRequest, tools: Tools) -> dict[str, str]:

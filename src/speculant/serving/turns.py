@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from speculant.serving.answers import Service, deltas
-from speculant.serving.errors import ApiError
+from speculant.serving.errors import ApiError, validation_error
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import AnswerFormat, format_of
 from speculant.serving.logprobs import Entries, entries_of
@@ -18,6 +20,8 @@ from speculant.serving.prompts import join_content
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import ToolPlan, plan_tools
 from speculant.serving.tools import ToolCallParser
+
+UNUSED = "x-speculant-unused"  # header that names what of another protocol was taken and has no effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,18 @@ class TurnPlan:
             return []
         text = join_content(self.body.prediction.content, param="prediction.content")
         return await self.service.prompts.text(text, param="prediction", special=False) if text else []
+
+
+def make_chat(given: dict[str, Any]) -> ChatRequest:
+    """Return the chat that a request of another protocol asks for.
+
+    Raises:
+        ApiError: a value is wrong.
+    """
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
 
 
 def plan_turn(service: Service, body: ChatRequest) -> TurnPlan:
