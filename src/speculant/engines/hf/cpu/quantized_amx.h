@@ -44,14 +44,21 @@ struct Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-// The integer sums of a step, or of half of one, [rows, 16].
-template <int SET>
-static inline void tile_sums(const int8_t *q, const uint8_t *values, int32_t *sums) {
-  _tile_zero(SET);
-  _tile_loadd(2 + SET, q, STEP);
-  _tile_loadd(4 + SET, values, 64);
-  _tile_dpbsud(SET, 2 + SET, 4 + SET);
-  _tile_stored(SET, sums, 64);
+// The integer sums of a step, or of half of one, [rows, 16]. Compilers want the numbers of tiles spelt out.
+static inline void tile_sums(int set, const int8_t *q, const uint8_t *values, int32_t *sums) {
+  if (set == 0) {
+    _tile_zero(0);
+    _tile_loadd(2, q, STEP);
+    _tile_loadd(4, values, 64);
+    _tile_dpbsud(0, 2, 4);
+    _tile_stored(0, sums, 64);
+  } else {
+    _tile_zero(1);
+    _tile_loadd(3, q, STEP);
+    _tile_loadd(5, values, 64);
+    _tile_dpbsud(1, 3, 5);
+    _tile_stored(1, sums, 64);
+  }
 }
 
 template <Format FORMAT>
@@ -81,8 +88,7 @@ static void multiply_tiles(const Panel &p, int rows, int sub, const uint8_t *rec
       const uint8_t *from = wide + s * (STEP / 2 * 16);
       const int set = (step * sub + s) % 2;
       int32_t *found = products[set];
-      if (set) tile_sums<1>(q, from, found);
-      else tile_sums<0>(q, from, found);
+      tile_sums(set, q, from, found);
       // 3. Scales and minima.
       for (int part = 0; part < PARTS; part++) {
         const int64_t at = ((step >> p.shift) * sub + s) * 16 + part * LANES, factor_at = step / 8 * 16 + part * LANES;
