@@ -135,7 +135,7 @@ def test_sampled_text_is_that_of_generate() -> None:
 
 
 def test_drafts_copy_from_the_source() -> None:
-    """Guards prompt lookup over what the encoder reads, and texts of a batch, which take turns."""
+    """Guards prompt lookup over what the encoder reads."""
     model = build_encoder_decoder("bart")
     expected = _generate(model)[1:]
     speculator = Speculator.from_transformers(model, method="lookup", fast=False)
@@ -143,8 +143,34 @@ def test_drafts_copy_from_the_source() -> None:
     generation = speculator.prepare(prompt, max_new_tokens=40, temperature=0)
     assert generation.sequence.start.prompt.tolist() == [*prompt, 2]
     assert speculator.generate(prompt, max_new_tokens=40, temperature=0).ids == expected
-    batch = speculator.generate_batch([prompt, prompt[:6], prompt], max_new_tokens=40, temperature=0)
-    assert [batch[0].ids, batch[2].ids] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [("bart", "sdpa"), ("t5", "sdpa"), ("t5", "eager"), ("umt5", "sdpa")]
+    + [pytest.param(name, "", marks=pytest.mark.slow) for name in ("marian", "m2m_100", *FURTHER)],
+)
+def test_texts_of_a_batch_share_passes(name: str, attention: str) -> None:
+    """Guards passes over rows of several sources: positions, biases and cross-attention stay each text's own."""
+    model = build_encoder_decoder(name, attention)
+    prompts = [SOURCE[0].tolist(), SOURCE[0, :6].tolist(), SOURCE[0, 3:].tolist()]
+    expected = [_generate(model, input_ids=torch.tensor([prompt]))[1:] for prompt in prompts]
+    speculator = Speculator.from_transformers(model, method="mix", nodes=7, fast=False)
+    for _ in range(2):
+        found = speculator.generate_batch(prompts, max_new_tokens=40, temperature=0)
+        assert [each.ids for each in found] == expected
+    assert ("run one after the other" in speculator.engine.batch_note) == (
+        name == "led"
+    )  # which attends in its own way
+
+
+def test_padding_of_a_source_is_left_out() -> None:
+    """Guards sources with padding: passes read the states of its tokens alone, and the text is the same."""
+    model = build_encoder_decoder("bart")
+    padded = {"input_ids": torch.nn.functional.pad(SOURCE, (0, 4)), "attention_mask": torch.ones(1, 15).long()}
+    padded["attention_mask"][:, 11:] = 0
+    speculator = Speculator.from_transformers(model, method="mix", nodes=7, fast=False)
+    assert _generate(model, **padded, custom_generate=speculator) == _generate(model, **padded)
 
 
 def test_texts_end_at_the_last_position_of_a_decoder() -> None:

@@ -24,6 +24,23 @@ NAME = "speculant_batch"
 FULL, SLIDING = 1, 2  # the last dimension of a stand-in for masks shows which kind of layer it was given to
 
 
+class BatchSources(DynamicCache):  # type: ignore[misc]
+    """What several sequences have read of their encoders' sources, in the place of one such cache during a pass.
+
+    Layers are handed the first one's keys and values, which `BatchCache.attend` knows again.
+    """
+
+    def __init__(self, sources: Sequence[DynamicCache]) -> None:
+        """Take the cross-attention's caches of the sequences, which are read and never changed."""
+        super().__init__()
+        self.layers = [*sources[0].layers]
+        self._sources = [*sources]
+
+    def rows(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the keys and values of each sequence's source in a layer."""
+        return [(source.layers[layer].keys, source.layers[layer].values) for source in self._sources]
+
+
 class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
     """The caches of several sequences during one pass, and the attention to them.
 
@@ -37,6 +54,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         masks: Sequence[Any],
         own: str,
         recorder: StateRecorder | None = None,
+        sources: BatchSources | None = None,
     ) -> None:
         """Prepare for one pass.
 
@@ -46,6 +64,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
             masks: of each, as its own pass would have it; a dict where the model has two kinds of layers.
             own: the name of the model's own attention function.
             recorder: what layers of states run; None where there are none.
+            sources: what their cross-attention has read; None where there is none.
         """
         super().__init__()
         if recorder is not None:
@@ -56,7 +75,8 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
             FULL: [given.get("full_attention", mask) for given, mask in zip(apart, masks, strict=True)],
             SLIDING: [given.get("sliding_attention", mask) for given, mask in zip(apart, masks, strict=True)],
         }
-        self._layer, self._updates, self._attended = 0, 0, 0
+        self._layer, self._updates, self._attended, self._crossed = 0, 0, 0, 0
+        self._sources = sources
         self._returned: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
@@ -80,9 +100,9 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         Args:
             module: the attention module.
             query: [1, H, n, D] of all sequences.
-            key, value: what `update` returned.
+            key, value: what `update` returned, or of the source.
             attention_mask: a stand-in, see `stand_in_masks`.
-            **kwargs: for the function.
+            **kwargs: for the function; a bias by position is a tuple of each sequence's, see `row_positions.py`.
 
         Returns:
             [1, n, H, D], and no weights.
@@ -90,12 +110,24 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         Raises:
             RuntimeError: the layer has changed keys and values behind the cache.
         """
+        own, bias = attention_function(module, self._own), kwargs.pop("position_bias", None)
+        queries = torch.split(query, self._counts, dim=2)
+        if self._sources is not None and key is self._sources.layers[module.layer_idx].keys:
+            outputs = []
+            for rows, (keys, values) in zip(queries, self._sources.rows(module.layer_idx), strict=True):
+                if bias is not None:  # T5's have one of zeros there
+                    kwargs["position_bias"] = keys.new_zeros(1, rows.shape[1], rows.shape[2], keys.shape[2])
+                outputs.append(own(module, rows, keys, values, None, **kwargs)[0])
+            self._crossed += 1
+            return torch.cat(outputs, dim=1), None
         if self._returned is None or not (key is self._returned[0] and value is self._returned[1]):
             raise RuntimeError("its layers change keys and values behind the cache.")
-        own = attention_function(module, self._own)
-        queries, masks = torch.split(query, self._counts, dim=2), self._masks[attention_mask.shape[-1]]
-        outputs = []
-        for cache, rows, mask in zip(self._caches, queries, masks, strict=True):
+        if isinstance(bias, Tensor):
+            raise RuntimeError("its layers add a bias of their own to the attention.")
+        outputs, masks = [], self._masks[attention_mask.shape[-1]]
+        for place, (cache, rows, mask) in enumerate(zip(self._caches, queries, masks, strict=True)):
+            if bias is not None:
+                kwargs["position_bias"] = bias[place]
             outputs.append(own(module, rows, *self.held_rows(cache), mask, **kwargs)[0])
         self._attended += 1
         return torch.cat(outputs, dim=1), None
@@ -113,7 +145,8 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
     @property
     def complete(self) -> bool:
         """Whether the sequences were separated, by some layer at least."""
-        return self.separated and (self._updates > 0 or hasattr(self, "recorder"))
+        crossed = self._sources is None or self._crossed == len(self._sources.layers)
+        return self.separated and crossed and (self._updates > 0 or hasattr(self, "recorder"))
 
 
 def attention_function(module: Any, name: str) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import Int32
-from speculant.engines.hf.batch_attention import BatchCache, config_changes, stand_in_masks
+from speculant.engines.hf.batch_attention import BatchCache, BatchSources, config_changes, stand_in_masks
 from speculant.engines.hf.draft_rows import NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, finish_pass
 from speculant.engines.hf.opening import AnySequence
@@ -29,6 +29,7 @@ from speculant.engines.hf.prompt import PromptPart
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.engines.hf.views.layer_selection import decoder_config
 
 Request = tuple[AnySequence, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
 Joining = tuple[HFTargetCache, Int32, Int32]  # one that may share a pass
@@ -46,8 +47,6 @@ class BatchPass:
         self.prompt_note = ""  # the same for prompts
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
-        elif runner.capabilities.encoder or runner.capabilities.placing:
-            self.note = "this model is told positions for one text at a time, so the texts of a batch take turns."
         elif not runner.capabilities.batches:
             self.note = "passes over several texts change this model's logits, so they are run one after the other."
 
@@ -61,7 +60,7 @@ class BatchPass:
             return _one_after_the_other(requests, needs)
         joining = cast("Sequence[Joining]", requests)  # others verify chains only
         for place, (cache, _, _) in enumerate(joining):  # all rows of a pass are rotated by the same factors
-            groups.setdefault(self._factors(cache), []).append(place)
+            groups.setdefault(self._factors(cache) if cache.joins_rounds else id(cache), []).append(place)
         found: dict[int, Pass] = {}
         for places in groups.values():
             found |= zip(places, self._pass([joining[place] for place in places], needs), strict=True)
@@ -160,14 +159,19 @@ class BatchPass:
         counts = [len(new.ids) for new in planned]
         caches = [cache for cache, _, _ in requests]
         given = [cache.rows_input(new.ids, new.positions, None) for cache, new in zip(caches, planned, strict=True)]
-        recorder = self._recorder(caches, planned)
-        cache = self._joined(caches, counts, [new.mask for new in planned], recorder)
+        recorder, sources = self._recorder(caches, planned), [each.cross for each in given if each.cross is not None]
+        joined_sources = BatchSources(sources) if sources else None
+        cache = self._joined(caches, counts, [new.mask for new in planned], recorder, joined_sources)
+        placing = self._runner.capabilities.placing
         total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
         output = self._runner.verify(
             PassInput(
                 torch.cat([each.ids for each in given], dim=1),
                 join_positions([each.positions for each in given]),
                 self._masks(),
+                {name: value for name, value in given[0].others.items() if name != "attention_mask"},  # a source's
+                joined_sources,
+                tuple(cache.places(new) for cache, new in zip(caches, planned, strict=True)) if placing else (),
             ),
             cache,
             needs=needs,
@@ -191,12 +195,13 @@ class BatchPass:
         counts: Sequence[int],
         masks: Sequence[object],
         recorder: StateRecorder | None = None,
+        sources: BatchSources | None = None,
     ) -> BatchCache:
-        config = self._runner.model.config.get_text_config(decoder=True)
+        config = decoder_config(self._runner.model)
         own = self._runner.acceleration.attention_for(getattr(config, "_attn_implementation", None) or "eager")
         mixers, each_cache = self._runner.capabilities.mixers, [each.cache for each in caches]
         if mixers is None:
-            return BatchCache(each_cache, counts, masks, own)
+            return BatchCache(each_cache, counts, masks, own, sources=sources)
         given = [mixers.adapter.given(cache) for cache in each_cache]
         joined: BatchCache = cache_class(BatchCache, mixers.adapter.kind)(given, counts, masks, own, recorder)
         return joined

@@ -6,11 +6,13 @@ the prompt and never change, so only rows of the decoder's own attention are kep
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from speculant.engines.hf.forward_pass import PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
@@ -35,9 +37,13 @@ class EncodedPrompt(Prompt):
         if call.inputs.get("decoder_inputs_embeds") is not None:
             raise UnusualPromptError("the decoder's first tokens are given as embeddings")
         sliced = {"next_sequence_length": len(self)} if slices_by_length() else {}
-        inputs = call.model.prepare_inputs_for_generation(call.ids, is_first_iteration=True, **sliced, **call.inputs)
+        model = call.model
+        inputs = model.prepare_inputs_for_generation(call.ids, is_first_iteration=True, **sliced, **call.inputs)
         self._others = {name: value for name, value in inputs.items() if name not in _OWN and value is not None}
-        self._cross = DynamicCache()
+        _cut_padding(self._others)
+        self._cross, mask = DynamicCache(), self._others.get("attention_mask")
+        reads_mask = "encoder_attention_mask" in inspect.signature(model.get_decoder().forward).parameters
+        self.joins = mask is None or not reads_mask or bool(mask.all())  # passes of several sequences have none
 
     @property
     def plain(self) -> bool:
@@ -55,3 +61,13 @@ class EncodedPrompt(Prompt):
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
         """Return what any pass reads: rows of the decoder, and the source."""
         return PassInput(ids, positions, mask, self._others, self._cross)
+
+
+def _cut_padding(inputs: dict[str, Any]) -> None:
+    """Leave out an encoder's states of padding, which no row attends to, so that no pass needs a mask of the source."""
+    outputs, mask = inputs.get("encoder_outputs"), inputs.get("attention_mask")
+    if outputs is None or mask is None or mask.shape != outputs[0].shape[:2] or bool(mask.all()):
+        return
+    kept = mask[0].bool()
+    inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=outputs[0][:, kept])
+    inputs["attention_mask"] = mask[:, kept]

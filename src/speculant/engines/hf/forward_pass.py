@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
@@ -25,7 +25,7 @@ from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.hf.views.extra_embeddings import with_embeddings
 from speculant.engines.hf.views.layer_selection import LayerSelection, shares_keys
-from speculant.engines.hf.views.row_positions import with_positions
+from speculant.engines.hf.views.row_positions import RowPlaces, with_positions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,15 +38,15 @@ class PassInput:
         mask: what the model takes as `attention_mask`.
         others: what it reads beside these, such as images.
         cross: what the decoder of an encoder-decoder has read of its source, or None.
-        keys: Int64[L], the positions of all rows behind this pass, where the model is placed rows by a view.
+        places: of each sequence's rows, where the model is told them by a view; () where it is not.
     """
 
     ids: Tensor
     positions: Tensor
     mask: Any
     others: Mapping[str, Any] = field(default_factory=dict)
-    cross: DynamicCache | None = None
-    keys: Tensor | None = None
+    cross: Cache | None = None
+    places: tuple[RowPlaces, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,8 +137,8 @@ class ModelRunner:
             taps = self._selection.taps(needs.hidden_layers, layers)
             source = self.acceleration.model_for(self.model, count, whole=layers is None)
             model = self._selection.view(source, taps, layers, config, mixers)
-            if given.keys is not None:
-                model = with_positions(model, self.capabilities.placing, given.positions[0], given.keys)
+            if given.places:
+                model = with_positions(model, self.capabilities.placing, given.places)
             if embeddings is not None:
                 model = with_embeddings(model, self.model, self.capabilities.vocabulary, embeddings)
             output = model(

@@ -55,9 +55,11 @@ class Prompt:
         seen: Bool[T], False at padding; None without padding.
         shift: cache slot minus position, of all tokens behind the prompt.
         whole: whether it must be read in one pass.
+        joins: whether rows behind it can be read in one pass with rows behind others of its kind.
     """
 
     whole = False
+    joins = True
 
     def __init__(self, ids: Tensor, *, padding: Tensor | None, positions: Tensor | None) -> None:
         """Find out where the positions of what follows begin.

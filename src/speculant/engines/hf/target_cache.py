@@ -45,6 +45,7 @@ from speculant.engines.hf.prompt import Prompt, PromptPart
 from speculant.engines.hf.prompt_reader import PromptReader
 from speculant.engines.hf.rotary_limit import RotaryLimit
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
+from speculant.engines.hf.views.row_positions import RowPlaces
 
 
 class HFTargetCache:
@@ -172,11 +173,16 @@ class HFTargetCache:
             raise
 
     @property
+    def joins_rounds(self) -> bool:
+        """Whether its rows behind the prompt may be read in a pass with those of other sequences."""
+        return self._prompt.joins
+
+    @property
     def joins(self) -> bool:
         """Whether its prompt may be read in a pass with those of other sequences."""
         capabilities = self._runner.capabilities
         alike = self.shares_prefixes and self._reader.watcher is None
-        return alike and capabilities.trees and not capabilities.states
+        return alike and capabilities.trees and not (capabilities.states or capabilities.placing)
 
     def plan_prompt(self, maximum: int | None, needs: RequestedOutputs) -> PromptPart:
         """Return the part of the prompt that a pass is to read next, see `PromptReader.plan`; nothing is run.
@@ -363,11 +369,11 @@ class HFTargetCache:
         device = self._prompt.ids.device
         return self._prompt.following(as_ids(ids).to(device), as_ids(positions).to(device), mask)
 
-    def _placed(self, given: PassInput, new: NewRows) -> PassInput:
-        """Return the input of a pass with the positions of its rows and of all rows before, counted as slots are."""
-        depths, device = torch.from_numpy(new.rows.depths), given.ids.device
+    def places(self, new: NewRows) -> RowPlaces:
+        """Return the positions of new rows and of all rows before, counted as slots are."""
+        depths, device = torch.from_numpy(new.rows.depths), self._prompt.ids.device
         keys = torch.cat([torch.arange(self._length), depths + (self._length - 1)]).to(device)
-        return replace(given, positions=keys[None, -len(new.ids) :], keys=keys)
+        return RowPlaces(keys[-len(new.ids) :], keys)
 
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
         """Take note that a pass through these layers has appended the rows."""
@@ -390,7 +396,7 @@ class HFTargetCache:
                 return PassOutput(logits)
         given = self.rows_input(new.ids, new.positions, new.mask)
         if capabilities.placing and len(new.rows) > 1:
-            given = self._placed(given, new)
+            given = replace(given, places=(self.places(new),))
         options: dict[str, Any] = {"needs": needs, "layers": layers, "embeddings": embeddings}
         if capabilities.states and (len(new.rows) == 1 or self._plain):
             begin_own_pass(self.cache, 1, capabilities.mixers)

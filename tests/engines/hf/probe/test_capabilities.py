@@ -71,12 +71,12 @@ def test_a_model_without_a_head_is_refused() -> None:
 
 
 def test_encoder_decoders_draft_on_their_decoder() -> None:
-    """Guards trees on decoders that take no positions, and that batches take turns."""
+    """Guards trees on decoders that take no positions, and passes over texts of several sources."""
     found = check_model(AutoModelForSeq2SeqLM.from_config(_encoder_decoder()))
     assert found.encoder
     assert found.trees
     assert found.placing == ("decoder.block.0.layer.0.SelfAttention",)
-    assert not found.batches
+    assert found.batches
 
 
 def test_states_on_modules_need_layers_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,6 @@ def check_model(model: Any) -> HFCapabilities:
         mixers=mixers,
         replays=replays,
         placing=placing,
-        batches=not placing,
         cache_argument=next((each for each in CACHE_ARGUMENTS if each in parameters), CACHE_ARGUMENTS[0]),
         notes=tuple(notes),
     )
@@ -252,7 +251,6 @@ def _check_decoder(model: Any, base: Any) -> HFCapabilities:
         keeps_logits="logits_to_keep" in parameters,
         takes_positions=positions,
         slots=next((int(each) for each in slots if each), None),
-        batches=False,
         media=True,
         inputs=DECODER_INPUTS,
         placing=() if positions else placing,

@@ -134,7 +134,7 @@ class LayerSelection:
             above = getattr(above, name)
         changed: dict[int, nn.Module] = {}
         if config is not None:
-            own = self._model.config.get_text_config(decoder=True)
+            own = decoder_config(self._model)
             new = change_config(own, **config)
             for index, layer in enumerate(place.layers):
                 changed[index] = with_config(getattr(above, str(index)), self._attention_of(index, layer, own), new)
@@ -200,6 +200,12 @@ def shares_keys(model: Any) -> bool:
     Given a number of rows whose logits are wanted, Gemma 4's run those rows alone; given an index, all rows.
     """
     return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0))
+
+
+def decoder_config(model: Any) -> Any:
+    """Return the config that the decoder layers of a model look their attention up in."""
+    encodes = getattr(model.config, "is_encoder_decoder", False)  # T5's decoders have one of their own
+    return model.get_decoder().config if encodes else model.config.get_text_config(decoder=True)
 
 
 def _settle(model: Any) -> None:

@@ -10,13 +10,29 @@ Two kinds of modules do so, and take no position ids from outside:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from speculant.engines.hf.views.model_view import twin, view_module
 
 _LENGTH = "past_key_values_length"  # the argument of the first kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowPlaces:
+    """Where the rows of one sequence stand.
+
+    Attributes:
+        rows: Int64[n], the positions of its rows of a pass.
+        keys: Int64[L], those of all rows of its cache, these included.
+    """
+
+    rows: Tensor
+    keys: Tensor
 
 
 def find_placing(model: nn.Module) -> tuple[str, ...]:
@@ -32,25 +48,24 @@ def find_placing(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{prefix}.{name}" if prefix else name for name in found)
 
 
-def with_positions(source: Any, names: tuple[str, ...], rows: Tensor, keys: Tensor) -> Any:
+def with_positions(source: Any, names: tuple[str, ...], places: Sequence[RowPlaces]) -> Any:
     """Return a view of a model whose decoder places rows as told.
 
     Args:
         source: the model, or a view of it.
         names: from `find_placing`.
-        rows: Int64[n], the positions of the rows of the pass.
-        keys: Int64[L], the positions of all rows of the cache, these included.
+        places: of the sequences of the pass, one behind the other.
 
     Raises:
         UnsupportedError: a module on the way runs in a way of its own (compiled, or patched).
     """
-    view = source
+    view, rows = source, torch.cat([each.rows for each in places])
     for name in names:
         path = tuple(name.split("."))
         inner = view
         for each in path:
             inner = getattr(inner, each)
-        placed = _placed_bias(inner, rows, keys) if hasattr(inner, "compute_bias") else _PlacedEmbeddings(inner, rows)
+        placed = _placed_bias(inner, places) if hasattr(inner, "compute_bias") else _PlacedEmbeddings(inner, rows)
         view = view_module(view, path, placed)
     return view
 
@@ -80,12 +95,16 @@ class _PlacedEmbeddings(nn.Module):
         return found[..., self._rows - first, :]
 
 
-def _placed_bias(inner: nn.Module, rows: Tensor, keys: Tensor) -> nn.Module:
-    """Return a view of an attention whose bias goes by the distance of positions."""
+def _placed_bias(inner: nn.Module, places: Sequence[RowPlaces]) -> nn.Module:
+    """Return a view of an attention whose bias goes by the distance of positions; several sequences have one each."""
     view = twin(inner, modules={})
 
-    def compute_bias(query_length: int, key_length: int, *_args: Any, **_options: Any) -> Tensor:
-        distances = keys[None, :key_length] - rows[-query_length:, None]
+    def compute_bias(*_args: Any, **_options: Any) -> Tensor | tuple[Tensor, ...]:
+        found = tuple(bias(each) for each in places)
+        return found[0] if len(found) == 1 else found
+
+    def bias(each: RowPlaces) -> Tensor:
+        distances = each.keys[None] - each.rows[:, None]
         found: Any = inner._relative_position_bucket
         options: dict[str, Any] = {  # UMT5's takes none
             "bidirectional": not inner.is_decoder,
@@ -94,8 +113,8 @@ def _placed_bias(inner: nn.Module, rows: Tensor, keys: Tensor) -> nn.Module:
         }
         known = inspect.signature(found).parameters
         buckets = found(distances, **{name: value for name, value in options.items() if name in known})
-        bias: Tensor = inner.relative_attention_bias(buckets)  # type: ignore[operator]
-        return bias.permute(2, 0, 1)[None]
+        values: Tensor = inner.relative_attention_bias(buckets)  # type: ignore[operator]
+        return values.permute(2, 0, 1)[None]
 
     view.__dict__["compute_bias"] = compute_bias
     return view
