@@ -276,6 +276,23 @@ class TextHead(Protocol):
         """
 
 
+@runtime_checkable
+class LayerHead(Protocol):
+    """A head that reads the target's states, and runs layers of the target for a draft; its states end with a request."""
+
+    def open_below(self, first: int, target: TargetParts, cache: TargetCache | None) -> HeadState:
+        """Return the state of a text whose tokens before the position `first` have no rows.
+
+        Args:
+            first: the position.
+            target: of the head.
+            cache: the target's of the request, lent.
+
+        Raises:
+            UnsupportedError: there is no cache, as where a head is trained.
+        """
+
+
 _CONTEXT = 16  # rounds whose states a head reads before it drafts again after a pause
 
 

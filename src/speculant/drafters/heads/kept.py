@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from speculant.core.engine import TargetCache
-from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.head import Head, HeadState, LayerHead, TargetParts, TextHead
 
 KEPT = 4  # states
 
@@ -50,6 +50,8 @@ class KeptStates:
         if isinstance(self.head, TextHead):
             return self.head.open_text(known, self.target, cache)
         first = len(known) - 1
+        if isinstance(self.head, LayerHead):
+            return self.head.open_below(first, self.target, cache)
         with self._lock:
             for place, (tokens, state) in enumerate(self._kept):
                 if 0 < first <= state.length and tokens[: len(known)] == known:
@@ -68,7 +70,7 @@ class KeptStates:
             state: of the text. One that does not have as many rows was interrupted, and is dropped.
         """
         state.drop()
-        if isinstance(self.head, TextHead):
+        if isinstance(self.head, TextHead | LayerHead):
             return  # the target's cache, which it reads, ends with the request
         if state.length == len(tokens) - 1:
             with self._lock:

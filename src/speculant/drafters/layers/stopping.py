@@ -30,9 +30,10 @@ class SureChain(Shape):
     """
 
     drawn: Literal["iid", "distinct"] = "iid"
-    choosing = False
 
-    def __init__(self, acceptance: LevelAcceptance, *, threshold: float, longest: int, adaptive: bool) -> None:
+    def __init__(
+        self, acceptance: LevelAcceptance, *, threshold: float, longest: int, adaptive: bool, choosing: bool = False
+    ) -> None:
         """Take the rule.
 
         Args:
@@ -40,11 +41,13 @@ class SureChain(Shape):
             threshold: from 0 (chains end by the budget) to 1.
             longest: tokens of a draft.
             adaptive: whether the threshold follows what is accepted.
+            choosing: whether tokens are chosen where the target samples, too.
         """
         if not 0 <= threshold <= 1:
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
         if not 1 <= longest <= MAX_PASSES:
             raise UsageError(f"longest must be from 1 to {MAX_PASSES}, not {longest}.")
+        self.choosing = choosing
         self.passes, self._acceptance, self._threshold, self._adaptive = longest, acceptance, threshold, adaptive
         self._matched = 0.0
         self._sure = True

@@ -201,6 +201,30 @@ def cut_rows(cache: DynamicCache, start: int, rows: int) -> None:
     _keep_in_place(cache, start + rows, [])
 
 
+def cut_first_layers(cache: DynamicCache, layers: int, length: int) -> None:
+    """Keep the first `length` rows of the first layers."""
+    for layer in cache.layers[:layers]:
+        if isinstance(layer, InPlaceLayer) and layer.is_initialized:
+            layer.keep(length, [])
+
+
+def lift_rows(cache: DynamicCache, layers: int, start: int) -> list[tuple[Tensor, Tensor]]:
+    """Take the rows behind the first `start` out of the first layers; return copies of their keys and values."""
+    lifted = list[tuple[Tensor, Tensor]]()
+    for layer in cache.layers[:layers]:
+        if not isinstance(layer, InPlaceLayer):
+            raise UnsupportedError("rows of the first layers can be taken out of caches of keys and values alone.")
+        lifted.append((layer.keys[..., start:, :].clone(), layer.values[..., start:, :].clone()))
+        layer.keep(start, [])
+    return lifted
+
+
+def put_rows(cache: DynamicCache, lifted: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Put rows back that `lift_rows` took out of the first layers."""
+    for layer, (keys, values) in zip(cache.layers, lifted, strict=False):
+        layer.update(keys, values)
+
+
 def _take(states: Iterable[tuple[StateLayer, Snapshot]]) -> None:
     """Give each layer its state, once all of them have been computed."""
     for layer, snapshot in list(states):

@@ -23,15 +23,19 @@ from speculant.core.tree import UNLIMITED, Bool, DraftTree, Int32, Int64
 from speculant.engines.hf.cache import (
     begin_own_pass,
     cached_length,
+    cut_first_layers,
     cut_rows,
     keep_read,
     keep_rows,
     layer_rows,
+    lift_rows,
+    put_rows,
     rows_layer,
     state_layers,
 )
 from speculant.engines.hf.caches.sparse_cache import HFSparseCache, sparse_refusal
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
+from speculant.engines.hf.exit_rows import ExitRows
 from speculant.engines.hf.forward_pass import (
     ModelRunner,
     PassInput,
@@ -81,6 +85,7 @@ class HFTargetCache:
         self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # behind the given rows
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._exit: ExitRows | None = None  # rows that wait, see `read_exit`
         self._plain = False  # whether passes over one token are the model's own wherever they are
         self._foreign = False  # whether rows have tokens that the model does not
         self._text: list[int] = []  # the tokens of all rows behind the prompt
@@ -227,6 +232,9 @@ class HFTargetCache:
         chosen = None if layers is None else tuple(layers)
         if len(self._rows) and chosen != self._layers:
             raise UsageError("earlier rows were run through other layers; keep or drop them first.")
+        if self._exit is not None and chosen is None and embeddings is None and self._serves(needs):
+            output = self._go_on(self._exit, tokens, parents, needs)
+            return finish_pass(output, needs)
         extra = 0 if embeddings is None else len(embeddings)
         new = self.plan(tokens, parents, explicit=chosen is not None, extra=extra)
         try:
@@ -239,15 +247,85 @@ class HFTargetCache:
         self._foreign = self._foreign or bool(extra)
         return finish_pass(output, needs)
 
+    @property
+    def exits(self) -> bool:
+        capabilities = self._runner.capabilities
+        plain = not (capabilities.states or capabilities.placing or capabilities.window_by_cache)
+        return capabilities.trees and plain and not self.at_limit
+
+    def read_exit(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool = False) -> Pass:
+        if not self.exits:
+            raise UnsupportedError("the first layers of this model cannot be run alone; use a method such as 'mix'.")
+        if len(self._rows):
+            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back before.")
+        if self._exit is not None and self._exit.layers != layers:
+            self.drop_exit()
+        waiting = ExitRows.empty(layers) if self._exit is None else self._exit
+        with torch.inference_mode(mode=False):  # the cache's rows are written by passes outside of it, too
+            new = self._new_rows(tokens, parents, waiting.rows, explicit=True)
+            output = self._run_first(waiting, new, logits=logits)
+        assert output.hidden is not None
+        self._exit = waiting.grown(new, output.hidden)
+        return Pass(logits=output.logits, hidden=output.hidden)
+
+    def drop_exit(self) -> None:
+        waiting, self._exit = self._exit, None
+        if waiting is not None:
+            cut_first_layers(self.cache, waiting.layers, self._length)
+
+    def _run_first(self, waiting: ExitRows, new: NewRows, *, logits: bool) -> PassOutput:
+        """Run rows behind those that wait through the first layers; where that fails, none wait."""
+        given = self.rows_input(new.ids, new.positions, new.mask)
+        total = self._length + len(new.rows)
+        try:
+            return self._runner.exits.first(given, self.cache, waiting.layers, logits=logits, total=total)
+        except BaseException:
+            self._exit = waiting
+            self.drop_exit()
+            raise
+
+    def _serves(self, needs: RequestedOutputs) -> bool:
+        """Return whether a pass that goes on from the rows that wait gives what is needed; one for `check` does not."""
+        assert self._exit is not None
+        first = self._exit.layers - 1
+        return self.exits and not self._plain and all(tap == -1 or tap >= first for tap in needs.hidden_layers)
+
+    def _go_on(self, waiting: ExitRows, tokens: Int32, parents: Int32, needs: RequestedOutputs) -> PassOutput:
+        """Run a pass of which the first rows may wait; others are run through the first layers before."""
+        new = self._new_rows(tokens, parents, DraftRows(), explicit=True)
+        kept = waiting.first(waiting.shared(tokens, parents))
+        cut_first_layers(self.cache, waiting.layers, self._length + len(kept))
+        self._exit = kept
+        try:
+            if len(kept) < len(tokens):
+                own = self._new_rows(tokens[len(kept) :], parents[len(kept) :], kept.rows, explicit=True)
+                hidden = self._run_first(kept, own, logits=False).hidden
+                assert hidden is not None
+                kept = kept.grown(own, hidden)
+            given, total = self.rows_input(new.ids, new.positions, new.mask), self._length + len(new.rows)
+            output = self._runner.exits.rest(given, kept.joined, self.cache, kept.layers, needs=needs, total=total)
+        except BaseException:
+            self._exit = None
+            self.drop_partial()
+            raise
+        self._exit = None
+        self.appended(new)
+        return output
+
     def plain_logits(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
         self._plain, logits = True, list[Tensor]()
+        waiting = self._exit
+        held = [] if waiting is None else lift_rows(self.cache, waiting.layers, self._length)
+        self._exit = None
         try:
             for place, token in enumerate(tokens):
                 logits.append(self.forward(np.array([token], np.int32), np.array([place - 1], np.int32)).logits)
         finally:
             self._plain = False
             self.rollback()
+        put_rows(self.cache, held)
+        self._exit = waiting
         return torch.cat(logits)
 
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -286,6 +364,7 @@ class HFTargetCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
+        self.drop_exit()
         self._rows.check_path(kept)
         if kept and self._layers is not None:
             raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
@@ -300,6 +379,7 @@ class HFTargetCache:
         self._foreign = False
 
     def rollback(self) -> None:
+        self._exit = None
         self._rows, self._layers, self._foreign = DraftRows(), None, False
         del self._text[self._committed() :]
         keep_rows(self.cache, self._length, [])
@@ -322,6 +402,7 @@ class HFTargetCache:
         self.cache, self._start = self._runner.empty_cache(), []
         self._reader.restart()
         self._length, self._rows, self._layers, self._foreign = 0, DraftRows(), None, False
+        self._exit = None
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False, extra: int = 0) -> NewRows:
         """Return the rows that a pass over these tokens will append; nothing is run.
@@ -337,12 +418,19 @@ class HFTargetCache:
             UnsupportedError: the rows branch on a model that verifies chains only.
             UsageError: the cache was used elsewhere meanwhile.
         """
+        self.drop_exit()
+        return self._new_rows(tokens, parents, self._rows, explicit=explicit, extra=extra)
+
+    def _new_rows(
+        self, tokens: Int32, parents: Int32, below: DraftRows, *, explicit: bool = False, extra: int = 0
+    ) -> NewRows:
+        """Return the rows that a pass appends behind others; see `plan`."""
         self._check_cache()
         capabilities = self._runner.capabilities
         check_tokens(tokens, capabilities.vocabulary + extra)
         if explicit:
             self._check_masks()
-        before, rows = len(self._rows), self._rows.grown(parents)
+        before, rows = len(below), below.grown(parents)
         if not capabilities.trees and not rows.is_chain():
             raise UnsupportedError(
                 "this model verifies chains only; its notes give the reason. Set the budget's `trees` to False."
@@ -432,6 +520,8 @@ class HFTargetCache:
     def _check_cache(self) -> None:
         ran = self._layers is None or rows_layer(self.cache) in self._layers
         rows = len(self._rows) if ran else 0
+        if self._exit is not None and rows_layer(self.cache) < self._exit.layers:
+            rows += len(self._exit)
         if cached_length(self.cache) != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 

@@ -1,0 +1,132 @@
+"""Kangaroo: an adapter that turns the target's states behind a shallow layer into drafts.
+
+Liu, Tang, Liu, Ni, Han, Wang: "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting", NeurIPS 2024,
+arXiv 2404.18911. The first layers of the target run on its own cache; above them the adapter, attention between two
+norms and nothing else, and the target's output projection give the logits of the next token. So a drafted token costs
+the first layers and the adapter, and its rows of the first layers are those that the target's own pass needs.
+
+Row k reads the state of the token k. The states of drafted tokens are the target's own, so the rows of accepted ones
+stay right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor, nn
+
+from speculant.core.engine import TargetCache
+from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.cache import HeadCache
+from speculant.drafters.heads.head import Head, HeadState, TargetParts
+from speculant.drafters.heads.layers import Attention, LayerShape, RMSNorm, Rotary
+
+
+class ExitLayer(nn.Module):
+    """Pre-norm attention without an MLP."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+
+
+class ExitHead(nn.Module, Head):
+    """The weights, named as in the authors' checkpoints. See `heads.head.Head`."""
+
+    depth = None
+    ids = None
+    paths = ()
+
+    def __init__(self, shape: LayerShape, *, exit_layer: int) -> None:
+        """Build an adapter with random weights.
+
+        Args:
+            shape: of its attention; D is the target's.
+            exit_layer: how many of the target's first layers run below it.
+        """
+        super().__init__()
+        self.shape, self.exit_layer = shape, exit_layer
+        self.taps = (exit_layer - 1,)
+        self.layers = nn.ModuleList([ExitLayer(shape)])
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.rotary = Rotary(shape)
+
+    @property
+    def layer(self) -> ExitLayer:
+        """The adapter's layer."""
+        layer = self.layers[0]
+        assert isinstance(layer, ExitLayer)
+        return layer
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        raise UnsupportedError("an adapter of an early exit runs layers of its target, whose cache it was not given.")
+
+    def open_below(self, first: int, target: TargetParts, cache: TargetCache | None) -> HeadState:
+        """Return the state of a text; see `heads.head.LayerHead`."""
+        if cache is None:
+            return self.open(first, target)
+        if not cache.exits:
+            raise UnsupportedError(
+                "the first layers of this model cannot be run alone, which an adapter of an early exit needs; use "
+                "another head, or a method such as 'mix'."
+            )
+        return ExitState(self, target, cache, first)
+
+    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return what the output projection reads [..., D], of the states [..., D] and the attention's output."""
+        found: Tensor = self.norm(hidden + attended)
+        return found
+
+
+class ExitState(HeadState):
+    """One text: keys and values of the adapter, and the target's own cache, lent."""
+
+    def __init__(self, head: ExitHead, target: TargetParts, lent: TargetCache, first: int) -> None:
+        """Begin a text whose tokens before the position `first` have no rows."""
+        self.head, self._target, self._lent = head, target, lent
+        self.cache = HeadCache(1, first=first)
+        self._root = -1
+
+    @property
+    def length(self) -> int:
+        return self.cache.length
+
+    @property
+    def room(self) -> int:
+        return self._lent.depth
+
+    def extend(self, hidden: Tensor, following: Tensor) -> None:
+        self._root = int(following[-1])
+        states = hidden[:, 0].to(self.head.norm.weight.dtype)
+        positions, _ = self.cache.commit(len(states), states.device)
+        attention = self.head.layer.self_attn
+        angles = self.head.rotary.looked_up(positions, self.cache.length, states)
+        self.cache.append(0, *attention.keys_values(self.head.layer.input_layernorm(states), angles))
+
+    def start(self) -> Tensor:
+        self.drop()
+        return self._run([self._root], [-1])
+
+    def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
+        return self._run(tokens, [row + 1 for row in above])  # the root has the first row
+
+    def drop(self) -> None:
+        self.cache.drop()
+        self._lent.drop_exit()
+
+    def crop(self, length: int) -> None:
+        self._lent.drop_exit()
+        self.cache.crop(length)
+
+    def _run(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
+        """Append rows of tokens below others of the draft, the root's being the first; return their logits [n, V]."""
+        read = self._lent.read_exit(np.array(tokens, np.int32), np.array(above, np.int32), self.head.exit_layer)
+        states = read.hidden[:, 0].to(self.head.norm.weight.dtype)
+        positions, seen = self.cache.branch(above, states.device)
+        attention, given = self.head.layer.self_attn, self.head.layer.input_layernorm(states)
+        angles = self.head.rotary.looked_up(positions, self.cache.length + self.cache.drafted, states)
+        keys, values = self.cache.append(0, *attention.keys_values(given, angles))
+        attended = attention.attend(attention.queries(given, angles), keys, values, seen)
+        return self._target.project(self.head.finish(states, attended))
