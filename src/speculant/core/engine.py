@@ -243,6 +243,29 @@ class TargetCache(Protocol):
         """
         raise UnsupportedError("the first layers of this model cannot be run alone; use a method such as 'mix'.")
 
+    def spare_exit(self, count: int, layers: int) -> Sequence[tuple[Array, Array]] | None:
+        """Return where code may write the keys and values [H, room, d] of `count` rows behind the committed ones.
+
+        Whatever waits is dropped. See `adopt_exit`.
+
+        Args:
+            count: of rows.
+            layers: how many of the first layers.
+
+        Returns:
+            Of each layer; None where the positions of tokens are not those of their rows, or there is no room.
+        """
+        return None
+
+    def adopt_exit(self, tokens: Int32, states: Array) -> None:
+        """Let rows wait as if `read_exit` had run them, whose keys and values were written to what `spare_exit` gave.
+
+        Args:
+            tokens: Int32[n], each following the one before it.
+            states: [n, D], what the last of the layers returned.
+        """
+        raise UnsupportedError("no rows can be adopted on this engine.")
+
     def drop_exit(self) -> None:
         """Drop the rows that `read_exit` left waiting; nothing happens where there are none."""
         return

@@ -120,6 +120,15 @@ class TargetParts(Protocol):
         """
         return None
 
+    def first_layers(self, count: int) -> tuple[Sequence[nn.Module], Mapping[str, Any]] | None:
+        """Return the target's first layers as `layers.DecoderLayer`s of its own weights, and their sizes.
+
+        Returns:
+            The layers, and the arguments of `layers.LayerShape`; None where they compute something else, or where
+            embeddings are changed before them.
+        """
+        return None
+
     def with_output_rows(self, ids: Tensor) -> TargetParts | None:
         """Return the same parts with logits of some tokens Int64[V'] alone; None where the projection is no matrix."""
         return None
@@ -278,7 +287,7 @@ class TextHead(Protocol):
 
 @runtime_checkable
 class LayerHead(Protocol):
-    """A head that reads the target's states, and runs layers of the target for a draft; its states end with a request."""
+    """A head that reads the target's states, and runs layers of the target; its states end with a request."""
 
     def open_below(self, first: int, target: TargetParts, cache: TargetCache | None) -> HeadState:
         """Return the state of a text whose tokens before the position `first` have no rows.

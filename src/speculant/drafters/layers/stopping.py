@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from speculant.core.drafter import Budget
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, GrowthPlan, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
@@ -53,11 +54,20 @@ class SureChain(Shape):
         self._sure = True
 
     def expand(self, level: Level) -> list[Candidate]:
+        self.extended = [] if level.depth == 1 else [*self.extended, level.weights[0]]
         self._sure = float(level.q[0].max()) >= self._threshold
         return draw_below(level, 0, 1, distinct=False)
 
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0] if self._sure and weights else []
+
+    def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
+        if not self.choosing:
+            return None
+        return GrowthPlan(levels, 1, 1, levels, 0.0, 0.0, 0.0, [1.0] * levels, self._threshold)
+
+    def take_levels(self, extended: Sequence[float]) -> None:
+        self.extended = extended
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(min(nodes, self.passes))

@@ -208,6 +208,26 @@ def cut_first_layers(cache: DynamicCache, layers: int, length: int) -> None:
             layer.keep(length, [])
 
 
+def spare_rows(cache: DynamicCache, layers: int, count: int) -> list[tuple[Tensor, Tensor]] | None:
+    """Return all keys and values [H, L + count, d] of the first layers with room behind; None where there is none."""
+    found = list[tuple[Tensor, Tensor]]()
+    for layer in cache.layers[:layers]:
+        rows = layer.extend(count) if isinstance(layer, InPlaceLayer) else None
+        if rows is None or len(rows[0]) != 1:
+            return None
+        found.append((rows[0][0], rows[1][0]))
+    return found
+
+
+def hold_rows(cache: DynamicCache, layers: int, count: int) -> None:
+    """Take into use so many rows of what `spare_rows` returned."""
+    for layer in cache.layers[:layers]:
+        rows = layer.extend(count) if isinstance(layer, InPlaceLayer) else None
+        assert isinstance(layer, InPlaceLayer)
+        assert rows is not None
+        layer.hold(rows)
+
+
 def lift_rows(cache: DynamicCache, layers: int, start: int) -> list[tuple[Tensor, Tensor]]:
     """Take the rows behind the first `start` out of the first layers; return copies of their keys and values."""
     lifted = list[tuple[Tensor, Tensor]]()

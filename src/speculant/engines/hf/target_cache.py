@@ -25,12 +25,14 @@ from speculant.engines.hf.cache import (
     cached_length,
     cut_first_layers,
     cut_rows,
+    hold_rows,
     keep_read,
     keep_rows,
     layer_rows,
     lift_rows,
     put_rows,
     rows_layer,
+    spare_rows,
     state_layers,
 )
 from speculant.engines.hf.caches.sparse_cache import HFSparseCache, sparse_refusal
@@ -86,6 +88,7 @@ class HFTargetCache:
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
         self._exit: ExitRows | None = None  # rows that wait, see `read_exit`
+        self._spared = 0  # layers, see `spare_exit`
         self._plain = False  # whether passes over one token are the model's own wherever they are
         self._foreign = False  # whether rows have tokens that the model does not
         self._text: list[int] = []  # the tokens of all rows behind the prompt
@@ -267,6 +270,23 @@ class HFTargetCache:
         assert output.hidden is not None
         self._exit = waiting.grown(new, output.hidden)
         return Pass(logits=output.logits, hidden=output.hidden)
+
+    def spare_exit(self, count: int, layers: int) -> list[tuple[Tensor, Tensor]] | None:
+        self.drop_exit()
+        windowed = self._runner.capabilities.window is not None
+        if not self.exits or windowed or self._prompt.seen is not None or self.position != self._length:
+            return None
+        with torch.inference_mode(mode=False):
+            found = spare_rows(self.cache, layers, count)
+        self._spared = layers
+        return found
+
+    def adopt_exit(self, tokens: Int32, states: Tensor) -> None:
+        count = len(tokens)
+        with torch.inference_mode(mode=False):
+            hold_rows(self.cache, self._spared, count)
+        rows = DraftRows().grown(np.arange(-1, count - 1))
+        self._exit = ExitRows(self._spared, tokens.astype(np.int64), rows, (states[:, None],))
 
     def drop_exit(self) -> None:
         waiting, self._exit = self._exit, None
