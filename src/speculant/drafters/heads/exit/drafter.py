@@ -22,12 +22,12 @@ class ExitSettings(HeadSettings):
     Attributes:
         tree: "sure" for a chain that ends where the adapter is unsure, "chain" or "dynamic".
         depth: tokens of a chain, or levels of a tree, at most; the authors draft 6.
-        threshold: a chain ends after the token at which no token has this probability.
+        threshold: a chain ends after the token at which no token has this probability; 0.6 for the authors' models.
     """
 
     tree: str = "sure"
     depth: int = 6
-    threshold: float = 0.6
+    threshold: float = 0.2
 
 
 class ExitDrafter(HeadDrafter):
