@@ -1,8 +1,8 @@
 """A request whose drafts come from a subset of the target's own layers, on the target's own cache.
 
 The cache holds the keys of all layers for all committed tokens but the root, so a draft begins with a pass over the
-root. Its rows have no keys in the layers that were left out. Those of the first layers wait for the target's pass, which
-goes on from them; others are dropped before it.
+root. Its rows have no keys in the layers that were left out. Those of the first layers wait for the target's pass,
+which goes on from them; others are dropped before it.
 """
 
 from __future__ import annotations
