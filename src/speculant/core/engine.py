@@ -217,59 +217,6 @@ class TargetCache(Protocol):
             UnsupportedError: hidden states, a subset of layers or other embeddings are not available on this model.
         """
 
-    @property
-    def exits(self) -> bool:
-        """Whether the first layers can be run alone, see `read_exit`."""
-        return False
-
-    def read_exit(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool = False) -> Pass:
-        """Run n rows through the first layers; they wait for the next pass of all layers, which goes on from them.
-
-        These rows count as none of the cache's: whatever comes next drops those that it does not use. A pass of all
-        layers uses those that are its first rows, by tokens and parents.
-
-        Args:
-            tokens: Int32[n].
-            parents: Int32[n], counted from the first row that waits; -1 for those below the last committed token.
-            layers: how many layers.
-            logits: whether the Pass has the logits that final norm and head make of the states.
-
-        Returns:
-            Its `hidden` [n, 1, D] is what the last of these layers returned.
-
-        Raises:
-            OutOfMemoryError, UsageError: as in `forward`.
-            UnsupportedError: the first layers cannot be run alone.
-        """
-        raise UnsupportedError("the first layers of this model cannot be run alone; use a method such as 'mix'.")
-
-    def spare_exit(self, count: int, layers: int) -> Sequence[tuple[Array, Array]] | None:
-        """Return where code may write the keys and values [H, room, d] of `count` rows behind the committed ones.
-
-        Whatever waits is dropped. See `adopt_exit`.
-
-        Args:
-            count: of rows.
-            layers: how many of the first layers.
-
-        Returns:
-            Of each layer; None where the positions of tokens are not those of their rows, or there is no room.
-        """
-        return None
-
-    def adopt_exit(self, tokens: Int32, states: Array) -> None:
-        """Let rows wait as if `read_exit` had run them, whose keys and values were written to what `spare_exit` gave.
-
-        Args:
-            tokens: Int32[n], each following the one before it.
-            states: [n, D], what the last of the layers returned.
-        """
-        raise UnsupportedError("no rows can be adopted on this engine.")
-
-    def drop_exit(self) -> None:
-        """Drop the rows that `read_exit` left waiting; nothing happens where there are none."""
-        return
-
     def layer_rows(self, layer: int) -> tuple[Array, Array]:
         """Return the keys and values [H, T, d] of the committed tokens in one layer, as cached; not to be written.
 

@@ -287,19 +287,25 @@ class TextHead(Protocol):
 
 @runtime_checkable
 class LayerHead(Protocol):
-    """A head that reads the target's states, and runs layers of the target; its states end with a request."""
+    """A head that reads the target's states, and runs layers of the target on its own cache."""
 
-    def open_below(self, first: int, target: TargetParts, cache: TargetCache | None) -> HeadState:
-        """Return the state of a text whose tokens before the position `first` have no rows.
+    def open_below(
+        self, first: int, target: TargetParts, cache: TargetCache | None, kept: HeadState | None
+    ) -> HeadState:
+        """Return the state of a text whose tokens before the position `first` have no rows, or a kept one.
 
         Args:
             first: the position.
             target: of the head.
             cache: the target's of the request, lent.
+            kept: a state with the rows of these tokens; None if there is none.
 
         Raises:
-            UnsupportedError: there is no cache, as where a head is trained.
+            UnsupportedError: there is no cache, or its first layers cannot be run alone.
         """
+
+    def end(self, state: HeadState) -> None:
+        """Give the cache of a request back that has ended, whose state is kept."""
 
 
 _CONTEXT = 16  # rounds whose states a head reads before it drafts again after a pause

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from speculant.core.drafter import Budget, SessionRequest, Verified
+from speculant.core.exit_cache import ExitCache
 from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.level_session import LevelSession, LevelText
@@ -32,7 +33,8 @@ class LentText(LevelText):
         assert start.target is not None  # lent by every path that decodes with a model
         self.target, self.layers, self._warping = start.target, layers, Warping(start.sampling)
         self._root, self._count = ROOT, 0
-        self._first = layers == tuple(range(len(layers)))
+        first = layers == tuple(range(len(layers)))
+        self._exits = start.target if first and isinstance(start.target, ExitCache) else None
 
     @property
     def depth(self) -> int:
@@ -45,7 +47,8 @@ class LentText(LevelText):
     def begin(self) -> Tensor:
         """Append the root's row; return q [1, V] after it."""
         self._count = 0
-        self.target.drop_exit()
+        if self._exits is not None:
+            self._exits.drop_exit()
         return self._forward([self._root], [ROOT])
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
@@ -61,17 +64,13 @@ class LentText(LevelText):
 
     def leave(self) -> None:
         """Leave the cache to the target's pass."""
-        if not self._waits:
+        if self._exits is None or not self._exits.exits:
             self.target.rollback()
-
-    @property
-    def _waits(self) -> bool:
-        return self._first and self.target.exits
 
     def _forward(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         given = np.array(tokens, np.int32), np.array(parents, np.int32)
-        if self._waits:
-            result = self.target.read_exit(*given, len(self.layers), logits=True)
+        if self._exits is not None and self._exits.exits:
+            result = self._exits.read_exit(*given, len(self.layers), logits=True)
         else:
             result = self.target.forward(*given, layers=self.layers)
         self._count += len(tokens)

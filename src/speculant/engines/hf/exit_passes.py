@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from speculant.core.engine import RequestedOutputs
 from speculant.engines.hf.cpu.layer_matching import FAMILIES
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
 from speculant.engines.hf.probe.capabilities import decode_mode
 from speculant.engines.hf.views.layer_selection import Entry
-
-if TYPE_CHECKING:
-    from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput
 
 
 class ExitPasses:
@@ -39,8 +37,6 @@ class ExitPasses:
             logits: whether those of the states are wanted, [n, V]; else they are empty.
             total: see `ModelRunner.run`.
         """
-        from speculant.engines.hf.forward_pass import PassOutput, out_of_memory
-
         if not self._is_direct(given):
             needs = RequestedOutputs(hidden_layers=(layers - 1,))
             return self._runner.verify(given, cache, needs=needs, layers=range(layers), total=total)
@@ -64,8 +60,6 @@ class ExitPasses:
             needs: may tap the last of the first layers and those behind it.
             total: see `ModelRunner.run`.
         """
-        from speculant.engines.hf.forward_pass import PassOutput, out_of_memory
-
         if not self._is_direct(given):
             return self._runner.verify(given, cache, needs=needs, entry=Entry(layers, states[:, 0]), total=total)
         with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):

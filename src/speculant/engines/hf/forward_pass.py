@@ -17,7 +17,6 @@ from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.exit_passes import ExitPasses
 from speculant.engines.hf.probe.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.mixers import View
@@ -77,7 +76,6 @@ class ModelRunner:
             acceleration: faster code for it.
         """
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
-        self.exits = ExitPasses(self)
         self._selection, self._shares_keys = LayerSelection(model), shares_keys(model)
 
     def empty_cache(self, cache: Any = None) -> DynamicCache:

@@ -37,6 +37,7 @@ from speculant.engines.hf.cache import (
 )
 from speculant.engines.hf.caches.sparse_cache import HFSparseCache, sparse_refusal
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
+from speculant.engines.hf.exit_passes import ExitPasses
 from speculant.engines.hf.exit_rows import ExitRows
 from speculant.engines.hf.forward_pass import (
     ModelRunner,
@@ -87,6 +88,7 @@ class HFTargetCache:
         self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # behind the given rows
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._exits = ExitPasses(runner)
         self._exit: ExitRows | None = None  # rows that wait, see `read_exit`
         self._spared = 0  # layers, see `spare_exit`
         self._plain = False  # whether passes over one token are the model's own wherever they are
@@ -298,7 +300,7 @@ class HFTargetCache:
         given = self.rows_input(new.ids, new.positions, new.mask)
         total = self._length + len(new.rows)
         try:
-            return self._runner.exits.first(given, self.cache, waiting.layers, logits=logits, total=total)
+            return self._exits.first(given, self.cache, waiting.layers, logits=logits, total=total)
         except BaseException:
             self._exit = waiting
             self.drop_exit()
@@ -323,7 +325,7 @@ class HFTargetCache:
                 assert hidden is not None
                 kept = kept.grown(own, hidden)
             given, total = self.rows_input(new.ids, new.positions, new.mask), self._length + len(new.rows)
-            output = self._runner.exits.rest(given, kept.joined, self.cache, kept.layers, needs=needs, total=total)
+            output = self._exits.rest(given, kept.joined, self.cache, kept.layers, needs=needs, total=total)
         except BaseException:
             self._exit = None
             self.drop_partial()

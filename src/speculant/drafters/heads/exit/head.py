@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError
+from speculant.core.exit_cache import ExitCache
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import Attention, LayerShape, RMSNorm, Rotary
@@ -67,16 +68,22 @@ class ExitHead(nn.Module, Head):
     def open(self, first: int, target: TargetParts) -> HeadState:
         raise UnsupportedError("an adapter of an early exit runs layers of its target, whose cache it was not given.")
 
-    def open_below(self, first: int, target: TargetParts, cache: TargetCache | None) -> HeadState:
+    def open_below(
+        self, first: int, target: TargetParts, cache: TargetCache | None, kept: HeadState | None
+    ) -> HeadState:
         """Return the state of a text; see `heads.head.LayerHead`."""
-        if cache is None:
-            return self.open(first, target)
-        if not cache.exits:
+        if not isinstance(cache, ExitCache) or not cache.exits:
             raise UnsupportedError(
                 "the first layers of this model cannot be run alone, which an adapter of an early exit needs; use "
                 "another head, or a method such as 'mix'."
             )
-        return ExitState(self, target, cache, first)
+        state = kept if isinstance(kept, ExitState) else ExitState(self, target, first)
+        state.lend(cache)
+        return state
+
+    def end(self, state: HeadState) -> None:
+        if isinstance(state, ExitState):
+            state.lend(None)
 
     def grow_whole_all(
         self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
@@ -123,13 +130,23 @@ class ExitHead(nn.Module, Head):
 class ExitState(HeadState):
     """One text: keys and values of the adapter, and the target's own cache, lent."""
 
-    def __init__(self, head: ExitHead, target: TargetParts, lent: TargetCache, first: int) -> None:
+    def __init__(self, head: ExitHead, target: TargetParts, first: int) -> None:
         """Begin a text whose tokens before the position `first` have no rows."""
-        self.head, self._target, self._lent = head, target, lent
+        self.head, self._target = head, target
+        self._cache: ExitCache | None = None
         self.cache = HeadCache(1, first=first)
         parts = head.step_parts(target)
         self._code: StepCode | None = None if parts is None else target.step_code(parts)
         self._root, self._read = -1, list[int]()  # tokens of the rows that code has drafted, the root's first
+
+    def lend(self, cache: ExitCache | None) -> None:
+        """Take the target's cache of a request that begins; None where it ends."""
+        self._cache, self._read = cache, []
+
+    @property
+    def _lent(self) -> ExitCache:
+        assert self._cache is not None
+        return self._cache
 
     @property
     def length(self) -> int:
@@ -214,11 +231,13 @@ class ExitState(HeadState):
 
     def drop(self) -> None:
         self.cache.drop()
-        self._lent.drop_exit()
+        if self._cache is not None:
+            self._cache.drop_exit()
 
     def crop(self, length: int) -> None:
-        self._lent.drop_exit()
+        self.drop()
         self.cache.crop(length)
+        self._read = []
 
     def _run(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Append rows of tokens below others of the draft, the root's being the first; return their logits [n, V]."""
