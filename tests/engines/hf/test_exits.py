@@ -87,7 +87,7 @@ def test_logits_of_the_exit() -> None:
 
 def test_what_comes_between() -> None:
     """Guards checks of the engine, batches and interrupts: nothing of the waiting rows is left behind."""
-    engine, cache = opened("llama")
+    _, cache = opened("llama")
     _, other = opened("llama")
     tokens, parents = TREE
     cache.read_exit(tokens, parents, 2)
