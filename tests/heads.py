@@ -23,6 +23,7 @@ from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domin
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
+from speculant.drafters.heads.exit.head import ExitHead
 from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
@@ -147,12 +148,13 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
     "glide": lambda target: GlideHead(layer_of(target), target_cross_shape(target), vocabulary=target.vocabulary),
     "pass": lambda target: LookaheadHead(DEPTH - 1, target.hidden_size, vocabulary=target.vocabulary),
     "specdec": specdec,
+    "exit": lambda target: ExitHead(layer_of(target), exit_layer=1),
 }
 VARIANTS: Mapping[str, str] = dict.fromkeys(("dspark", "domino", "dflash2"), "dflash")  # the kinds, as loaders count
 NAMES = tuple(BUILDERS)
 HEADED = [name for name, method in METHODS.items() if method.heads]
 UNITED = {
-    "mix-head": ("eagle3", "assistant", "medusa", "dspark", "pard", "glide", "pass"),
+    "mix-head": ("eagle3", "assistant", "medusa", "dspark", "pard", "glide", "pass", "exit"),
     "suffix-head": ("eagle3", "dflash"),
     "sam-head": ("eagle3", "dflash"),
 }

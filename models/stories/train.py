@@ -7,6 +7,7 @@ The first third of the time trains half the layers, which are then stacked on to
 2024, "Stacking Your Transformers"): cheap steps while there is only coarse structure to learn. Most batches
 hold whole stories of like length; every tenth holds long rows of several stories, so that all positions are
 trained and the model can go on after a story's end. `--init FOLDER` goes on from a checkpoint at full depth.
+`--early-exit SCALE` also trains every layer to exit, by LayerSkip's loss and layer dropout.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from speculant.training.layer_skip import LayerSkip, LayerSkipSettings
 from tokenizer import read_stories
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}"
@@ -168,6 +170,14 @@ def prepare(model: LlamaForCausalLM, args: argparse.Namespace) -> tuple[LlamaFor
     ]
 
 
+def exits_of(model: LlamaForCausalLM, args: argparse.Namespace) -> LayerSkip | None:
+    """Return what trains the layers of a model to exit; None without --early-exit."""
+    if not args.early_exit:
+        return None
+    settings = LayerSkipSettings(scale=args.early_exit, dropout=args.layer_dropout, from_scratch=not args.init)
+    return LayerSkip(model.model.layers, lambda x: model.lm_head(model.model.norm(x)), settings)
+
+
 def stack(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """Return a model of twice the depth whose upper half repeats the lower."""
     depth = model.config.num_hidden_layers
@@ -199,6 +209,7 @@ def train(args: argparse.Namespace) -> None:
     else:
         fresh = LlamaForCausalLM(build_config(len(tokenizer), args.layers // 2))
     model, optimizers = prepare(fresh, args)
+    skip = exits_of(model, args)
     print(f"{sum(map(len, documents))} tokens an epoch")
     start, seen, step, warm, smooth = time.time(), 0, 0, 0, None
     batches: list[list[list[int]]] = []
@@ -206,14 +217,19 @@ def train(args: argparse.Namespace) -> None:
     while (progress := (time.time() - start) / (60 * args.minutes)) < 1:
         if progress > args.stack_at and model.config.num_hidden_layers < args.layers:
             model, optimizers = prepare(stack(model), args)
-            warm = step
+            skip, warm = exits_of(model, args), step
         rate = args.lr * min(1.0, (step - warm + 1) / 100) * (1 - progress)
         if not batches:
             batches = whole_stories(documents, args.batch_tokens, rng)
         rows = long_rows(documents, 1024, args.batch_tokens, rng) if step % 10 == 9 else batches.pop()
         inputs, targets = to_tensors(rows)
+        if skip is not None:
+            skip.begin(progress)
         logits = model(input_ids=inputs.to(model.device), use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=IGNORED)
+        if skip is not None:
+            loss = skip.loss(targets.to(model.device), step=step)
+        else:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=IGNORED)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -247,6 +263,8 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--token-dropout", type=float, default=0.05)
+    parser.add_argument("--early-exit", type=float, default=0.0, metavar="SCALE", help="LayerSkip's e_scale; 0: none")
+    parser.add_argument("--layer-dropout", type=float, default=0.1, help="of the last layer, with --early-exit")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--stack-at", type=float, default=0.3, help="share of the time with half the layers")

@@ -73,7 +73,7 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
         values[name] = parse(known[name], text.strip())
     assert cls is not None  # it has settings
     try:
-        return cls(**values)
+        return cls(**{**method.presets, **values})
     except ValueError as error:
         raise UsageError(f"--set: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from speculant.core.errors import UsageError
@@ -53,6 +53,7 @@ class Method:
         drafts: whether it drafts at all.
         distillable: whether its draft model or head may learn while it drafts.
         requires: what it needs beside the target, in words; "" for nothing.
+        presets: settings that an earlier name of it stands for.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Method:
     drafts: bool = True
     distillable: bool = True
     requires: str = ""
+    presets: Mapping[str, Any] = field(default_factory=dict)
 
     def check_draft_model(self, *, given: bool) -> None:
         """Check whether a draft model is given where its drafter needs one, and only there.
@@ -148,7 +150,7 @@ class Method:
         Raises:
             UsageError: it has no such settings.
         """
-        if settings is None:
+        if settings is None and not self.presets:
             return None
         own = self.settings_class()
         if own is None:
@@ -156,14 +158,14 @@ class Method:
         if isinstance(settings, own):
             return settings
         names = [each.name for each in fields(own)]
-        if not isinstance(settings, Mapping):
+        if not isinstance(settings, Mapping | None):
             raise UsageError(
                 f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}."
             )
-        settings = {rename_setting(str(name), names): value for name, value in settings.items()}
+        settings = {rename_setting(str(name), names): value for name, value in (settings or {}).items()}
         for name in settings:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1)
                 hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(names)}."
                 raise UsageError(f"the method '{self.name}' has no setting {name!r}. {hint}")
-        return own(**settings)
+        return own(**{**self.presets, **settings})

@@ -14,6 +14,7 @@ from speculant.core.references import load_object
 from speculant.registry.context import BuildContext
 from speculant.registry.method import OWN, Method
 from speculant.registry.own import find_own, is_own
+from speculant.registry.renamed import rename_method
 from speculant.registry.rules import VERIFIERS, find_rule
 from speculant.registry.tables.compositions import COMPOSITIONS
 from speculant.registry.tables.draft_models import DRAFT_MODELS
@@ -55,8 +56,9 @@ def find_method(name: str) -> Method:
     """
     if is_own(name):
         return find_own(name)
-    if isinstance(name, str) and name in METHODS:
-        return METHODS[name]
+    new, presets = rename_method(name) if isinstance(name, str) else ("", {})
+    if new in METHODS:
+        return replace(METHODS[new], presets=presets) if presets else METHODS[new]
     raise UnknownMethodError(
         f"there is no method {name!r}. {_nearest(name, METHODS)}`speculant methods` lists them: {', '.join(METHODS)}."
     )

@@ -31,12 +31,13 @@ METHODS_OF_LAYERS = [name for name, method in METHODS.items() if method.takes_la
         ("early-exit", {"layer": 8}, "from 1 to 7 for this model, which has 8 layers, not 8"),
         ("early-exit", {"layer": 0}, "from 1 to 7"),
         ("early-exit", {"stop": "never"}, "stop must be"),
-        ("ppd", {"layer": 9}, "from 1 to 7"),
-        ("ppd", {"top_k": 0}, "top_k must be"),
-        ("ppd", {"depth": 65}, "depth must be"),
-        ("ppd", {"top_k": 33, "depth": 2}, "66 nodes; at most 64"),
+        ("early-exit", {"tree": "guesses", "layer": 9}, "from 1 to 7"),
+        ("ppd", {"top_k": 0}, "guesses must be"),
+        ("ppd", {"depth": 65}, "length must be"),
+        ("early-exit", {"tree": "guesses", "guesses": 33, "length": 2}, "66 nodes; at most 64"),
+        ("early-exit", {"tree": "wide"}, "chain or guesses"),
+        ("early-exit", {"groups": 2, "layer": 2}, "leave out `layer`"),
         ("speed", {"groups": 1}, "from 2 to the model's 8 layers"),
-        ("speed", {"groups": 9}, "from 2 to the model's 8 layers"),
     ],
 )
 def test_bad_settings(method: str, settings: dict[str, Any], reason: str) -> None:

@@ -14,7 +14,7 @@ from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
-from speculant.drafters.layers.ppd import Guesses
+from speculant.drafters.layers.guesses import Guesses
 from speculant.drafters.layers.session import LayerSession
 from speculant.drafters.models.shapes import Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance

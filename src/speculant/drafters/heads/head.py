@@ -120,6 +120,15 @@ class TargetParts(Protocol):
         """
         return None
 
+    def first_layers(self, count: int) -> tuple[Sequence[nn.Module], Mapping[str, Any]] | None:
+        """Return the target's first layers as `layers.DecoderLayer`s of its own weights, and their sizes.
+
+        Returns:
+            The layers, and the arguments of `layers.LayerShape`; None where they compute something else, or where
+            embeddings are changed before them.
+        """
+        return None
+
     def with_output_rows(self, ids: Tensor) -> TargetParts | None:
         """Return the same parts with logits of some tokens Int64[V'] alone; None where the projection is no matrix."""
         return None
@@ -274,6 +283,29 @@ class TextHead(Protocol):
             target: of the head.
             cache: the target's of the request, lent, for heads that read or run the target.
         """
+
+
+@runtime_checkable
+class LayerHead(Protocol):
+    """A head that reads the target's states, and runs layers of the target on its own cache."""
+
+    def open_below(
+        self, first: int, target: TargetParts, cache: TargetCache | None, kept: HeadState | None
+    ) -> HeadState:
+        """Return the state of a text whose tokens before the position `first` have no rows, or a kept one.
+
+        Args:
+            first: the position.
+            target: of the head.
+            cache: the target's of the request, lent.
+            kept: a state with the rows of these tokens; None if there is none.
+
+        Raises:
+            UnsupportedError: there is no cache, or its first layers cannot be run alone.
+        """
+
+    def end(self, state: HeadState) -> None:
+        """Give the cache of a request back that has ended, whose state is kept."""
 
 
 _CONTEXT = 16  # rounds whose states a head reads before it drafts again after a pause

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from speculant.core.engine import TargetCache
-from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.head import Head, HeadState, LayerHead, TargetParts, TextHead
 
 KEPT = 4  # states
 
@@ -50,6 +50,13 @@ class KeptStates:
         if isinstance(self.head, TextHead):
             return self.head.open_text(known, self.target, cache)
         first = len(known) - 1
+        found = self._kept_state(known, first)
+        if isinstance(self.head, LayerHead):
+            return self.head.open_below(first, self.target, cache, found)
+        return self.head.open(first, self.target) if found is None else found
+
+    def _kept_state(self, known: Sequence[int], first: int) -> HeadState | None:
+        """Return the state that is kept of a text whose tokens up to the position `first` it has rows of."""
         with self._lock:
             for place, (tokens, state) in enumerate(self._kept):
                 if 0 < first <= state.length and tokens[: len(known)] == known:
@@ -58,7 +65,7 @@ class KeptStates:
                     if state.length == first:  # else it lacks rows at the beginning itself, more than are wanted
                         return state
                     break
-        return self.head.open(first, self.target)
+        return None
 
     def keep(self, tokens: Sequence[int], state: HeadState) -> None:
         """Keep the state of a text that has ended; the oldest one is dropped for it.
@@ -68,6 +75,8 @@ class KeptStates:
             state: of the text. One that does not have as many rows was interrupted, and is dropped.
         """
         state.drop()
+        if isinstance(self.head, LayerHead):
+            self.head.end(state)
         if isinstance(self.head, TextHead):
             return  # the target's cache, which it reads, ends with the request
         if state.length == len(tokens) - 1:

@@ -11,6 +11,7 @@ from speculant.drafters.heads.blockwise import BLOCKWISE
 from speculant.drafters.heads.dflash import DFLASH
 from speculant.drafters.heads.eagle import EAGLE
 from speculant.drafters.heads.eagle3 import EAGLE3
+from speculant.drafters.heads.exit import EXIT
 from speculant.drafters.heads.glide import GLIDE
 from speculant.drafters.heads.hydra import HYDRA, HYDRA_PLUS
 from speculant.drafters.heads.kind import HeadKind
@@ -38,4 +39,5 @@ HEAD_KINDS: tuple[HeadKind, ...] = (
     GLIDE,
     PASS,
     SPECDEC,
+    EXIT,
 )

@@ -78,10 +78,12 @@ class HeadSession(HeadTextSession):
     def plan(self, budget: Budget) -> GrowthPlan | None:
         """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan."""
         levels = min(budget.nodes, budget.depth, self.text.depth, self._shape.passes)
-        if levels < 1 or not self._uncut or not self._shape.choosing:
+        if levels < 1 or not self._shape.choosing:
             return None
         self._trees = budget.trees and self.text.trees
         plan = self._shape.plan(budget, levels, trees=self._trees)
+        if plan is not None and plan.top_k > 1 and not self._uncut:
+            return None  # of a chain the best tokens alone count, and they are never cut
         if plan is None or not budget.level_price:
             return plan
         row_price = budget.level_price * self.text.row_share

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from speculant.core.tree import Float32, Int32
-from speculant.drafters.heads.layers import DecoderLayer, RMSNorm, Rotary
+from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.drafters.models.shapes import GrowthPlan
 
 
@@ -29,12 +29,13 @@ class StepParts:
         rotary: of all layers.
         embeddings: of the tokens; None for the target's.
         ids: Int64[V'], the target's token of each logit; None if they are the target's own.
+        exit: how many of the layers, the first ones, are those of the target, which read the embedding alone.
     """
 
     fuse: nn.Linear | None
     fuse_norms: tuple[RMSNorm, RMSNorm] | None = None
     feature_first: bool = False
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[nn.Module, ...]
     normed_residual: bool
     norm: RMSNorm | None
     carries_norm: bool
@@ -42,6 +43,7 @@ class StepParts:
     rotary: Rotary
     embeddings: nn.Embedding | None
     ids: Tensor | None
+    exit: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -57,6 +59,7 @@ class TextRows:
         held: keys and values [H_kv, room, d] of every layer, contiguous.
         length: rows of the text, the new ones included.
         passed: [m, D], written: what the last m rows pass on; m is at most n.
+        exits: [n, D], written: what the target's first layers return; None where that is not wanted.
     """
 
     features: Tensor
@@ -67,6 +70,7 @@ class TextRows:
     held: tuple[tuple[Tensor, Tensor], ...]
     length: int
     passed: Tensor
+    exits: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -79,6 +83,7 @@ class DraftRoot:
         held: keys and values [H_kv, room, d] of every layer, contiguous, with room for `levels * expanded` rows more.
         length: committed rows of these.
         position: of the first drafted token.
+        exits: [levels, D], written as in `TextRows`, by the draft's rows.
     """
 
     passed: Tensor
@@ -86,6 +91,7 @@ class DraftRoot:
     held: tuple[tuple[Tensor, Tensor], ...]
     length: int
     position: int
+    exits: Tensor | None = None
 
 
 class StepCode(Protocol):

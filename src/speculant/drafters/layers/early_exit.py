@@ -2,20 +2,32 @@
 
 Elhoushi et al.: "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL 2024, arXiv 2404.16710.
 Their checkpoints, such as facebook/layerskip-llama2-7B, are plain Llama checkpoints whose early layers were trained to
-exit: load one as any other model. With other checkpoints few drafts are accepted. The exit is a setting, since it is
-not part of these checkpoints; the authors run layerskip-llama2-7B with layer=8 and 6 tokens a draft (stop=fixed,
-length=6). The target's cache serves the draft, as in the paper; there, the target's pass also goes on from the drafted
-rows of the first layers, which are computed again here.
+exit: load one as any other model. With other checkpoints few drafts are accepted; an adapter makes up for that
+(`heads.exit`). The exit is a setting, since it is not part of these checkpoints; the authors run layerskip-llama2-7B
+with layer=8 and 6 tokens a draft (stop=fixed, length=6). The target's cache serves the draft, and the target's pass
+goes on from the rows of the first layers, as in the paper.
+
+Two earlier methods are settings. `guesses` has Predictive Pipelined Decoding's tree. With `groups`, the first of G
+groups of layers drafts the G - 1 tokens that SPEED's pipeline has in flight (Hooper et al. 2023, arXiv 2310.12072),
+whose models run the same few layers in cycles; without shared layers nothing is gained by having the tokens at
+different stages, so one pass verifies them.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from speculant.core.drafter import Session, SessionRequest
+from speculant.core.errors import UsageError
 from speculant.drafters.layers.drafter import LayerDrafter
-from speculant.drafters.layers.subsets import check_layers, first_layers
-from speculant.drafters.models.shapes import Chain
+from speculant.drafters.layers.guesses import Guesses
+from speculant.drafters.layers.subsets import Layers, check_layers, first_layers
+from speculant.drafters.models.shapes import Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +35,26 @@ class EarlyExitSettings:
     """Settings of `early-exit`.
 
     Attributes:
-        layer: how many of the first decoder layers draft; none for a third of them.
+        layer: how many of the first decoder layers draft; none for a third of them, for guesses half.
+        tree: "chain", or "guesses" for several next tokens, each continued (PPD).
+        guesses: how many; of tree=guesses.
+        groups: of layers, of which the first drafts a token for each other one (SPEED); none for `layer`.
         stop: what ends a chain before the budget does: none, fixed, heuristic, confidence or entropy.
         threshold: of "confidence" (default 0.4) and "entropy" (default 0.3).
-        length: tokens of a fixed draft, and of the schedule's first one.
+        length: tokens of a fixed draft, and of the schedule's first one; how deep guesses are continued.
     """
 
     layer: int | None = None
+    tree: str = "chain"
+    guesses: int = 3
+    groups: int | None = None
     stop: str = "confidence"
     threshold: float | None = None
     length: int = 6
 
 
 class EarlyExitDrafter(LayerDrafter):
-    """Chains drafted by the first layers: `early-exit`."""
+    """Drafts of the first layers: `early-exit`."""
 
     def __init__(self, *, layers: int, settings: EarlyExitSettings | None = None) -> None:
         """Take the settings.
@@ -50,8 +68,36 @@ class EarlyExitDrafter(LayerDrafter):
             UsageError: a setting is out of range.
         """
         s, count = settings or EarlyExitSettings(), check_layers(layers)
-        number = max(1, round(count / 3)) if s.layer is None else s.layer
-        acceptance = LevelAcceptance()
-        super().__init__(
-            first_layers(count, number, name="layer"), lambda: Chain(acceptance, s.stop, s.threshold, s.length)
-        )
+        if s.tree not in ("chain", "guesses"):
+            raise UsageError(f"tree must be chain or guesses, not {s.tree!r}.")
+        if s.groups is not None:
+            super().__init__(*_pipelined(s, count))
+            return
+        number = max(1, count // 2 if s.tree == "guesses" else round(count / 3)) if s.layer is None else s.layer
+        chosen, acceptance = first_layers(count, number, name="layer"), LevelAcceptance()
+        if s.tree == "guesses":
+            super().__init__(chosen, lambda: Guesses(acceptance, top_k=s.guesses, depth=s.length))
+        else:
+            super().__init__(chosen, lambda: Chain(acceptance, s.stop, s.threshold, s.length))
+
+    def open(self, start: SessionRequest) -> Session:
+        if not self._tried:
+            logger.warning(
+                "early-exit drafts well on models that were trained to exit early, such as LayerSkip's; for others "
+                "train an adapter by `speculant train exit`, which the method kangaroo drafts with."
+            )
+        return super().open(start)
+
+
+def _pipelined(s: EarlyExitSettings, count: int) -> tuple[Layers, Callable[[], Shape]]:
+    """Return the first group of layers, and chains of a token for each other group."""
+    groups = min(s.groups or 0, count)
+    if s.layer is not None or s.tree != "chain":
+        raise UsageError("groups says how many layers draft a chain; leave out `layer` and `tree`.")
+    if groups < 2:
+        raise UsageError(f"groups must be from 2 to the model's {count} layers, not {s.groups}.")
+    acceptance, length = LevelAcceptance(), groups - 1
+    return (
+        first_layers(count, count // groups, name="the first group"),
+        lambda: Chain(acceptance, "fixed", length=length),
+    )

@@ -1,7 +1,8 @@
 """A request whose drafts come from a subset of the target's own layers, on the target's own cache.
 
 The cache holds the keys of all layers for all committed tokens but the root, so a draft begins with a pass over the
-root. Its rows have no keys in the layers that were left out, so they are dropped before the target's pass.
+root. Its rows have no keys in the layers that were left out. Those of the first layers wait for the target's pass,
+which goes on from them; others are dropped before it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from speculant.core.drafter import Budget, SessionRequest, Verified
+from speculant.core.exit_cache import ExitCache
 from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.level_session import LevelSession, LevelText
@@ -31,6 +33,8 @@ class LentText(LevelText):
         assert start.target is not None  # lent by every path that decodes with a model
         self.target, self.layers, self._warping = start.target, layers, Warping(start.sampling)
         self._root, self._count = ROOT, 0
+        first = layers == tuple(range(len(layers)))
+        self._exits = start.target if first and isinstance(start.target, ExitCache) else None
 
     @property
     def depth(self) -> int:
@@ -43,6 +47,8 @@ class LentText(LevelText):
     def begin(self) -> Tensor:
         """Append the root's row; return q [1, V] after it."""
         self._count = 0
+        if self._exits is not None:
+            self._exits.drop_exit()
         return self._forward([self._root], [ROOT])
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
@@ -56,8 +62,17 @@ class LentText(LevelText):
     def release(self) -> None:
         """The cache stays the sequence's."""
 
+    def leave(self) -> None:
+        """Leave the cache to the target's pass."""
+        if self._exits is None or not self._exits.exits:
+            self.target.rollback()
+
     def _forward(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        result = self.target.forward(np.array(tokens, np.int32), np.array(parents, np.int32), layers=self.layers)
+        given = np.array(tokens, np.int32), np.array(parents, np.int32)
+        if self._exits is not None and self._exits.exits:
+            result = self._exits.read_exit(*given, len(self.layers), logits=True)
+        else:
+            result = self.target.forward(*given, layers=self.layers)
         self._count += len(tokens)
         return self._warping(result.logits)
 
@@ -70,8 +85,8 @@ class LayerSession(LevelSession):
         super().__init__(self._lent, start, shape)
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a draft, its rows dropped. Asked again before `observe`, it draws the same tokens again."""
+        """Return a draft. Asked again before `observe`, it draws the same tokens again."""
         try:
             return super().propose(budget)
         finally:
-            self._lent.target.rollback()
+            self._lent.leave()

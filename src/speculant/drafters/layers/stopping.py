@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from speculant.core.drafter import Budget
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below, width_at
+from speculant.drafters.models.shapes import MAX_PASSES, Candidate, GrowthPlan, Level, Shape, draw_below, width_at
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 SMOOTHING = 0.5  # of the share of drafted tokens that are accepted
@@ -29,10 +30,15 @@ class SureChain(Shape):
     code compares the probability of the token that it has drawn; greedily that is the same.
     """
 
-    choosing = False
-
     def __init__(
-        self, acceptance: LevelAcceptance, *, threshold: float, longest: int, adaptive: bool, wide: bool = False
+        self,
+        acceptance: LevelAcceptance,
+        *,
+        threshold: float,
+        longest: int,
+        adaptive: bool,
+        wide: bool = False,
+        choosing: bool = False,
     ) -> None:
         """Take the rule.
 
@@ -42,17 +48,20 @@ class SureChain(Shape):
             longest: tokens of a draft.
             adaptive: whether the threshold follows what is accepted.
             wide: whether the token after which a chain ends has siblings, as many as there is room for.
+            choosing: whether tokens are chosen where the target samples, too.
         """
         if not 0 <= threshold <= 1:
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
         if not 1 <= longest <= MAX_PASSES:
             raise UsageError(f"longest must be from 1 to {MAX_PASSES}, not {longest}.")
+        self.choosing = choosing
         self.passes, self._acceptance, self._threshold, self._adaptive = longest, acceptance, threshold, adaptive
         self._matched = 0.0
         self._sure, self._wide = True, wide
         self.drawn: Literal["iid", "distinct"] = "distinct" if wide else "iid"
 
     def expand(self, level: Level) -> list[Candidate]:
+        self.extended = [] if level.depth == 1 else [*self.extended, level.weights[0]]
         confidence = float(level.q[0].max())
         self._sure = confidence >= self._threshold
         count = min(level.room, width_at(confidence)) if self._wide and level.trees and not self._sure else 1
@@ -60,6 +69,14 @@ class SureChain(Shape):
 
     def select(self, weights: Sequence[float]) -> list[int]:
         return [0] if self._sure and weights else []
+
+    def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
+        if not self.choosing:
+            return None
+        return GrowthPlan(levels, 1, 1, levels, 0.0, 0.0, 0.0, [1.0] * levels, self._threshold)
+
+    def take_levels(self, extended: Sequence[float]) -> None:
+        self.extended = extended
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(min(nodes, self.passes))

@@ -78,6 +78,7 @@ class GrowthPlan:
         level_price: what a further level has to gain.
         row_price: what a further node that the same level expands has to gain.
         ratios: of levels 2, 3, ...: the tokens that one gains by the joint probability of the nodes that it expands.
+        confidence: probability of its own below which no node is expanded.
     """
 
     levels: int
@@ -88,6 +89,7 @@ class GrowthPlan:
     level_price: float
     row_price: float
     ratios: Sequence[float]
+    confidence: float = 0.0
 
 
 class Shape(Protocol):

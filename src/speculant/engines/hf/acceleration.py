@@ -49,13 +49,14 @@ class Acceleration(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def model_for(self, model: Any, rows: int, *, whole: bool = True) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
         """Return what to call for a pass of the model over as many rows: itself, or a copy that shares its weights.
 
         Args:
             model: the model.
             rows: of the pass.
-            whole: whether the pass runs all of its layers.
+            whole: whether the pass runs all of its layers, or all of some that follow each other.
+            stop: how many of the first layers it ends behind; None for all.
         """
 
     def attention_for(self, implementation: str) -> str:
@@ -72,7 +73,7 @@ class PlainPasses:
     graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
 
-    def model_for(self, model: Any, rows: int, *, whole: bool = True) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
         return model
 
     def attention_for(self, implementation: str) -> str:

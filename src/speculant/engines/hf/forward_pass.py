@@ -24,7 +24,7 @@ from speculant.engines.hf.states.recorded_cache import RecordedStates, StateCach
 from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.hf.views.extra_embeddings import with_embeddings
-from speculant.engines.hf.views.layer_selection import LayerSelection, shares_keys
+from speculant.engines.hf.views.layer_selection import Entry, LayerSelection, shares_keys
 from speculant.engines.hf.views.row_positions import RowPlaces, with_positions
 
 
@@ -100,6 +100,7 @@ class ModelRunner:
         embeddings: Tensor | None = None,
         wanted: Sequence[int] | None = None,
         recorder: StateRecorder | None = None,
+        entry: Entry | None = None,
         total: int,
     ) -> PassOutput:
         """Run a pass, without gradients; the cache grows by its rows.
@@ -113,6 +114,7 @@ class ModelRunner:
             embeddings: [E, D], of tokens behind the vocabulary.
             wanted: the rows whose logits are wanted, rising; None for all.
             recorder: what layers of states run instead of their own functions; None for those.
+            entry: where the pass begins; None for the first layer.
             total: how many rows the caches will hold, for the message if memory runs out.
 
         Raises:
@@ -135,8 +137,8 @@ class ModelRunner:
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
-            source = self.acceleration.model_for(self.model, count, whole=layers is None)
-            model = self._selection.view(source, taps, layers, config, mixers)
+            source = self.acceleration.model_for(self.model, count, whole=layers is None and entry is None)
+            model = self._selection.view(source, taps, layers, config, mixers, entry)
             if given.places:
                 model = with_positions(model, self.capabilities.placing, given.places)
             if embeddings is not None:

@@ -23,7 +23,7 @@ _FOLDER = "name the folder that holds config.json and the weights"
 _OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
-BUNDLED_HEADS = ("eagle", "mtp", "eagle3", "dflash", "medusa")
+BUNDLED_HEADS = ("eagle", "mtp", "eagle3", "dflash", "medusa", "exit")
 
 
 def bundled_model() -> Path:

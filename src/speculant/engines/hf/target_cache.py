@@ -46,6 +46,7 @@ from speculant.engines.hf.prompt_reader import PromptReader
 from speculant.engines.hf.rotary_limit import RotaryLimit
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 from speculant.engines.hf.views.row_positions import RowPlaces
+from speculant.engines.hf.waiting_rows import WaitingRows
 
 
 class HFTargetCache:
@@ -82,6 +83,7 @@ class HFTargetCache:
         self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # behind the given rows
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._waiting = WaitingRows(runner, self)  # see `read_exit`
         self._plain = False  # whether passes over one token are the model's own wherever they are
         self._foreign = False  # whether rows have tokens that the model does not
         self._text: list[int] = []  # the tokens of all rows behind the prompt
@@ -233,6 +235,9 @@ class HFTargetCache:
         chosen = None if layers is None else tuple(layers)
         if len(self._rows) and chosen != self._layers:
             raise UsageError("earlier rows were run through other layers; keep or drop them first.")
+        plain = chosen is None and embeddings is None and not self._plain  # passes for `check` go on from nothing
+        if plain and self._waiting.serve(needs) and self.exits:
+            return finish_pass(self._waiting.go_on(tokens, parents, needs), needs)
         extra = 0 if embeddings is None else len(embeddings)
         new = self.plan(tokens, parents, explicit=chosen is not None, extra=extra)
         try:
@@ -245,15 +250,42 @@ class HFTargetCache:
         self._foreign = self._foreign or bool(extra)
         return finish_pass(output, needs)
 
+    @property
+    def exits(self) -> bool:
+        capabilities = self._runner.capabilities
+        plain = not (capabilities.states or capabilities.placing or capabilities.window_by_cache)
+        return capabilities.trees and plain and not self.at_limit
+
+    def read_exit(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool = False) -> Pass:
+        if not self.exits:
+            raise UnsupportedError("the first layers of this model cannot be run alone; use a method such as 'mix'.")
+        if len(self._rows):
+            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back before.")
+        return self._waiting.read(tokens, parents, layers, logits=logits)
+
+    def spare_exit(self, count: int, layers: int) -> list[tuple[Tensor, Tensor]] | None:
+        self.drop_exit()
+        windowed = self._runner.capabilities.window is not None
+        if not self.exits or windowed or self._prompt.seen is not None or self.position != self._length:
+            return None
+        return self._waiting.spare(count, layers)
+
+    def adopt_exit(self, tokens: Int32, states: Tensor) -> None:
+        self._waiting.adopt(tokens, states)
+
+    def drop_exit(self) -> None:
+        self._waiting.drop()
+
     def plain_logits(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
         self._plain, logits = True, list[Tensor]()
-        try:
-            for place, token in enumerate(tokens):
-                logits.append(self.forward(np.array([token], np.int32), np.array([place - 1], np.int32)).logits)
-        finally:
-            self._plain = False
-            self.rollback()
+        with self._waiting.aside():
+            try:
+                for place, token in enumerate(tokens):
+                    logits.append(self.forward(np.array([token], np.int32), np.array([place - 1], np.int32)).logits)
+            finally:
+                self._plain = False
+                self.rollback()
         return torch.cat(logits)
 
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -292,6 +324,7 @@ class HFTargetCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
+        self.drop_exit()
         self._rows.check_path(kept)
         if kept and self._layers is not None:
             raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
@@ -306,6 +339,7 @@ class HFTargetCache:
         self._foreign = False
 
     def rollback(self) -> None:
+        self._waiting.forget()
         self._rows, self._layers, self._foreign = DraftRows(), None, False
         del self._text[self._committed() :]
         keep_rows(self.cache, self._length, [])
@@ -328,6 +362,7 @@ class HFTargetCache:
         self.cache, self._start = self._runner.empty_cache(), []
         self._reader.restart()
         self._length, self._rows, self._layers, self._foreign = 0, DraftRows(), None, False
+        self._waiting.forget()
 
     def plan(self, tokens: Int32, parents: Int32, *, explicit: bool = False, extra: int = 0) -> NewRows:
         """Return the rows that a pass over these tokens will append; nothing is run.
@@ -343,12 +378,19 @@ class HFTargetCache:
             UnsupportedError: the rows branch on a model that verifies chains only.
             UsageError: the cache was used elsewhere meanwhile.
         """
+        self.drop_exit()
+        return self.new_rows(tokens, parents, self._rows, explicit=explicit, extra=extra)
+
+    def new_rows(
+        self, tokens: Int32, parents: Int32, below: DraftRows, *, explicit: bool = False, extra: int = 0
+    ) -> NewRows:
+        """Return the rows that a pass appends behind others; see `plan`."""
         self._check_cache()
         capabilities = self._runner.capabilities
         check_tokens(tokens, capabilities.vocabulary + extra)
         if explicit:
             self._check_masks()
-        before, rows = len(self._rows), self._rows.grown(parents)
+        before, rows = len(below), below.grown(parents)
         if not capabilities.trees and not rows.is_chain():
             raise UnsupportedError(
                 "this model verifies chains only; its notes give the reason. Set the budget's `trees` to False."
@@ -438,6 +480,7 @@ class HFTargetCache:
     def _check_cache(self) -> None:
         ran = self._layers is None or rows_layer(self.cache) in self._layers
         rows = len(self._rows) if ran else 0
+        rows += self._waiting.count(rows_layer(self.cache))
         if cached_length(self.cache) != self._length + rows:
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 

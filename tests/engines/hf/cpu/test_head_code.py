@@ -210,7 +210,7 @@ def test_whole_drafts_are_those_that_grow_level_by_level(
 
 
 def test_whole_drafts_need_plain_sampling(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards what is left to PyTorch: distributions that are cut, drawn drafts, and logits that are no numbers."""
+    """Guards what is left to PyTorch: trees of cut distributions, drawn drafts, and logits that are no numbers."""
     calls = list[object]()
     draft = HeadStep.draft
 
@@ -221,13 +221,14 @@ def test_whole_drafts_need_plain_sampling(model: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(HeadStep, "draft", counted)
     head = eagle_head(**LARGE)
     loaded = LoadedHead(head, HFTargetParts(model, fast=True), kind="eagle", method="eagle")
-    for sampling, sampled, whole in (
-        (Sampling(temperature=0.8, top_k=5), False, False),
-        (Sampling(temperature=0.8), True, False),
-        (Sampling(), False, True),
+    for tree, sampling, sampled, whole in (
+        ("dynamic", Sampling(temperature=0.8, top_k=5), False, False),
+        ("chain", Sampling(temperature=0.8, top_k=5), False, True),
+        ("chain", Sampling(temperature=0.8), True, False),
+        ("chain", Sampling(), False, True),
     ):
         calls.clear()
-        drafter = HeadDrafter(loaded, settings=HeadSettings(tree="chain"), sampled=sampled)
+        drafter = HeadDrafter(loaded, settings=HeadSettings(tree=tree), sampled=sampled)
         session = drafter.open(SessionRequest(prompt=np.arange(4, dtype=np.int32), sampling=sampling))
         tokens = np.array([3], np.int32)
         session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states(4, 1)[0]))

@@ -75,7 +75,7 @@ class CpuAcceleration:
     quantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def model_for(self, model: Any, rows: int, *, whole: bool = True) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
         """Return what to call for a pass of a model over so many rows: its shadow, or the model if that is as fast.
 
         Any number of threads may run passes at once, accelerated or not.
@@ -83,10 +83,11 @@ class CpuAcceleration:
         Args:
             model: the model.
             rows: of the pass.
-            whole: whether the pass runs all layers.
+            whole: whether the pass runs all layers, or all of some that follow each other.
+            stop: how many of the first layers it ends behind; None for all.
         """
         if self.plans is not None:
-            self.plans.begin(whole=whole)
+            self.plans.begin(whole=whole, stop=stop)
         if self.shadows is None or self.shadows.model is not model:
             return model
         if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):

@@ -105,6 +105,12 @@ class FusedLayer:
         self._dtype = torch.float32
 
     @property
+    def index(self) -> int:
+        """Which of the model's layers it is."""
+        found: int = self._attention.layer_idx
+        return found
+
+    @property
     def weights(self) -> int:
         """How many weights its matrices have."""
         sizes: list[int] = [outs * k for outs, k in self._shapes]

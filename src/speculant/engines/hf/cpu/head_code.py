@@ -61,6 +61,8 @@ class HeadCode:
         if products is None:
             return None
         first = parts.layers[0]
+        if parts.exit:  # what the target's layers compute is used when drafts are verified
+            return HeadStep(parts, embeddings, output, products, narrow=None)
         if first not in self._copies:
             self._copies[first] = NarrowWeights() if memory_allows(weights)[0] else None
         return HeadStep(parts, embeddings, output, products, narrow=self._copies[first])

@@ -17,6 +17,7 @@ struct Plan {
   // Position of the first level; levels, candidates of a node, nodes that a level expands and nodes kept, at most.
   int64_t position, depth, top_k, expanded, nodes;
   float minimum, level_price, row_price, inverse_temperature;
+  float confidence;  // of its own, below which a node is not expanded
   // Written: candidates, at most top_k + (depth - 1) * expanded * top_k, parents first, and their joint probabilities.
   int32_t *tokens, *parents;
   float *weights;
@@ -110,6 +111,11 @@ static bool grow(Growth &g, const T *found, const Words &words, int64_t v, float
   const float ratio = plan.ratios[plan.levels - 1];
   while (level.size() > 1 && nodes[level.back()].weight * ratio <= plan.row_price) level.pop_back();
   while (!level.empty() && nodes[level.back()].weight <= minimum) level.pop_back();
+  const auto unsure = [&](int32_t node) {
+    const float above = nodes[node].parent < 0 ? 1 : nodes[nodes[node].parent].weight;
+    return nodes[node].weight < plan.confidence * above;
+  };
+  level.erase(std::remove_if(level.begin(), level.end(), unsure), level.end());
   if (level.empty()) return false;
   float extended = 0;
   for (const int32_t node : level) extended += nodes[node].weight;
@@ -142,7 +148,9 @@ static Text rows_of(Growth &g, const Words &words, int64_t d, T *embeddings) {
     for (int64_t j = 0; j < d; j++) embeddings[i * d + j] = convert<T>(wide[j]);
   }
   const bool *mask = n == 1 && (int64_t)g.ancestors.back().size() == rows + 1 ? nullptr : (const bool *)g.seen.data();
-  return {g.passed, g.places.data(), g.positions.data(), mask, g.text->held, (T *)g.passed + (rows + 1) * d, n, length, n};
+  void *exits = g.text->exits ? (T *)g.text->exits + rows * d : nullptr;
+  return {g.passed, g.places.data(), g.positions.data(), mask, g.text->held, (T *)g.passed + (rows + 1) * d, n, length, n,
+          exits};
 }
 
 template <class T>

@@ -22,7 +22,9 @@ from speculant.engines.hf.quantized.modules import QuantizedLinear
 
 def computable(layer: Any) -> bool:
     """Return whether a layer has the parts that the code computes, of ordinary weights of one dtype."""
-    linears = [getattr(layer.self_attn if name in LINEARS[:4] else layer.mlp, name, None) for name in LINEARS]
+    mlp = getattr(layer, "mlp", None)  # adapters of an early exit have none
+    names = LINEARS[:4] if mlp is None else LINEARS
+    linears = [getattr(layer.self_attn if name in LINEARS[:4] else mlp, name, None) for name in names]
     if not all(is_torch_linear(linear) for linear in linears if linear is not None) or None in linears:
         return False
     shape = getattr(layer.self_attn, "shape", None)
@@ -51,9 +53,10 @@ class LayerWeights:
             products: that the code has.
             narrow: gives the copy of a matrix that is read in its place; None to read the matrices themselves.
         """
-        attention, mlp, self._narrow = layer.self_attn, layer.mlp, narrow
-        linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in LINEARS}
-        norms = {"post": layer.post_attention_layernorm}
+        attention, mlp, self._narrow = layer.self_attn, getattr(layer, "mlp", None), narrow
+        names = LINEARS[:4] if mlp is None else LINEARS
+        linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in names}
+        norms = {} if mlp is None else {"post": layer.post_attention_layernorm}
         norms |= {name: attention._modules[f"{name}_norm"] for name in "qk" if f"{name}_norm" in attention._modules}
         self._linears = [(name, linear._parameters) for name, linear in linears.items()]
         self._norms = [(f"{name}_norm", norm._parameters) for name, norm in norms.items()]
@@ -62,7 +65,7 @@ class LayerWeights:
         self.dtype: torch.dtype = linears["q_proj"].weight.dtype
         self.arguments = LayerArguments(
             hidden=linears["o_proj"].out_features,
-            inner=linears["up_proj"].out_features,
+            inner=0 if mlp is None else linears["up_proj"].out_features,
             given=linears["q_proj"].in_features,
             is_bf16=self.dtype is torch.bfloat16,
             **{f"{name}_eps": norm.eps for name, norm in norms.items()},

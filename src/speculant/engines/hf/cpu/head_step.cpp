@@ -40,7 +40,9 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       for (int64_t j = 0; j < d; j++) to[j] = to_float(feature[j]);
     }
   // 2. The projection in front of the layers.
-  if (s->fuse.weight) {
+  if (s->exit) {
+    std::copy_n(embeddings, size, x);
+  } else if (s->fuse.weight) {
     const float *left = embeddings, *right = x;
     if (s->embedding_norm) {
       rms_norm<T>(embeddings, s->embedding_norm, s->embedding_eps, copy, n, d);
@@ -98,8 +100,17 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
                         1 / std::sqrt((float)s->head), s->is_bf16};
       attention(&a, threads);
     }
-    after_attention(&l.layer, residual, attended, y, n, width, threads);
-    for (int64_t i = 0; i < size; i++) x[i] = to_float(y[i]);
+    if (l.layer.inner) {
+      after_attention(&l.layer, residual, attended, y, n, width, threads);
+      for (int64_t i = 0; i < size; i++) x[i] = to_float(y[i]);
+    } else {  // without an MLP
+      project<T>(any, l.layer.o, as_floats(attended, projected, n * width), features, n, d, width, threads);
+      for (int64_t i = 0; i < size; i++) x[i] = rounded<T>(to_float(residual[i]) + features[i]);
+    }
+    if (index + 1 != s->exit) continue;
+    const float *from = x;
+    for (const Text *t = texts; t < end; from += t->n * d, t++)
+      for (int64_t i = 0; t->exits && i < t->n * d; i++) ((T *)t->exits)[i] = convert<T>(from[i]);
   }
   // 6. What the last rows of each text pass on, and the logits after them.
   float *last = copy;

@@ -24,6 +24,7 @@ struct Step {
   float norm_eps, embedding_eps, feature_eps;
   int feature_first;          // whether that projection reads the feature before the embedding
   int carries_norm, is_bf16;  // whether rows pass on what is normed
+  int64_t exit;  // how many first layers are those of the target, which read embeddings alone; 0 for none
 };
 
 struct Held {
@@ -39,6 +40,7 @@ struct Text {
   const Held *held;          // by layer
   void *passed;              // [wanted, hidden], what the last rows pass on
   int64_t n, length, wanted;  // length: of keys and values, with the new rows
+  void *exits;                // [n, hidden], what the first layers return; null where it is not wanted
 };
 
 // Runs the rows of several texts, given the embeddings [n, hidden] of all of them; logits [wanted, vocabulary].

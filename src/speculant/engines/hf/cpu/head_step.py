@@ -42,6 +42,7 @@ class StepArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("norm", "cos", "sin", "embedding_norm", "feature_norm")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_eps", "feature_eps")),
         *((name, ctypes.c_int) for name in ("feature_first", "carries_norm", "is_bf16")),
+        ("exit", ctypes.c_int64),
     )
 
 
@@ -57,6 +58,7 @@ class TextArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("features", "places", "positions", "seen", "held", "passed")),
         *((name, ctypes.c_int64) for name in ("n", "length", "wanted")),
+        ("exits", ctypes.c_void_p),
     )
 
 
@@ -66,7 +68,10 @@ class PlanArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("root", "ratios")),
         *((name, ctypes.c_int64) for name in ("position", "depth", "top_k", "expanded", "nodes")),
-        *((name, ctypes.c_float) for name in ("minimum", "level_price", "row_price", "inverse_temperature")),
+        *(
+            (name, ctypes.c_float)
+            for name in ("minimum", "level_price", "row_price", "inverse_temperature", "confidence")
+        ),
         *((name, ctypes.c_void_p) for name in ("tokens", "parents", "weights", "extended")),
         *((name, ctypes.c_int64) for name in ("count", "levels")),
     )
@@ -117,7 +122,7 @@ class HeadStep:
         cos, sin = self._rotary.table(max(text.last for text in texts), embeddings)
         read = [embeddings, cos, sin]
         for text in texts:
-            read += (text.features, text.passed, text.held[0][0])
+            read += (text.features, text.passed, *(each[0] for each in text.held[-1][:1]))
         if (
             len(embeddings) > self.max_together
             or torch.is_grad_enabled()
@@ -138,6 +143,7 @@ class HeadStep:
             )  # fmt: skip
             call.held, call.passed = ctypes.addressof(layers), text.passed.data_ptr()
             call.n, call.length, call.wanted = len(text.positions), text.length, len(text.passed)
+            call.exits = _address(text.exits)
             wanted += len(text.passed)
         logits = embeddings.new_empty(wanted, step.vocabulary)
         self._native.head_step(
@@ -156,7 +162,7 @@ class HeadStep:
         cos, sin = self._rotary.table(last, roots[0].passed)
         read = [cos, sin]
         for root in roots:
-            read += (root.passed, root.logits, root.held[0][0])
+            read += (root.passed, root.logits, *(each[0] for each in root.held[-1][:1]))
         if (
             (not tables and (quantized is None or quantized.dtype is not self._whole.dtype))
             or any(plan.expanded > self.maximum for plan in plans)
@@ -176,6 +182,7 @@ class HeadStep:
                 *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
             )
             text.features, text.held, text.length = root.passed.data_ptr(), ctypes.addressof(layers), root.length
+            text.exits = _address(root.exits)
             maximum = plan.top_k + (plan.levels - 1) * plan.expanded * plan.top_k
             written = (
                 np.empty(maximum, np.int32), np.empty(maximum, np.int32), np.empty(maximum, np.float32),
@@ -185,7 +192,7 @@ class HeadStep:
             each.root, each.ratios, each.position = root.logits.data_ptr(), ratios.ctypes.data, root.position
             each.depth, each.top_k, each.expanded, each.nodes = plan.levels, plan.top_k, plan.expanded, plan.nodes
             each.minimum, each.level_price, each.row_price = plan.min_probability, plan.level_price, plan.row_price
-            each.inverse_temperature = 1 / warmth
+            each.inverse_temperature, each.confidence = 1 / warmth, plan.confidence
             each.tokens, each.parents, each.weights, each.extended = (array.ctypes.data for array in written)
             kept += (layers, ratios)
             found.append(written)
@@ -244,6 +251,7 @@ class StepWeights:
             layers=ctypes.addressof(self.layers), count=len(parts.layers), hidden=first.arguments.hidden,
             heads=first.heads, kv_heads=first.kv_heads, head=first.head, vocabulary=output.out_features,
             feature_first=parts.feature_first, carries_norm=parts.carries_norm, is_bf16=first.dtype is torch.bfloat16,
+            exit=parts.exit,
         )  # fmt: skip
         self._current: list[Any] = []
         self.dtype, self.maximum = first.dtype, min(each.maximum for each in self._weights)

@@ -114,9 +114,9 @@ class PassPlans:
         self.layers: Sequence[Any] = ()
         self._local = threading.local()
 
-    def begin(self, *, whole: bool) -> None:
-        """Say whether this thread's next pass runs all layers."""
-        self._local.whole = whole
+    def begin(self, *, whole: bool, stop: int | None = None) -> None:
+        """Say whether this thread's next pass runs all layers from its first one on, up to one or the last."""
+        self._local.whole, self._local.stop = whole, stop
 
     def find(
         self, layer: Any, x: Tensor, cache: Any, mask: Tensor | None, embeddings: Any, options: dict[str, Any]
@@ -139,7 +139,10 @@ class PassPlans:
                 return known
         plan = _Plan(mask, id(cache), x.shape, len(options))
         following: list[LayerCall] = []
+        stop = held.get("stop")
         for each in self.layers[self.layers.index(layer) :]:
+            if stop is not None and each.index >= stop:
+                break
             call = each.prepare(x, cache, mask, embeddings, options)
             if call is not None:
                 plan.calls[each] = call

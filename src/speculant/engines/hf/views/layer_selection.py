@@ -7,6 +7,7 @@ Layers are counted from 0; the hidden states of layer i are its output, before t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from speculant.engines.hf.views.model_view import (
     LayerList,
     attention_paths,
     change_config,
+    feed_layer,
     find_layers,
     skip_layer,
     tap_layer,
@@ -75,6 +77,19 @@ class Taps:
         return torch.stack(states, dim=1) if states else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """Where a pass begins that does not begin with the first layer.
+
+    Attributes:
+        layers: how many of the first layers its rows have been run through.
+        states: [n, D], what the last of these returned.
+    """
+
+    layers: int
+    states: Tensor
+
+
 class LayerSelection:
     """Makes the views of one model that passes run on."""
 
@@ -111,6 +126,7 @@ class LayerSelection:
         layers: Sequence[int] | None,
         config: Mapping[str, Any] | None = None,
         mixers: View | None = None,
+        entry: Entry | None = None,
     ) -> Any:
         """Return what a pass is to run on: its source, or a view of that.
 
@@ -120,12 +136,13 @@ class LayerSelection:
             layers: the layers to run; None for all.
             config: attributes that the config of attention modules is to have instead of its own.
             mixers: what makes views of mixers of states; None where they run as they are.
+            entry: where the pass begins; None for the first layer.
 
         Raises:
             UnsupportedError: the model's layers were not found, or they run in a way of their own.
             UsageError: the layers are not distinct and in order.
         """
-        if not taps.indices and layers is None and config is None and mixers is None:
+        if not taps.indices and layers is None and config is None and mixers is None and entry is None:
             return source
         _settle(self._model)
         place = self._place()
@@ -142,8 +159,10 @@ class LayerSelection:
             for index, paths in self._found_mixers().paths.items():
                 layer = changed.get(index, getattr(above, str(index)))
                 changed[index] = view_layer(layer, paths, partial(mixers, index))
-        for index in self._skipped(len(place), layers):
-            changed[index] = skip_layer(getattr(above, str(index)), self._outputs[index])
+        for index in self._skipped(len(place), layers if entry is None else range(entry.layers, len(place))):
+            layer, outputs = getattr(above, str(index)), self._outputs[index]
+            fed = entry is not None and index == entry.layers - 1
+            changed[index] = feed_layer(layer, outputs, entry.states) if entry and fed else skip_layer(layer, outputs)
         for index in taps.indices:
             changed[index] = tap_layer(changed.get(index, getattr(above, str(index))), taps.take(index))
         return view_model(source, place.path, changed)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
 
@@ -132,6 +132,19 @@ def skip_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
         hidden = args[0] if args else options["hidden_states"]
         return hidden if outputs is None else (hidden, *[None] * (outputs - 1))
 
+    return _with_forward(layer, forward)
+
+
+def feed_layer(layer: nn.Module, outputs: int | None, states: Tensor) -> nn.Module:
+    """Return a view of a layer that returns given states [n, D], whatever its input; `outputs` as for `skip_layer`."""
+
+    def forward(*_args: Any, **_options: Any) -> Any:
+        return states[None] if outputs is None else (states[None], *[None] * (outputs - 1))
+
+    return _with_forward(layer, forward)
+
+
+def _with_forward(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     view = twin(layer, modules={}, own_forward=True)
     view.__dict__ |= {"forward": forward, "_forward_hooks": {}, "_forward_pre_hooks": {}}
     return view

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from speculant.engines.hf.cpu.layer_matching import FAMILIES, is_known
+from speculant.drafters.heads.layers import DecoderLayer, LayerShape
+from speculant.engines.hf.cpu.layer_matching import FAMILIES, LINEARS, is_known
 from speculant.engines.hf.views.own_layer import OwnLayer
 
 _FIXED = ("default", "linear", "llama3", "yarn")  # rotary embeddings whose frequencies do not depend on the text
@@ -54,6 +55,36 @@ def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any
         "frequencies": frequencies.detach().float(),
         "scale": float(rotary.attention_scaling),
     }
+
+
+def view_first_layers(model: Any, count: int) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
+    """Return the first layers of a model of the Llama family as plain ones that share its weights, and their sizes.
+
+    None where a layer is of another kind, or quantised.
+    """
+    home = type(model).__module__
+    if home not in FAMILIES or type(model).__name__ != f"{FAMILIES[home]}ForCausalLM":
+        return None
+    found, layers = list[nn.Module](), list(model.model.layers)[:count]
+    sizes: dict[str, Any] | None = None
+    for layer in layers:
+        window = getattr(layer.self_attn, "sliding_window", None)
+        sizes = find_plain_shape(
+            OwnLayer(layer, model.model.rotary_emb, kind="sliding_attention", window=window, exact=frozenset()), ()
+        )
+        if sizes is None or not all(type(each) is nn.Linear for each in _linears(layer)):
+            return None
+        with torch.device("meta"):
+            plain = DecoderLayer(LayerShape(**sizes))
+        for name, parameter in layer.named_parameters():
+            above, _, last = name.rpartition(".")
+            setattr(plain.get_submodule(above), last, parameter)
+        found.append(plain)
+    return None if sizes is None else (tuple(found), sizes)
+
+
+def _linears(layer: Any) -> list[Any]:
+    return [getattr(layer.self_attn if name in LINEARS[:4] else layer.mlp, name) for name in LINEARS]
 
 
 def _head_norms(attention: Any) -> list[Any]:

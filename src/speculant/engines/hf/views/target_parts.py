@@ -22,7 +22,7 @@ from speculant.engines.hf.quantized.weight import take_rows
 from speculant.engines.hf.views.model_view import find_layers
 from speculant.engines.hf.views.own_layer import OwnLayer
 from speculant.engines.hf.views.own_layer_building import build_layer, copy_layer
-from speculant.engines.hf.views.plain_layer import find_plain_shape
+from speculant.engines.hf.views.plain_layer import find_plain_shape, view_first_layers
 
 
 class HFTargetParts:
@@ -129,6 +129,9 @@ class HFTargetParts:
 
     def plain_shape(self, layer: nn.Module, norms: Sequence[nn.Module]) -> dict[str, Any] | None:
         return find_plain_shape(layer, norms) if isinstance(layer, OwnLayer) else None
+
+    def first_layers(self, count: int) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
+        return view_first_layers(self._model, count)
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()

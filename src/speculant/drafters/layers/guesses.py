@@ -1,42 +1,23 @@
-"""Predictive Pipelined Decoding: guesses of an intermediate layer start the next token early: `ppd`.
+"""Predictive Pipelined Decoding: guesses of an intermediate layer start the next token early.
 
 Yang et al.: "Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact LLM Decoding", 2023, arXiv
 2307.05908. While a token is still in the upper layers, the paper takes the top k of an intermediate layer and has k
 further devices begin the token after each of these guesses; when the last layer decides, the device that guessed right
 goes on, the others start anew. On one device nothing runs at the same time, so here the guesses are siblings below the
 root, each continued by the intermediate layer's own best token until the tree is `depth` deep, and one pass of all
-layers verifies the whole tree: k pipelines, batched. The paper trains a head for the intermediate layer; here the
-target's norm and head serve it.
+layers verifies the whole tree: k pipelines, batched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
-from speculant.drafters.layers.drafter import LayerDrafter
-from speculant.drafters.layers.subsets import check_layers, first_layers
 from speculant.drafters.models.shapes import MAX_PASSES, Candidate, Level, Shape, draw_below
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PPDSettings:
-    """Settings of `ppd`.
-
-    Attributes:
-        layer: how many of the first decoder layers guess; none for half of them.
-        top_k: guesses of the next token.
-        depth: how deep each guess is continued; 1 for guesses alone.
-    """
-
-    layer: int | None = None
-    top_k: int = 3
-    depth: int = 2
 
 
 class Guesses(Shape):
@@ -54,9 +35,9 @@ class Guesses(Shape):
             depth: levels.
         """
         if not 1 <= top_k <= MAX_NODES:
-            raise UsageError(f"top_k must be from 1 to {MAX_NODES}, not {top_k}.")
+            raise UsageError(f"guesses must be from 1 to {MAX_NODES}, not {top_k}.")
         if not 1 <= depth <= MAX_PASSES:
-            raise UsageError(f"depth must be from 1 to {MAX_PASSES}, not {depth}.")
+            raise UsageError(f"length must be from 1 to {MAX_PASSES}, not {depth}.")
         if top_k * depth > MAX_NODES:
             raise UsageError(
                 f"{top_k} guesses {depth} deep make {top_k * depth} nodes; at most {MAX_NODES} can be verified."
@@ -74,25 +55,3 @@ class Guesses(Shape):
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._acceptance.observe(self._grown, len(path))
-
-
-class PPDDrafter(LayerDrafter):
-    """Guesses of an intermediate layer, continued: `ppd`."""
-
-    def __init__(self, *, layers: int, settings: PPDSettings | None = None) -> None:
-        """Take the settings.
-
-        Args:
-            layers: decoder layers of the target; 0 where none can be left out.
-            settings: None for the defaults.
-
-        Raises:
-            UnsupportedError: no layers of the target can be left out.
-            UsageError: a setting is out of range.
-        """
-        s, count = settings or PPDSettings(), check_layers(layers)
-        number = max(1, count // 2) if s.layer is None else s.layer
-        acceptance = LevelAcceptance()
-        super().__init__(
-            first_layers(count, number, name="layer"), lambda: Guesses(acceptance, top_k=s.top_k, depth=s.depth)
-        )

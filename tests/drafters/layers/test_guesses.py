@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from speculant.drafters.layers.ppd import Guesses
+from speculant.drafters.layers.guesses import Guesses
 from speculant.drafters.models.shapes import Level
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 

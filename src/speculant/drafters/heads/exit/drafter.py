@@ -1,0 +1,49 @@
+"""An early exit drafts: chains that end where the adapter is unsure, and trees.
+
+Double early exiting (Liu et al. 2024, arXiv 2404.18911, section 3.3): drafting leaves the target behind its first
+layers, and ends where the adapter's best token has no probability of `threshold`. The token after which a chain ends is
+still drafted, since its distribution was paid for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculant.core.errors import UsageError
+from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
+from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.models.shapes import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitSettings(HeadSettings):
+    """Settings of `kangaroo`; see `HeadSettings`.
+
+    Attributes:
+        tree: "sure" for a chain that ends where the adapter is unsure, "chain" or "dynamic".
+        depth: tokens of a chain, or levels of a tree, at most; the authors draft 6.
+        threshold: a chain ends after the token at which no token has this probability; 0.6 for the authors' models.
+    """
+
+    tree: str = "sure"
+    depth: int = 6
+    threshold: float = 0.2
+
+
+class ExitDrafter(HeadDrafter):
+    """See `ExitSettings`."""
+
+    def __init__(self, head: LoadedHead, *, settings: ExitSettings | None = None, sampled: bool = False) -> None:
+        """Take the head; see `HeadDrafter`."""
+        self._chosen = settings or ExitSettings()
+        super().__init__(head, settings=self._chosen, sampled=sampled)
+
+    def _shape(self) -> Shape:
+        s = self._chosen
+        if s.tree == "static":
+            raise UsageError("tree must be sure, chain or dynamic for an early exit, not 'static'.")
+        if s.tree != "sure":
+            return super()._shape()
+        return SureChain(
+            self._acceptance, threshold=s.threshold, longest=s.depth, adaptive=False, choosing=not self._sampled
+        )

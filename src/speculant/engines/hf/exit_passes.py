@@ -1,0 +1,117 @@
+"""Passes through the first layers of a model, and passes through the others that go on from their states.
+
+Any model whose layers can be left out of a pass runs them as a view of it. Models of the Llama family are run layer by
+layer, since what their classes do around the layers (masks, options, the logits of rows that only go on) takes longer
+than a few layers of a small model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculant.core.engine import RequestedOutputs
+from speculant.engines.hf.cpu.layer_matching import FAMILIES
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
+from speculant.engines.hf.probe.capabilities import decode_mode
+from speculant.engines.hf.views.layer_selection import Entry
+
+
+class ExitPasses:
+    """Runs the passes of one model."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def first(self, given: PassInput, cache: Any, layers: int, *, logits: bool, total: int) -> PassOutput:
+        """Run rows through the first layers, which the cache grows by; return their states [n, 1, D].
+
+        Args:
+            given: n rows.
+            cache: of the sequence.
+            layers: how many.
+            logits: whether those of the states are wanted, [n, V]; else they are empty.
+            total: see `ModelRunner.run`.
+        """
+        if not self._is_direct(given):
+            needs = RequestedOutputs(hidden_layers=(layers - 1,))
+            return self._runner.verify(given, cache, needs=needs, layers=range(layers), total=total)
+        with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+            source = self._source(given, stop=layers)
+            x = source.model.embed_tokens(given.ids.to(self._runner.model.device))
+            states = _run_layers(source.model, x, given, cache, range(layers))[layers - 1]
+            found = source.lm_head(source.model.norm(states))[0] if logits else states.new_empty(0)
+            return PassOutput(found, states[0][:, None])
+
+    def rest(
+        self, given: PassInput, states: Tensor, cache: Any, layers: int, *, needs: RequestedOutputs, total: int
+    ) -> PassOutput:
+        """Run rows through the layers behind the first ones, given their states [n, 1, D] there.
+
+        Args:
+            given: n rows, which the first layers of the cache hold.
+            states: of the rows.
+            cache: of the sequence.
+            layers: how many the first ones are.
+            needs: may tap the last of the first layers and those behind it.
+            total: see `ModelRunner.run`.
+        """
+        if not self._is_direct(given):
+            return self._runner.verify(given, cache, needs=needs, entry=Entry(layers, states[:, 0]), total=total)
+        with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+            source = self._source(given)
+            count, x = len(self._runner.model.model.layers), states[None, :, 0]
+            outputs = {layers - 1: x} | _run_layers(source.model, x, given, cache, range(layers, count))
+            taps = [outputs[tap % count][0] for tap in needs.hidden_layers]
+            logits = source.lm_head(source.model.norm(outputs[count - 1]))[0]
+            return PassOutput(logits, torch.stack(taps, dim=1) if taps else None)
+
+    def _source(self, given: PassInput, stop: int | None = None) -> Any:
+        runner = self._runner
+        return runner.acceleration.model_for(runner.model, given.ids.shape[1], stop=stop)
+
+    def _is_direct(self, given: PassInput) -> bool:
+        """Return whether the model is of a class whose pass is its layers one after the other, and as it was made."""
+        model = self._runner.model
+        home = type(model).__module__
+        if home not in FAMILIES or given.others or given.cross is not None or given.places:
+            return False
+        base, config, name = model._modules.get("model"), model.config, FAMILIES[home]
+        plain = not (given.mask is not None and not isinstance(given.mask, Tensor)) and given.positions.ndim == 2
+        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        owners = ((model, f"{name}ForCausalLM"), (base, f"{name}Model"))
+        return plain and not kinds and all(_is_untouched(owner, home, kind) for owner, kind in owners)
+
+
+def _run_layers(base: Any, x: Tensor, given: PassInput, cache: Any, layers: Sequence[int]) -> dict[int, Tensor]:
+    """Return the output [1, n, D] of each of these layers of a model of the Llama family."""
+    positions = given.positions.to(x.device)
+    angles, found, modules = base.rotary_emb(x, position_ids=positions), dict[int, Tensor](), base.layers
+    for index in layers:
+        output = getattr(modules, str(index))(  # an index would make shadows of all of them
+            x,
+            attention_mask=given.mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            position_embeddings=angles,
+        )
+        x = found[index] = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def _is_untouched(module: Any, home: str, kind: str) -> bool:
+    own = type(module)
+    return (
+        own.__module__ == home
+        and own.__name__ == kind
+        and own is getattr(sys.modules[home], kind, None)
+        and own.forward.__module__ in (home, "transformers.utils.generic")
+        and "forward" not in module.__dict__
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )

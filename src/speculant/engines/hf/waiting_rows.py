@@ -1,0 +1,167 @@
+"""Rows of a draft that the first layers of a sequence's cache hold until a pass of all layers goes on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from speculant.core.engine import Pass, RequestedOutputs
+from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Int32
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.draft_rows import DraftRows, NewRows
+from speculant.engines.hf.exit_passes import ExitPasses
+from speculant.engines.hf.exit_rows import ExitRows
+from speculant.engines.hf.forward_pass import ModelRunner, PassOutput
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.target_cache import HFTargetCache
+
+
+class WaitingRows:
+    """Those of one sequence; see `core.exit_cache.ExitCache`."""
+
+    def __init__(self, runner: ModelRunner, owner: HFTargetCache) -> None:
+        """Begin with none.
+
+        Args:
+            runner: of the model.
+            owner: the sequence's cache.
+        """
+        self.passes, self._owner = ExitPasses(runner), owner
+        self._rows: ExitRows | None = None
+        self._spared = 0  # layers, see `spare`
+
+    def count(self, layer: int) -> int:
+        """Return how many of these rows a layer holds."""
+        return len(self._rows) if self._rows is not None and layer < self._rows.layers else 0
+
+    def serve(self, needs: RequestedOutputs) -> bool:
+        """Return whether rows wait, and a pass that goes on from them gives what is needed."""
+        return self._rows is not None and all(tap == -1 or tap >= self._rows.layers - 1 for tap in needs.hidden_layers)
+
+    def read(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool) -> Pass:
+        """Run rows through the first layers; see `ExitCache.read_exit`."""
+        if self._rows is not None and self._rows.layers != layers:
+            self.drop()
+        waiting = ExitRows.empty(layers) if self._rows is None else self._rows
+        with torch.inference_mode(mode=False):  # the cache's rows are written by passes outside of it, too
+            new = self._owner.new_rows(tokens, parents, waiting.rows, explicit=True)
+            output = self._run_first(waiting, new, logits=logits)
+        assert output.hidden is not None
+        self._rows = waiting.grown(new, output.hidden)
+        return Pass(logits=output.logits, hidden=output.hidden)
+
+    def go_on(self, tokens: Int32, parents: Int32, needs: RequestedOutputs) -> PassOutput:
+        """Run a pass of which the first rows may wait; others are run through the first layers before."""
+        assert self._rows is not None
+        owner, waiting = self._owner, self._rows
+        new = owner.new_rows(tokens, parents, DraftRows(), explicit=True)
+        kept = waiting.first(waiting.shared(tokens, parents))
+        cut_first_layers(owner.cache, waiting.layers, owner.length + len(kept))
+        self._rows = kept
+        try:
+            if len(kept) < len(tokens):
+                own = owner.new_rows(tokens[len(kept) :], parents[len(kept) :], kept.rows, explicit=True)
+                hidden = self._run_first(kept, own, logits=False).hidden
+                assert hidden is not None
+                kept = kept.grown(own, hidden)
+            given, total = owner.rows_input(new.ids, new.positions, new.mask), owner.length + len(new.rows)
+            output = self.passes.rest(given, kept.joined, owner.cache, kept.layers, needs=needs, total=total)
+        except BaseException:
+            self._rows = None
+            owner.drop_partial()
+            raise
+        self._rows = None
+        owner.appended(new)
+        return output
+
+    def spare(self, count: int, layers: int) -> list[tuple[Tensor, Tensor]] | None:
+        """Return where code may write keys and values; see `ExitCache.spare_exit`."""
+        self._spared = layers
+        with torch.inference_mode(mode=False):
+            return spare_rows(self._owner.cache, layers, count)
+
+    def adopt(self, tokens: Int32, states: Tensor) -> None:
+        """Let rows wait that code has written; see `ExitCache.adopt_exit`."""
+        count = len(tokens)
+        with torch.inference_mode(mode=False):
+            hold_rows(self._owner.cache, self._spared, count)
+        rows = DraftRows().grown(np.arange(-1, count - 1))
+        self._rows = ExitRows(self._spared, tokens.astype(np.int64), rows, (states[:, None],))
+
+    def drop(self) -> None:
+        """Take the rows out of the cache; nothing happens where there are none."""
+        waiting, self._rows = self._rows, None
+        if waiting is not None:
+            cut_first_layers(self._owner.cache, waiting.layers, self._owner.length)
+
+    def forget(self) -> None:
+        """Note that the cache has dropped the rows."""
+        self._rows = None
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the rows out of the cache meanwhile; where that time fails, they are gone."""
+        waiting, owner = self._rows, self._owner
+        held = [] if waiting is None else _lift_rows(owner.cache, waiting.layers, owner.length)
+        self._rows = None
+        yield
+        for layer, (keys, values) in zip(owner.cache.layers, held, strict=False):
+            layer.update(keys, values)
+        self._rows = waiting
+
+    def _run_first(self, waiting: ExitRows, new: NewRows, *, logits: bool) -> PassOutput:
+        """Run rows behind those that wait through the first layers; where that fails, none wait."""
+        owner = self._owner
+        given, total = owner.rows_input(new.ids, new.positions, new.mask), owner.length + len(new.rows)
+        try:
+            return self.passes.first(given, owner.cache, waiting.layers, logits=logits, total=total)
+        except BaseException:
+            self._rows = waiting
+            self.drop()
+            raise
+
+
+def cut_first_layers(cache: DynamicCache, layers: int, length: int) -> None:
+    """Keep the first `length` rows of the first layers."""
+    for layer in cache.layers[:layers]:
+        if isinstance(layer, InPlaceLayer) and layer.is_initialized:
+            layer.keep(length, [])
+
+
+def spare_rows(cache: DynamicCache, layers: int, count: int) -> list[tuple[Tensor, Tensor]] | None:
+    """Return all keys and values [H, L + count, d] of the first layers with room behind; None where there is none."""
+    found = list[tuple[Tensor, Tensor]]()
+    for layer in cache.layers[:layers]:
+        rows = layer.extend(count) if isinstance(layer, InPlaceLayer) else None
+        if rows is None or len(rows[0]) != 1:
+            return None
+        found.append((rows[0][0], rows[1][0]))
+    return found
+
+
+def hold_rows(cache: DynamicCache, layers: int, count: int) -> None:
+    """Take into use so many rows of what `spare_rows` returned."""
+    for layer in cache.layers[:layers]:
+        rows = layer.extend(count) if isinstance(layer, InPlaceLayer) else None
+        assert isinstance(layer, InPlaceLayer)
+        assert rows is not None
+        layer.hold(rows)
+
+
+def _lift_rows(cache: DynamicCache, layers: int, start: int) -> list[tuple[Tensor, Tensor]]:
+    """Take the rows behind the first `start` out of the first layers; return copies of their keys and values."""
+    lifted = list[tuple[Tensor, Tensor]]()
+    for layer in cache.layers[:layers]:
+        if not isinstance(layer, InPlaceLayer):
+            raise UnsupportedError("rows of the first layers can be taken out of caches of keys and values alone.")
+        lifted.append((layer.keys[..., start:, :].clone(), layer.values[..., start:, :].clone()))
+        layer.keep(start, [])
+    return lifted
