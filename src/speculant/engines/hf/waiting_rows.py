@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,21 +13,35 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError
-from speculant.core.tree import Int32
+from speculant.core.tree import Int32, Int64
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
 from speculant.engines.hf.exit_passes import ExitPasses
 from speculant.engines.hf.exit_rows import ExitRows
-from speculant.engines.hf.forward_pass import ModelRunner, PassOutput
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput
 
-if TYPE_CHECKING:
-    from speculant.engines.hf.target_cache import HFTargetCache
+
+class GrowingCache(Protocol):
+    """The part of a sequence's cache that rows of its first layers are made with; see `HFTargetCache`."""
+
+    cache: DynamicCache
+
+    @property
+    def length(self) -> int: ...
+
+    def new_rows(self, tokens: Int32, parents: Int32, below: DraftRows, *, explicit: bool = False) -> NewRows: ...
+
+    def rows_input(self, ids: Int64, positions: Int64, mask: Any) -> PassInput: ...
+
+    def appended(self, new: NewRows) -> None: ...
+
+    def drop_partial(self) -> None: ...
 
 
 class WaitingRows:
     """Those of one sequence; see `core.exit_cache.ExitCache`."""
 
-    def __init__(self, runner: ModelRunner, owner: HFTargetCache) -> None:
+    def __init__(self, runner: ModelRunner, owner: GrowingCache) -> None:
         """Begin with none.
 
         Args:
