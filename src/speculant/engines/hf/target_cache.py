@@ -1,13 +1,12 @@
-"""The cache of one sequence on a transformers model, and the passes that extend it.
+"""The cache of one sequence on a transformers model, and the passes over drafts that extend it.
 
-The keys and values are in transformers' own DynamicCache, written in place. A pass appends a row for every token in
-flat order; rotary or learned positions come from position ids = position of the last committed token + depth, so
-accepted rows only have to be moved together.
+A pass appends a row for every token in flat order; rotary or learned positions come from position ids = position of the
+last committed token + depth, so accepted rows only have to be moved together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +18,11 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
-from speculant.core.tree import UNLIMITED, Bool, DraftTree, Int32, Int64
+from speculant.core.tree import DraftTree, Int32, Int64
 from speculant.engines.hf.cache import (
     begin_own_pass,
     cached_length,
     cut_rows,
-    keep_read,
     keep_rows,
     layer_rows,
     rows_layer,
@@ -41,15 +39,14 @@ from speculant.engines.hf.forward_pass import (
     finish_pass,
     out_of_memory,
 )
-from speculant.engines.hf.prompt import Prompt, PromptPart
-from speculant.engines.hf.prompt_reader import PromptReader
-from speculant.engines.hf.rotary_limit import RotaryLimit
+from speculant.engines.hf.prompt import Prompt
+from speculant.engines.hf.prompted_cache import PromptedCache
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 from speculant.engines.hf.views.row_positions import RowPlaces
 from speculant.engines.hf.waiting_rows import WaitingRows
 
 
-class HFTargetCache:
+class HFTargetCache(PromptedCache):
     """One sequence on a model; see `core.engine.TargetCache`. Not for several threads at once."""
 
     def __init__(
@@ -62,25 +59,8 @@ class HFTargetCache:
         positions: Tensor | None = None,
         prompt: Prompt | None = None,
     ) -> None:
-        """Prepare a sequence.
-
-        Args:
-            runner: of the model.
-            ids: Int64[1, T], the whole prompt, cached part included.
-            cache: what is cached of it already; fewer tokens than T.
-            padding: Int64[1, T], 0 at padding, or None.
-            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
-            prompt: the prompt where it is more than text, instead of padding and positions.
-
-        Raises:
-            UnsupportedError: the cache is of a kind that cannot be rolled back.
-        """
-        self._runner, self._prompt = runner, prompt or Prompt(ids, padding=padding, positions=positions)
-        self._limit = RotaryLimit(runner, self._prompt)
-        self._reader = PromptReader(runner, self._prompt, self._limit)
-        self.cache = runner.empty_cache(cache)
-        self._length = self._given = cached_length(self.cache)
-        self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # behind the given rows
+        """Prepare a sequence; see `PromptedCache`."""
+        super().__init__(runner, ids, cache=cache, padding=padding, positions=positions, prompt=prompt)
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
         self._waiting = WaitingRows(runner, self)  # see `read_exit`
@@ -89,139 +69,9 @@ class HFTargetCache:
         self._text: list[int] = []  # the tokens of all rows behind the prompt
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def unread(self) -> int:
-        return max(0, len(self._prompt) - self._length)
-
-    @property
-    def trees(self) -> bool:
-        return self._runner.capabilities.trees
-
-    @property
-    def rereads(self) -> bool:
-        """Whether committed tokens can be read again: states cannot be taken back."""
-        return not (self._runner.capabilities.states or self._prompt.whole)
-
-    @property
-    def whole_cache(self) -> Any:
-        """What the model itself would hold of the text: beside its rows, those of a source."""
-        return self._prompt.whole_cache(self.cache)
-
-    @property
     def uncommitted(self) -> int:
         """How many rows `forward` has appended since the last `keep` or `rollback`."""
         return len(self._rows)
-
-    @property
-    def position(self) -> int:
-        """The position of the token that follows the last committed one."""
-        return self._length - self._prompt.shift
-
-    @property
-    def seen(self) -> Bool | None:
-        """Bool[T], False at the prompt's padding; None without padding."""
-        return self._prompt.seen
-
-    @property
-    def depth(self) -> int:
-        capabilities, depth = self._runner.capabilities, UNLIMITED
-        if not capabilities.drafts:
-            return 0
-        if capabilities.positions is not None:
-            taken = self._length if capabilities.by_slot else self.position  # padding takes some, too
-            depth = capabilities.positions - 1 - taken
-        return max(0, min(depth, self._limit.depth(self.position)))
-
-    @property
-    def room(self) -> int:
-        slots = self._runner.capabilities.slots
-        return UNLIMITED if slots is None else max(0, slots - 1 - self._length)
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether the rows of its first tokens are those of any other text that begins with the same tokens.
-
-        They are not where positions are the request's own, where factors or windows go by the length of the pass that
-        reads a prompt, or where such a text was read with other factors.
-        """
-        within = self._limit.holds(max(len(self._prompt), self._length))
-        return self._prompt.plain and within and not self._runner.capabilities.window_by_cache
-
-    def begin_with(self, cache: DynamicCache) -> None:
-        """Begin with rows of the prompt's first tokens in place of an empty cache.
-
-        Raises:
-            UsageError: the prompt is being read, or the cache holds all of it.
-        """
-        length = cached_length(cache)
-        if self._length or length >= len(self._prompt):
-            raise UsageError("a prompt can begin with cached rows only before it is read, and must be longer.")
-        self.cache, self._length, self._given = self._runner.empty_cache(cache), length, length
-        self._start = [layer.snapshot() for layer in state_layers(self.cache)]
-
-    def watch_prompt(self, take: Callable[[int, Tensor], None]) -> None:
-        self._reader.watcher = take
-
-    def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
-        self._runner.acceleration.check_weights()
-        part = self.plan_prompt(maximum, needs)
-        try:
-            return self.take_prompt(part, self._reader.read(part, self.cache), needs)
-        except BaseException:
-            self.undo_prompt(part)
-            raise
-
-    @property
-    def joins_rounds(self) -> bool:
-        """Whether its rows behind the prompt may be read in a pass with those of other sequences."""
-        return self._prompt.joins
-
-    @property
-    def joins(self) -> bool:
-        """Whether its prompt may be read in a pass with those of other sequences."""
-        capabilities = self._runner.capabilities
-        alike = self.shares_prefixes and self._reader.watcher is None
-        return alike and capabilities.trees and not (capabilities.states or capabilities.placing)
-
-    def plan_prompt(self, maximum: int | None, needs: RequestedOutputs) -> PromptPart:
-        """Return the part of the prompt that a pass is to read next, see `PromptReader.plan`; nothing is run.
-
-        Raises:
-            UsageError: the prompt was read before, or the cache was used elsewhere meanwhile.
-            UnsupportedError: the model cannot give what the drafter needs.
-        """
-        self._check_cache()
-        if not self.unread:
-            raise UsageError("the prompt of this sequence was read before.")
-        self._drop_other_factors()
-        return self._reader.plan(self._length, maximum, needs)
-
-    def prompt_rows(self, part: PromptPart) -> PassInput:
-        """Return what a pass with other sequences reads of a part of the prompt; the mask is None for causal rows."""
-        return self._reader.rows(part)
-
-    def take_prompt(self, part: PromptPart, output: PassOutput, needs: RequestedOutputs) -> Pass | None:
-        """Take what a pass has returned for a part of the prompt: logits [1, V] of its last row, and hidden states.
-
-        Returns:
-            The last token's Pass; None if more of the prompt is to be read.
-        """
-        finished = self._reader.take(part, output, needs)
-        keep_read(self.cache)
-        self._length = part.end
-        if finished is not None:
-            for layer in state_layers(self.cache):
-                layer.mark()
-        return finished
-
-    def undo_prompt(self, part: PromptPart) -> None:
-        """Drop what a pass that failed has read."""
-        self._length = part.start
-        self._reader.undo(part)
-        self.rollback()
 
     def forward(
         self,
@@ -453,17 +303,6 @@ class HFTargetCache:
                 "this model takes no explicit masks, so layers cannot be left out of its passes; use a method that "
                 "runs all layers, such as 'mix'."
             )
-
-    @property
-    def at_limit(self) -> bool:
-        """Whether the next pass reads the whole text anew, as `generate` does where rotary factors change."""
-        return self._limit.reached(self.position)
-
-    def _drop_other_factors(self) -> None:
-        """Drop rows of an earlier turn that `generate` would compute anew with the factors of a longer text."""
-        if self._given and self._limit.rereads(self.position) and not self._limit.holds(len(self._prompt)):
-            self._length = self._given = 0
-            self.rollback()
 
     def _read_anew(self, new: NewRows, needs: RequestedOutputs) -> PassOutput:
         """Run one pass over the whole text and the next token; the cache is then that of one such pass."""
