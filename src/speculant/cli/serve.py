@@ -115,7 +115,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:
-        loaded = load_speculator(loading, drafting)
+        loaded = load_speculator(loading, drafting, texts=serving.max_concurrency)
         configure_logging(serving.log_format)
         with waiting("starting the server"):
             from speculant.serving.app import create_app
