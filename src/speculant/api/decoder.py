@@ -130,7 +130,7 @@ class Decoder:
 
     def prepare(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Generation:
         """Return a request that is ready to be decoded by a batch; `options` as in `stream`."""
-        self._probe()
+        self.probe()
         generation = self._preparation.request(prompt, RequestOptions.of(options))
         self.last_stats = generation.sequence.stats
         return generation
@@ -165,7 +165,7 @@ class Decoder:
             raise UsageError(
                 f"llama.cpp keeps {maximum} sequences apart, too few for a batch of {size}; raise `sequences`."
             )
-        self._probe(size)
+        self.probe(size)
         size = min(size, self.engine.texts_at_once)
         prefixes = open_prefix_cache(prefix_cache)
         return Batch(
@@ -265,6 +265,18 @@ class Decoder:
         """
         self._persistent().load(_path(path))
 
+    def probe(self, texts: int = 1) -> None:
+        """Check the model as it is now, which every request does; a batch checks it for as many texts as share a pass.
+
+        Args:
+            texts: how many texts will be decoded together. To call it with the largest number first saves a check.
+
+        Raises:
+            UnsupportedError: the model is to be drafted for in any case (`strict`), and cannot be.
+        """
+        nodes = self.nodes if isinstance(self.nodes, int) else self.drafter.needs.max_nodes
+        self.engine.probe(rows=nodes + texts * (1 + self.drafter.needs.queries))
+
     def draft_with(self, drafter: Drafter) -> None:
         """Let another drafter make the drafts, as one that stands around the first does.
 
@@ -325,18 +337,13 @@ class Decoder:
             )
         return self.drafter
 
-    def _probe(self, size: int = 1) -> None:
-        """Look at the model as it is now; `size` sequences will share a pass."""
-        nodes = self.nodes if isinstance(self.nodes, int) else self.drafter.needs.max_nodes
-        self.engine.probe(rows=nodes + size * (1 + self.drafter.needs.queries))
-
     def _drafts(self, call: Any) -> bool:
         """Return whether drafts can be verified on what `generate` prepared."""
-        self._probe()
+        self.probe()
         return self._preparation.drafts(call)
 
     def _captured(self, call: Any, **options: Any) -> Generation:
-        self._probe()
+        self.probe()
         generation = self._preparation.captured(call, **options)
         self.last_stats = generation.sequence.stats
         return generation

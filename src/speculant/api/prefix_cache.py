@@ -34,12 +34,14 @@ class PrefixCacheStats:
 
     Attributes:
         lookups, hits: prompts that could have begun with a kept prefix, and those that did.
+        lookup_tokens: tokens of the prompts that were looked up.
         reused_tokens: tokens of prompts that were copied rather than computed.
         texts, bytes: what is kept now.
         stored, evictions: texts that were kept, and that left for want of room.
     """
 
     lookups: int = 0
+    lookup_tokens: int = 0
     hits: int = 0
     reused_tokens: int = 0
     texts: int = 0
@@ -137,6 +139,7 @@ class PrefixCache:
         counted = (self.stats, self.stats_of(owner))
         for stats in counted:
             stats.lookups += 1
+            stats.lookup_tokens += len(prompt)
         found: list[tuple[int, int | None, Any]] = []
         for candidate in self._candidates(prompt, owner):
             entry = self._entries[candidate]

@@ -67,8 +67,12 @@ class Loaded:
     head: LoadedHead | None = None
 
 
-def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
+def load_speculator(loading: ModelOptions, drafting: DraftingOptions, *, texts: int = 1) -> Loaded:
     """Load a model and wrap it.
+
+    Args:
+        loading, drafting: what and how.
+        texts: how many will be decoded together.
 
     Raises:
         SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
@@ -119,7 +123,7 @@ def load_speculator(loading: ModelOptions, drafting: DraftingOptions) -> Loaded:
             strict=drafting.strict,
             **options,
         )
-        speculator.engine.probe()
+        speculator.probe(texts)
         memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
     if not speculator.engine.capabilities.drafts:
         say(speculator.engine.capabilities.notes[-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.terminal import count_noun
+from speculant.core.drafter import Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.packages import check_packages
 from speculant.memory.file import read_header
@@ -22,7 +21,6 @@ from speculant.options.model import ModelOptions
 from speculant.options.serving import ServingOptions
 
 if TYPE_CHECKING:
-    from speculant.cli.loading import Loaded
     from speculant.registry import Method
 
 HELP = """\
@@ -98,6 +96,7 @@ def serve(
 def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOptions, served_name: str | None) -> int:
     from speculant.cli.files import check_no_input, check_writable
     from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
+    from speculant.cli.start_screen import start_screen
     from speculant.cli.terminal import say, waiting
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
@@ -115,15 +114,22 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:
-        loaded = load_speculator(loading, drafting)
+        loaded = load_speculator(loading, drafting, texts=serving.max_concurrency)
         configure_logging(serving.log_format)
         with waiting("starting the server"):
             from speculant.serving.app import create_app
+            from speculant.serving.start_speed import measure_speed
+
+            speed = measure_speed(loaded.speculator, settings=loaded.settings)
         name = served_name or model_name(loading.model)
+        keeps = isinstance(loaded.speculator.drafter, Persistent)
         app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
         try:
             unused = list(app.state.unused_memories)
-            server = make_server(app, serving, lambda: say(_block(loaded, serving, name, url(bound), unused=unused)))
+            screen = start_screen(
+                loaded, serving, name=name, address=url(bound), speed=speed, keeps=keeps, unused=unused
+            )
+            server = make_server(app, serving, lambda: say(screen))
             gc.freeze()  # the model's objects stay; a body of many values must not have them looked through each time
             server.run(sockets=[bound])
         finally:
@@ -163,21 +169,3 @@ def check_memories(serving: ServingOptions) -> None:
         path = tenant_path(Path(str(serving.memory)), tenant)
         if path.exists():
             read_any_memory(path)
-
-
-def _block(loaded: Loaded, serving: ServingOptions, name: str, address: str, *, unused: Sequence[Path] = ()) -> str:
-    """Return what is shown once requests are accepted."""
-    keys = count_noun(len(serving.api_keys), "API key") if serving.api_keys else "no API key"
-    memory = f"{serving.memory}, {serving.memory_scope}" if serving.memory else "not saved"
-    if unused:
-        memory = f"not saved: {', '.join(map(str, unused))} cannot be used and is left as it is"
-    return "\n".join(
-        [
-            f"serving     {name} on {address} ({keys})",
-            f"method      {loaded.speculator.method}, up to {serving.max_concurrency} requests together",
-            f"memory      {memory}",
-            f"threads     {loaded.threads}",
-            f"API         {address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
-            f"page        {address}/ shows drafts being accepted; Ctrl-C ends",
-        ]
-    )

@@ -14,6 +14,8 @@ from speculant.options.drafting import DraftingOptions
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
+OWN_PREFIX, VLLM_PREFIX = METRIC_PREFIXES = "speculant_", "vllm:"
+
 _server = partial(option.option, panel="Server")
 _limit = partial(option.option, panel="Limits")
 _memory = partial(option.option, panel="Drafting")
@@ -37,6 +39,7 @@ class ServingOptions:
         allowed_hosts: allowed values of the header `Host`; empty for the loopback names where it listens on loopback
             without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
         log_format: "text" for key=value lines, "json" for JSON lines.
+        metrics_prefix: "speculant_", or "vllm:" for vLLM's names, labels and buckets of metrics.
         per_request_metrics: whether responses hold `metrics.speculative_decoding`.
         max_concurrency: maximum requests decoded together.
         max_queue: maximum requests that wait beyond these; more get 429.
@@ -103,6 +106,11 @@ class ServingOptions:
         several=True,
     )
     log_format: str = _server("text", "text or json", kinds.choice("text", "json"))
+    metrics_prefix: str = _server(
+        OWN_PREFIX,
+        "speculant_, or vllm: for the names that dashboards of vLLM ask for",
+        kinds.choice(*METRIC_PREFIXES),
+    )
     per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
     max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))

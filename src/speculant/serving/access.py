@@ -54,7 +54,7 @@ class AccessLog:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             seconds = time.monotonic() - began
-            self._metrics.of(tenant_in(scope)).answered(route, status)
+            self._metrics.of(tenant_in(scope)).answered(scope["method"], route, status)
             facts = {"method": scope["method"], "path": route, "status": status, "seconds": round(seconds, 4)} | notes
             level = logging.DEBUG if route in QUIET else logging.INFO
             _LOG.log(level, "request", extra={"facts": facts})

@@ -71,7 +71,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     """
     keys = list(settings.api_keys)
     tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
-    metrics = ScopedMetrics(model, tenants)
+    metrics = ScopedMetrics(model, tenants, prefix=settings.metrics_prefix)
     drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
     keeper = MemoryKeeper(
         drafters,
@@ -92,12 +92,6 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         refusal=HEARS if hears(speculator) else "",
         observer=metrics,
     )
-    metrics.watch("num_requests_running", "Texts that are decoded.", engine.running)
-    metrics.watch("num_requests_waiting", "Texts that wait.", engine.waiting)
-    metrics.watch("prefix_cache_queries", "Prompts looked up there.", lambda own: engine.prefixes(own).lookups)
-    metrics.watch("prefix_cache_hits", "Prompts that began with what it held.", lambda own: engine.prefixes(own).hits)
-    metrics.watch("prefix_cache_tokens", "Prompt tokens not computed.", lambda own: engine.prefixes(own).reused_tokens)
-    metrics.watch("prefix_cache_bytes", "What it holds.", lambda own: engine.prefixes(own).bytes)
     media = MediaReader(speculator, settings)
     transcriber = Transcriber(
         speculator, queue=settings.max_concurrency + settings.max_queue, seconds=settings.request_seconds
@@ -113,6 +107,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         predicts=can_route(speculator),
         max_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.max_nodes,
     )
+    _watch_engine(metrics, engine, room=settings.max_concurrency * _longest(service))
     app = FastAPI(
         title="Speculant",
         version=__version__,
@@ -133,6 +128,27 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     add_page_files(app)
     add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
     return app
+
+
+def _watch_engine(metrics: ScopedMetrics, engine: EngineLoop, *, room: int) -> None:
+    """Have the state of the engine be read with the metrics; `room` is in tokens, of all texts that fit together."""
+    watch = metrics.watch
+    watch("num_requests_running", "Texts that are decoded.", engine.running)
+    watch("num_requests_waiting", "Texts that wait.", engine.waiting)
+    watch("kv_cache_usage_perc", "Share of the room for texts in use.", lambda own: engine.cached_tokens(own) / room)
+    prefixes = engine.prefixes
+    watch("prefix_cache_queries", "Prompt tokens looked up.", lambda own: prefixes(own).lookup_tokens, counts=True)
+    watch("prefix_cache_hits", "Of those, tokens found.", lambda own: prefixes(own).reused_tokens, counts=True)
+    watch("prompt_tokens_cached", "Prompt tokens not computed.", lambda own: prefixes(own).reused_tokens, counts=True)
+    watch("prefix_cache_bytes", "What it holds.", lambda own: prefixes(own).bytes, own=True)
+
+
+def _longest(service: Service) -> int:
+    """Return the most tokens that a text may have, its prompt included."""
+    settings = service.settings
+    return (
+        service.prompts.positions or (settings.max_prompt_tokens or settings.max_new_tokens) + settings.max_new_tokens
+    )
 
 
 def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber) -> Any:

@@ -118,6 +118,11 @@ class EngineLoop:
         used = self._used.total() if tenant is None else self._used[tenant]
         return max(0, used - self.running(tenant))
 
+    def cached_tokens(self, tenant: str | None = None) -> int:
+        """Return how many tokens the caches of texts hold that are decoded, of one tenant or of all."""
+        own = [ticket for ticket in list(self._active.values()) if tenant in (None, ticket.job.tenant)]
+        return sum(len(ticket.job.prompt) + (ticket.stats.tokens if ticket.stats else 0) for ticket in own)
+
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; deltas are handed to this event loop."""
         import torch
@@ -189,6 +194,7 @@ class EngineLoop:
                         self._drop(batch, each, _shutting_down())
             elif name == "cancel":
                 if not ticket.finished:
+                    ticket.cancelled = True
                     self._observer.cancelled(ticket)
                     self._drop(batch, ticket, _cancelled_error())
             elif self._stopping:

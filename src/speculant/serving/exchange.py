@@ -91,21 +91,22 @@ class Ticket:
     Attributes:
         job, index: what is decoded, and the place of its choice in the answer.
         exchange: where its deltas go.
-        submitted, admitted, last_token: when, in seconds of the clock; 0 if it has not happened.
+        submitted, admitted, first_token, last_token: when, in seconds of the clock; 0 if it has not happened.
         deadline: when it is cancelled.
         stats: of its decoding, once that has begun.
         prompt_logprobs: of its prompt, complete with its first delta; None where they are not recorded.
         finished: whether the decoding thread is done with it.
+        cancelled: whether that is because nobody waits for it.
     """
 
     def __init__(self, job: Job, index: int, exchange: Exchange, *, seconds: float) -> None:
         self.job, self.index, self.exchange = job, index, exchange
         self.submitted = time.monotonic()
         self.deadline = self.submitted + seconds
-        self.admitted = self.last_token = 0.0
+        self.admitted = self.first_token = self.last_token = 0.0
         self.stats: Stats | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self.finished = False
+        self.finished = self.cancelled = False
         self._filter = StopFilter(job.stop)
 
     @property
@@ -150,6 +151,8 @@ class Exchange:
 
     Attributes:
         tickets: its texts, in the order of the choices.
+        places: texts that there is room for.
+        lengths: tokens of the texts that have ended well; the decoding thread's.
     """
 
     def __init__(
@@ -172,12 +175,13 @@ class Exchange:
             buffer_tokens: of all of them that may wait to be read.
         """
         self._submit, self._cancel, self._release = submit, cancel, release
-        self._places, self._seconds, self._maximum = places, seconds, buffer_tokens
+        self.places, self._seconds, self._maximum = places, seconds, buffer_tokens
         self._deltas: deque[tuple[int, Delta]] = deque()
         self._buffered = 0
         self._arrived = asyncio.Event()
         self._closed = False
         self.tickets: list[Ticket] = []
+        self.lengths: list[int] = []
 
     def submit(self, job: Job) -> Ticket:
         """Have a text decoded."""
@@ -230,7 +234,7 @@ class Exchange:
         self._deltas.clear()
         self._arrived.set()
         self._end_tickets()
-        self._release(self._places - len(self.tickets))
+        self._release(self.places - len(self.tickets))
 
     def __enter__(self) -> Exchange:
         return self

@@ -68,7 +68,7 @@ class MemoryKeeper:
                     )
             else:
                 self._begin(tenant, drafter, None if path is None else tenant_path(path, tenant), corpus)
-        metrics.watch("memory_bytes", "Bytes of drafter memories.", lambda own: float(memory_bytes(drafters, own)))
+        metrics.watch("memory_bytes", "Bytes of drafter memories.", lambda own: memory_bytes(drafters, own), own=True)
 
     def _begin(self, tenant: str, drafter: Persistent, path: Path | None, corpus: Path | None) -> None:
         if path is not None and path.exists():

@@ -1,139 +1,211 @@
-"""Prometheus metrics under `speculant_`, with vLLM's suffixes."""
+"""Prometheus metrics of one server or tenant: what its requests took, what was drafted, how they ended."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import Counter, generate_latest
 
+from speculant.options.serving import OWN_PREFIX
 from speculant.serving.exchange import Delta, Ticket
+from speculant.serving.metric_families import CHOICES, LENGTHS, STEP, Families
 
-PREFIX = "speculant_"
-LATENCY = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
-FIRST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-MODEL = "model_name"
 
-T = TypeVar("T", bound=MetricWrapperBase)
+@dataclass(slots=True)
+class Counted:
+    """What of a text is counted already: rounds with drafts, nodes, accepted tokens by depth, tokens."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: list[int] = field(default_factory=list)
+    tokens: int = 0
 
 
 class Metrics:
     """The metrics of one server, in a registry of its own; an `Observer` of its engine loop."""
 
-    def __init__(self, model: str) -> None:
-        """Register every metric, labelled with the model's name."""
-        self.registry = CollectorRegistry()
-        self._model = model
-        self._counts: dict[Ticket, list[int]] = {}  # rounds with drafts, nodes, accepted by depth; already counted
-        self._drafts = self._counter("spec_decode_num_drafts", "Drafts that were verified.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Draft nodes that were verified.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft nodes that were accepted.")
-        self._by_depth = self._family(
-            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth of the draft.", "position"
+    def __init__(self, model: str, prefix: str = OWN_PREFIX) -> None:
+        """Register every metric, labelled with the model's name; `prefix` says by whose names."""
+        self._families = families = Families(model, prefix)
+        self._counts: dict[Ticket, Counted] = {}
+        self._step_tokens = 0  # of the round that is delivered
+        seconds = families.buckets
+        counter, histogram = families.counter, families.histogram
+        self._drafts = counter("spec_decode_num_drafts", "Drafts that were verified.")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Draft nodes that were verified.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft nodes that were accepted.")
+        self._by_depth = families.counters(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth of the draft.", "position"
         )
         self._positions: list[Counter] = []
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
-        self._generated = self._counter("generation_tokens", "Tokens generated.")
-        self._finished = self._family(Counter, "request_success", "Texts by how they ended.", "finished_reason")
-        self._failed = self._counter("request_failures", "Texts that ended by an error or a limit.")
-        self._cancelled = self._counter("request_cancellations", "Texts whose client left or was too slow.")
-        self._first = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST)
-        self._between = self._histogram(
-            "inter_token_latency_seconds", "Seconds of a round per token that it added to a text.", TOKEN
+        self._prompt = counter("prompt_tokens", "Prompt tokens of admitted requests.")
+        self._generated = counter("generation_tokens", "Tokens generated.")
+        self._finished = families.counters("request_success", "Texts by how they ended.", "finished_reason")
+        self._failed = counter("request_failures", "Texts that ended by an error or a limit.", own=True)
+        self._cancelled = counter("request_cancellations", "Texts whose client left or was too slow.", own=True)
+        self._first = histogram("time_to_first_token_seconds", "From arrival to the first token.", seconds.first)
+        self._between = histogram(
+            "inter_token_latency_seconds", "Seconds of a round per token that it added to a text.", seconds.token
         )
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", LATENCY)
-        self._queued = self._histogram("request_queue_time_seconds", "From arrival to admission.", FIRST)
-        self._batch = self._gauge("batch_size", "Texts in the last round.")
-        self._rounds = self._counter("rounds", "Rounds of the batch.")
-        self._answers = Counter(f"{PREFIX}http_requests", "HTTP requests.", ("path", "status"), registry=self.registry)
-        self.saves = self._counter("memory_saves", "Times that a drafter memory was saved.")
-        self.save_failures = self._counter("memory_save_failures", "Times that it could not be saved.")
-        self.saved_at = self._gauge("memory_saved_timestamp_seconds", "When it was saved last.")
-        self.unused = self._gauge("memory_unused", "1 where its file could not be used, so that nothing is saved.")
+        self._whole = histogram("e2e_request_latency_seconds", "From arrival to the last token.", seconds.request)
+        queued = seconds.request if families.vllm else seconds.first
+        self._queued = histogram("request_queue_time_seconds", "From arrival to admission.", queued)
+        self._prefilled = histogram(
+            "request_prefill_time_seconds", "From admission to the first token.", seconds.request
+        )
+        self._decoded = histogram("request_decode_time_seconds", "From the first token to the last.", seconds.request)
+        self._worked = histogram("request_inference_time_seconds", "From admission to the last token.", seconds.request)
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean seconds of a text's tokens after the first.", seconds.token
+        )
+        self._prompt_lengths = histogram("request_prompt_tokens", "Prompt tokens of a text.", LENGTHS)
+        self._lengths = histogram("request_generation_tokens", "Tokens generated of a text.", LENGTHS)
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Tokens generated of a request's longest text.", LENGTHS
+        )
+        self._asked = histogram("request_params_max_tokens", "Tokens that a text might have.", LENGTHS)
+        self._choices = histogram("request_params_n", "Texts of a request.", CHOICES)
+        self._steps = histogram("iteration_tokens_total", "Tokens of prompts and texts between two rounds.", STEP)
+        self._batch = families.gauge("batch_size", "Texts in the last round.", own=True)
+        self._rounds = counter("rounds", "Rounds of the batch.", own=True)
+        self._answers = _http_counter(families)
+        self.saves = counter("memory_saves", "Times that a drafter memory was saved.", own=True)
+        self.save_failures = counter("memory_save_failures", "Times that it could not be saved.", own=True)
+        self.saved_at = families.gauge("memory_saved_timestamp_seconds", "When it was saved last.", own=True)
+        self.unused = families.gauge(
+            "memory_unused", "1 where its file could not be used, so that nothing is saved.", own=True
+        )
+        if families.vllm:
+            self._add_constants()
 
-    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge that is read when metrics are asked for."""
-        self._gauge(name, text).set_function(value)
+    def watch(
+        self, name: str, text: str, value: Callable[[], float], *, counts: bool = False, own: bool = False
+    ) -> None:
+        """Add a metric that is read when metrics are asked for: a counter if it `counts`, else a gauge."""
+        self._families.watch(name, text, value, counts=counts, own=own)
+        if self._families.vllm and name == "num_requests_waiting":
+            for reason, count in (("capacity", value), ("deferred", _zero)):
+                self._families.watch(f"{name}_by_reason", "Texts by why they wait.", count, labels={"reason": reason})
 
     def drafting(self) -> tuple[int, int]:
         """Return how many drafts were verified, and of how many the first token was accepted."""
-        hits = self.registry.get_sample_value(
-            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos_total", {MODEL: self._model, "position": "0"}
-        )
-        drafts = self.registry.get_sample_value(f"{PREFIX}spec_decode_num_drafts_total", {MODEL: self._model})
-        return int(drafts or 0), int(hits or 0)
+        name, labels = self._families.name, self._families.labels
+        sample = self._families.registry.get_sample_value
+        hits = sample(name("spec_decode_num_accepted_tokens_per_pos_total"), labels | {"position": "0"})
+        return int(sample(name("spec_decode_num_drafts_total"), labels) or 0), int(hits or 0)
 
     def page(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._families.registry)
 
-    def answered(self, path: str, status: int) -> None:
+    def answered(self, method: str, path: str, status: int) -> None:
         """Count an HTTP request."""
-        self._answers.labels(path, str(status)).inc()
+        self._answers(method, path, status)
 
     def admitted(self, ticket: Ticket) -> None:
         self._queued.observe(ticket.admitted - ticket.submitted)
         self._prompt.inc(len(ticket.job.prompt))
-        self._counts[ticket] = [0, 0]
+        self._counts[ticket] = Counted()
 
     def added(self, ticket: Ticket, delta: Delta) -> None:
-        now = time.monotonic()
+        now, counted = time.monotonic(), self._counts.get(ticket)
         if delta.tokens:
             if not ticket.last_token:
                 self._first.observe(now - ticket.submitted)
+                self._step_tokens += len(ticket.job.prompt)
+                ticket.first_token = now
             else:
                 self._between.observe((now - ticket.last_token) / delta.tokens)
             ticket.last_token = now
             self._generated.inc(delta.tokens)
-        self._count_drafts(ticket)
+            self._step_tokens += delta.tokens
+            if counted is not None:
+                counted.tokens += delta.tokens
+        if counted is not None:
+            self._count_drafts(ticket, counted)
         if delta.last:
             self._counts.pop(ticket, None)
-            if delta.error is not None:
-                self._failed.inc()
-            else:
-                self._finished.labels(self._model, str(delta.finish_reason)).inc()
-                self._whole.observe(now - ticket.submitted)
+            self._end(ticket, delta, counted, now)
 
     def cancelled(self, ticket: Ticket) -> None:
         self._cancelled.inc()
+        if self._families.vllm:
+            self._finished("abort").inc()
 
     def decoded(self, tickets: Sequence[Ticket]) -> None:
         self._batch.set(len(tickets))
         self._rounds.inc()
+        if self._step_tokens:  # of the round before, which has been delivered
+            self._steps.observe(self._step_tokens)
+            self._step_tokens = 0
 
-    def _count_drafts(self, ticket: Ticket) -> None:
-        """Count what the text's statistics have more than when they were last looked at."""
-        counted, stats = self._counts.get(ticket), ticket.stats
-        if counted is None or stats is None or counted[1] == stats.drafted:
+    def _end(self, ticket: Ticket, delta: Delta, counted: Counted | None, now: float) -> None:
+        """Count a text that has ended."""
+        if delta.error is not None:
+            self._failed.inc()
+            if self._families.vllm and not ticket.cancelled:
+                self._finished("error").inc()
             return
-        drafts, accepted = stats.offered_by_depth[0], stats.accepted_by_depth
-        self._drafts.inc(drafts - counted[0])
-        self._drafted.inc(stats.drafted - counted[1])
-        counted[0], counted[1] = drafts, stats.drafted
-        counted += [0] * (len(accepted) - len(counted) + 2)
+        tokens = 0 if counted is None else counted.tokens
+        self._finished(str(delta.finish_reason)).inc()
+        self._whole.observe(now - ticket.submitted)
+        self._prompt_lengths.observe(len(ticket.job.prompt))
+        self._lengths.observe(tokens)
+        self._asked.observe(ticket.job.options.get("max_new_tokens", tokens))
+        if ticket.first_token:
+            decoding = ticket.last_token - ticket.first_token
+            self._prefilled.observe(ticket.first_token - ticket.admitted)
+            self._decoded.observe(decoding)
+            self._worked.observe(ticket.last_token - ticket.admitted)
+            self._per_token.observe(decoding / (tokens - 1) if tokens > 1 else 0.0)
+        lengths = ticket.exchange.lengths
+        lengths.append(tokens)
+        if len(lengths) == ticket.exchange.places:
+            self._choices.observe(len(lengths))
+            self._longest.observe(max(lengths))
+
+    def _count_drafts(self, ticket: Ticket, counted: Counted) -> None:
+        """Count what the text's statistics have more than when they were last looked at."""
+        stats = ticket.stats
+        if stats is None or counted.drafted == stats.drafted:
+            return
+        drafts, accepted, known = stats.offered_by_depth[0], stats.accepted_by_depth, counted.accepted
+        self._drafts.inc(drafts - counted.drafts)
+        self._drafted.inc(stats.drafted - counted.drafted)
+        counted.drafts, counted.drafted = drafts, stats.drafted
+        known += [0] * (len(accepted) - len(known))
         while len(self._positions) < len(accepted):
-            self._positions.append(self._by_depth.labels(self._model, str(len(self._positions))))
+            self._positions.append(self._by_depth(str(len(self._positions))))
         for depth, count in enumerate(accepted):
-            if count == counted[depth + 2]:
+            if count == known[depth]:
                 break  # deeper ones are accepted only below it
-            self._accepted.inc(count - counted[depth + 2])
-            self._positions[depth].inc(count - counted[depth + 2])
-            counted[depth + 2] = count
+            self._accepted.inc(count - known[depth])
+            self._positions[depth].inc(count - known[depth])
+            known[depth] = count
 
-    def _family(self, kind: type[Counter], name: str, text: str, label: str) -> Counter:
-        return kind(PREFIX + name, text, (MODEL, label), registry=self.registry)
+    def _add_constants(self) -> None:
+        """Add what vLLM's dashboards ask for and this server has no more than one value of."""
+        watch = self._families.watch
+        watch("num_preemptions", "Texts that gave their room to others: none ever does.", _zero, counts=True)
+        for state, value in (("awake", _one), ("weights_offloaded", _zero), ("discard_all", _zero)):
+            watch("engine_sleep_state", "1 of the state that the engine is in.", value, labels={"sleep_state": state})
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return self._label(Counter(PREFIX + name, text, (MODEL,), registry=self.registry))
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return self._label(Gauge(PREFIX + name, text, (MODEL,), registry=self.registry))
+def _http_counter(families: Families) -> Callable[[str, str, int], None]:
+    """Return what counts an HTTP request: by path and status, or as the instrumentation that vLLM uses does."""
+    if not families.vllm:
+        own = Counter(families.name("http_requests"), "HTTP requests.", ("path", "status"), registry=families.registry)
+        return lambda _, path, status: own.labels(path, str(status)).inc()
+    labels = ("handler", "method", "status")
+    vllms = Counter("http_requests", "HTTP requests.", labels, registry=families.registry)
+    return lambda method, path, status: vllms.labels(path, method, f"{status // 100}xx").inc()
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return self._label(Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=buckets))
 
-    def _label(self, metric: T) -> T:
-        return metric.labels(self._model)
+def _zero() -> float:
+    return 0.0
+
+
+def _one() -> float:
+    return 1.0

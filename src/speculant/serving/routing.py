@@ -52,26 +52,35 @@ def route(
         )
     if not can_route(speculator):
         return {"": speculator.drafter}
-    method, vocabulary = find_method(speculator.method), speculator.engine.capabilities.vocabulary
     drafters = {"": speculator.drafter}
     if tenants:
-        fingerprint = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
-        drafters = {
-            tenant: build_drafter(
-                method,
-                BuildContext(
-                    vocabulary=vocabulary,
-                    tokenizer=fingerprint,
-                    memory_limit=memory_limit // len(tenants),
-                    bases=speculator.bases,
-                    settings=settings,
-                ),
-            )
-            for tenant in tenants
-        }
+        limit = memory_limit // len(tenants)
+        drafters = {tenant: new_memory(speculator, limit=limit, settings=settings) for tenant in tenants}
+    vocabulary = speculator.engine.capabilities.vocabulary
     copying = LookupDrafter(vocabulary=vocabulary, settings=LookupSettings(copied=COPIED, longest=MATCHED))
     speculator.draft_with(RoutingDrafter(drafters, copying))
     return drafters
+
+
+def new_memory(speculator: Speculator, *, limit: int, settings: Any = None) -> Drafter:
+    """Return a drafter of a speculator's method, which drafts from text, with an empty memory above the same bases.
+
+    Args:
+        speculator: whose method, model and bases.
+        limit: bytes of the memory.
+        settings: of the method's drafter.
+    """
+    vocabulary = speculator.engine.capabilities.vocabulary
+    return build_drafter(
+        find_method(speculator.method),
+        BuildContext(
+            vocabulary=vocabulary,
+            tokenizer=tokenizer_fingerprint(speculator.tokenizer, vocabulary),
+            memory_limit=limit,
+            bases=speculator.bases,
+            settings=settings,
+        ),
+    )
 
 
 class RoutingDrafter(Drafter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -105,3 +106,17 @@ def test_functions_that_hold_values_or_call_others_have_no_digest(
         assert digest_of(model) is None
     finally:
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop("probe_test")
+
+
+def test_processes_agree_on_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards start-up time: functions that are defaults of others, as of masks, lie elsewhere in each process."""
+    digests = set()
+    for _ in range(2):
+        module = types.ModuleType("transformers.probe_test")
+        exec("def mask(): ...\ndef attention(mask=mask, *, kind=int): ...", module.__dict__)
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "probe_test", module.attention)
+        model = gated()
+        monkeypatch.setattr(model.config, "_attn_implementation_internal", "probe_test")
+        digests.add(digest_of(model))
+    assert len(digests) == 1
+    assert None not in digests

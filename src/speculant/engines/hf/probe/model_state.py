@@ -125,7 +125,8 @@ def _code_of(function: Any) -> bytes | None:
         home = str(layer.__globals__.get("__name__"))
         if home == "__main__" or (layer.__closure__ and home.split(".")[0] not in _KNOWN):
             return None
-        found.update(f"{home} {layer.__defaults__!r} {layer.__kwdefaults__!r}".encode())
+        defaults = [*enumerate(layer.__defaults__ or ()), *(layer.__kwdefaults__ or {}).items()]
+        found.update(f"{home} {[(place, _name_of(value)) for place, value in defaults]}".encode())
         codes = [layer.__code__]
         for code in codes:
             codes += (each for each in code.co_consts if isinstance(each, types.CodeType))
@@ -133,6 +134,11 @@ def _code_of(function: Any) -> bytes | None:
             found.update(code.co_code + repr((code.co_names, constants)).encode())
         layer = getattr(layer, "__wrapped__", None)
     return found.digest()
+
+
+def _name_of(value: Any) -> str:
+    """Return what other processes call a default value too; the address in the `repr` of a function is its own."""
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
 def _home_of(function: Any) -> str:

@@ -261,7 +261,7 @@ def _result_file(
 def _source_digest() -> str:
     """Return a digest of this engine's code, which decides what its passes do as much as a version does."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

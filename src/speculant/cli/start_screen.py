@@ -1,0 +1,80 @@
+"""What `speculant serve` shows once requests are accepted: one screen, a line for each thing to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speculant.cli.terminal import count_noun
+
+if TYPE_CHECKING:
+    from speculant.cli.loading import Loaded
+    from speculant.options.serving import ServingOptions
+    from speculant.serving.start_speed import StartSpeed
+
+COLUMN = 12
+
+
+def start_screen(
+    loaded: Loaded,
+    serving: ServingOptions,
+    *,
+    name: str,
+    address: str,
+    speed: StartSpeed | None,
+    keeps: bool = True,
+    unused: Sequence[Path] = (),
+) -> str:
+    """Return the screen.
+
+    Args:
+        loaded: what decodes.
+        serving: the server's options.
+        name: what clients call the model.
+        address: where it is served.
+        speed: what was measured; None if nothing was.
+        keeps: whether the method keeps a memory.
+        unused: files of memories that could not be used.
+    """
+    lines = {
+        "serving": f"{name} on {address}",
+        "method": f"{loaded.speculator.method}, up to {count_noun(serving.max_concurrency, 'text')} together",
+        "speed": _speed(speed),
+        "memory": _memory(serving, unused) if keeps else "none: the method keeps none",
+        "keys": _keys(serving),
+        "threads": loaded.threads,
+        "API": f"{address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
+        "stop": f"Ctrl-C or SIGTERM; requests may end within {count_noun(serving.drain_seconds, 'second')}",
+        "page": f"{address}/ shows drafts being accepted",
+    }
+    return "\n".join(f"{title:<{COLUMN}}{line}" for title, line in lines.items() if line)
+
+
+def _speed(speed: StartSpeed | None) -> str:
+    if speed is None:
+        return ""
+    plain = f"{_rounded(speed.plain)} tokens/s without drafts"
+    if speed.drafted is None:
+        return plain
+    return f"{_rounded(speed.drafted)} tokens/s with drafts on a text new to them, {plain}"
+
+
+def _rounded(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+
+
+def _memory(serving: ServingOptions, unused: Sequence[Path]) -> str:
+    limit = f"up to {serving.memory_limit / (1 << 20):,.4g} MiB"
+    limit += " in all, one for each key" if serving.memory_scope == "key" else ""
+    if unused:
+        return f"{limit}, not saved: {', '.join(map(str, unused))} cannot be used and is left as it is"
+    if serving.memory is None:
+        return f"{limit}, not saved; --memory FILE keeps it"
+    return f"{limit}, saved {'beside' if serving.memory_scope == 'key' else 'to'} {serving.memory}"
+
+
+def _keys(serving: ServingOptions) -> str:
+    if serving.api_keys:
+        return f"{count_noun(len(serving.api_keys), 'API key')}, one of which requests must carry"
+    return "none: whoever reaches the address may ask"

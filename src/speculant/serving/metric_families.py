@@ -1,0 +1,139 @@
+"""Families of Prometheus metrics in one registry: their names, labels and buckets, under our prefix or by vLLM's.
+
+By vLLM's names dashboards and autoscalers that were made for vLLM read this server. What vLLM has no name for keeps our
+prefix. vLLM's dashboards choose shares of requests by the bounds of its buckets, so these come with its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
+
+from speculant.options.serving import OWN_PREFIX, VLLM_PREFIX
+
+MODEL, ENGINE = "model_name", "engine"
+LENGTHS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))  # of texts, in tokens
+STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens of a round
+CHOICES = (1, 2, 5, 10, 20)
+
+T = TypeVar("T", bound=MetricWrapperBase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Bounds of histograms of seconds: whole requests and their parts, first tokens, and further tokens."""
+
+    request: tuple[float, ...]
+    first: tuple[float, ...]
+    token: tuple[float, ...]
+
+
+OWN_BUCKETS = Buckets(
+    request=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600),
+    first=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    token=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+)
+VLLM_BUCKETS = Buckets(
+    request=(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+    first=(
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+        *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+    ),
+    token=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+
+
+class Families:
+    """Makes the metrics of one model in a registry.
+
+    Attributes:
+        registry: of all of them.
+        vllm: whether they have vLLM's names.
+        buckets: of seconds.
+    """
+
+    def __init__(self, model: str, prefix: str) -> None:
+        """Begin an empty registry; `prefix` is one of `options.serving.METRIC_PREFIXES`."""
+        self.registry = CollectorRegistry()
+        self.vllm = prefix == VLLM_PREFIX
+        self.buckets = VLLM_BUCKETS if self.vllm else OWN_BUCKETS
+        self.labels = {MODEL: model} | ({ENGINE: "0"} if self.vllm else {})
+        self._prefix = prefix
+        self._watched = Watched(self.labels)
+        self.registry.register(self._watched)
+
+    def name(self, name: str, *, own: bool = False) -> str:
+        """Return the whole name of a metric; `own` where vLLM has none such."""
+        return (OWN_PREFIX if own else self._prefix) + name
+
+    def counter(self, name: str, text: str, *, own: bool = False) -> Counter:
+        """Return a counter."""
+        return self._labelled(Counter(self.name(name, own=own), text, list(self.labels), registry=self.registry))
+
+    def counters(self, name: str, text: str, label: str) -> Callable[[str], Counter]:
+        """Return what gives the counter of a value of one more label."""
+        family = Counter(self.name(name), text, [*self.labels, label], registry=self.registry)
+        return lambda value: family.labels(**self.labels, **{label: value})
+
+    def gauge(self, name: str, text: str, *, own: bool = False) -> Gauge:
+        """Return a gauge."""
+        return self._labelled(Gauge(self.name(name, own=own), text, list(self.labels), registry=self.registry))
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        """Return a histogram."""
+        family = Histogram(self.name(name), text, list(self.labels), registry=self.registry, buckets=buckets)
+        return self._labelled(family)
+
+    def watch(
+        self,
+        name: str,
+        text: str,
+        value: Callable[[], float],
+        *,
+        counts: bool = False,
+        own: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add a metric that is read when metrics are asked for: a counter if it `counts`, else a gauge."""
+        self._watched.add(WatchedMetric(self.name(name, own=own), text, value, counts, labels or {}))
+
+    def _labelled(self, metric: T) -> T:
+        return metric.labels(**self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedMetric:
+    """A metric that is read when metrics are asked for."""
+
+    name: str
+    text: str
+    value: Callable[[], float]
+    counts: bool
+    labels: Mapping[str, str]
+
+
+class Watched(Collector):
+    """Collects what is read when metrics are asked for; metrics of one name and other labels are one family."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels, self._metrics = labels, dict[str, list[WatchedMetric]]()
+
+    def add(self, metric: WatchedMetric) -> None:
+        """Collect this one too."""
+        self._metrics.setdefault(metric.name, []).append(metric)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield the families with their values of now."""
+        for name, metrics in self._metrics.items():
+            labels = [*self._labels, *metrics[0].labels]
+            kind = CounterMetricFamily if metrics[0].counts else GaugeMetricFamily
+            family = kind(name, metrics[0].text, labels=labels)
+            for each in metrics:
+                family.add_metric([*self._labels.values(), *each.labels.values()], each.value())
+            yield family
