@@ -99,6 +99,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     from speculant.cli.files import check_no_input, check_writable
     from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
     from speculant.cli.terminal import say, waiting
+    from speculant.serving.loading import answering
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
 
@@ -115,12 +116,13 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:
-        loaded = load_speculator(loading, drafting)
-        configure_logging(serving.log_format)
-        with waiting("starting the server"):
-            from speculant.serving.app import create_app
-        name = served_name or model_name(loading.model)
-        app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
+        with answering(bound, serving):
+            loaded = load_speculator(loading, drafting)
+            configure_logging(serving.log_format)
+            with waiting("starting the server"):
+                from speculant.serving.app import create_app
+            name = served_name or model_name(loading.model)
+            app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
         try:
             unused = list(app.state.unused_memories)
             server = make_server(app, serving, lambda: say(_block(loaded, serving, name, url(bound), unused=unused)))

@@ -57,7 +57,7 @@ class ServingOptions:
         response_store: bytes of answers to `/v1/responses` that are kept for each key, for `previous_response_id`; at
             most 1,000 of them, in memory only. 0 for none.
         max_choices: maximum answers to one request, over all its prompts.
-        max_connections: maximum requests that are being answered; more get 503, `/health` excepted. As many connections
+        max_connections: maximum requests that are being answered; more get 503, probes excepted. As many connections
             may be open; beyond, the one that has had no request for longest is closed.
         request_seconds: maximum time of a request, waiting included.
         body_seconds: time in which a request's headers must arrive, and then its body.

@@ -24,12 +24,6 @@ class ErrorResponse(BaseModel):
     error: Error
 
 
-class Health(BaseModel):
-    """That requests can be decoded."""
-
-    status: Literal["ok"] = "ok"
-
-
 class PromptDetails(BaseModel):
     """Tokens of a prompt that were not computed, since the prefix cache held them, and those that stand for media."""
 
