@@ -204,7 +204,15 @@ class EngineLoop:
             elif self._stopping:
                 self._finish(ticket, Delta(error=_shutting_down()))
             else:
-                self._waiting.append(ticket)
+                self._queue(ticket)
+
+    def _queue(self, ticket: Ticket) -> None:
+        """Let a text wait: its tenant's texts share the tenant's places in the queue by their priority."""
+        self._waiting.append(ticket)
+        tenant = ticket.job.tenant
+        own = [each for each in self._waiting if each.job.tenant == tenant]
+        ranked = iter(sorted(own, key=lambda each: each.job.priority))
+        self._waiting = deque(next(ranked) if each.job.tenant == tenant else each for each in self._waiting)
 
     def _expire(self, batch: Batch) -> None:
         now = time.monotonic()

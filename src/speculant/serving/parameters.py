@@ -114,6 +114,22 @@ PARAMETERS = (
     Parameter(name="ignore_eos", note="as in vLLM: only `stop_token_ids` and the length end the text"),
     Parameter(name="min_tokens", note="as in vLLM: nothing that ends the text is chosen before"),
     Parameter(
+        name="return_token_ids",
+        note="as in vLLM: `token_ids` of each choice, in streams of each chunk, and `prompt_token_ids`",
+    ),
+    Parameter(
+        name="skip_special_tokens",
+        note="as in vLLM: false to show special tokens, but for the one that ends the text",
+    ),
+    Parameter(
+        name="spaces_between_special_tokens",
+        note="as in vLLM: false to drop spaces that the tokenizer puts between special tokens",
+    ),
+    Parameter(
+        name="priority",
+        note="as in vLLM: lower ones leave the queue earlier; among requests of the same key",
+    ),
+    Parameter(
         name="chat_template_kwargs",
         note="as in vLLM: switches of the chat template, such as `enable_thinking`",
         endpoints=(CHAT,),

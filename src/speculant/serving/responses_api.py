@@ -61,6 +61,7 @@ def _chat_request(body: ResponseRequest, tools: Tools, messages: Sequence[dict[s
         "top_p": body.top_p,
         "top_k": body.top_k,
         "seed": body.seed,
+        "priority": body.priority,
         "stream": body.stream,
         "user": body.user,
     }

@@ -35,6 +35,7 @@ class Part:
         calls: what is new of its tool calls, in the form of OpenAI's chunks; one with an id begins a call.
         logprobs: of its tokens, where they were asked for.
         tokens: how many were committed.
+        ids: of these tokens.
         finish_reason: "stop", "length" or "tool_calls" in the last part, else None.
     """
 
@@ -44,6 +45,7 @@ class Part:
     calls: Sequence[dict[str, Any]] = ()
     logprobs: Entries = field(default_factory=list)
     tokens: int = 0
+    ids: Sequence[int] = ()
     finish_reason: str | None = None
 
 
@@ -77,6 +79,7 @@ class TurnPlan:
                 stop=body.stops,
                 tenant=tenant,
                 prediction=prediction,
+                priority=body.priority or 0,
             )
             exchange.submit(job)
         return Turn(self, exchange, found.ids)
@@ -160,5 +163,6 @@ class Turn:
                 calls=calls,
                 logprobs=entries_of(delta),
                 tokens=delta.tokens,
+                ids=delta.ids,
                 finish_reason=reason,
             )
