@@ -38,6 +38,7 @@ class ServingOptions:
             without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
         log_format: "text" for key=value lines, "json" for JSON lines.
         per_request_metrics: whether responses hold `metrics.speculative_decoding`.
+        lenient: whether unknown parameters of requests are left out and named in a header, in place of 400.
         max_concurrency: maximum requests decoded together.
         max_queue: maximum requests that wait beyond these; more get 429.
         prefix_cache: bytes in which what prompts have in common is kept, such as system prompts; 0 for nothing.
@@ -104,6 +105,9 @@ class ServingOptions:
     )
     log_format: str = _server("text", "text or json", kinds.choice("text", "json"))
     per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
+    lenient: bool = _server(
+        False, "leave out unknown parameters of requests, named in the header x-speculant-unused", kinds.FLAG
+    )
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
     max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))
     prefix_cache: int = _limit(

@@ -26,6 +26,7 @@ from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
+from speculant.serving.lenience import Lenience
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
@@ -174,6 +175,8 @@ def _middleware(
     if settings.hosts:
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
+    if settings.lenient:
+        found.append(Middleware(Lenience))
     found.append(Middleware(BodyLimit, maximum=body_bytes, seconds=settings.body_seconds))
     return found
 

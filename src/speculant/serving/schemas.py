@@ -35,6 +35,11 @@ class TextPart(Strict):
     type: str
     text: str | None = None
 
+    @classmethod
+    def is_closed(cls, given: dict[str, Any]) -> bool:
+        """Return whether it is text, of which all members are known."""
+        return given.get("type") == "text"
+
 
 DecodingComponents = Annotated[Rows[TextPart], Field(max_length=4096)]
 

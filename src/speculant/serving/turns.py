@@ -21,8 +21,6 @@ from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import ToolPlan, plan_tools
 from speculant.serving.tools import ToolCallParser
 
-UNUSED = "x-speculant-unused"  # header that names what of another protocol was taken and has no effect
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
