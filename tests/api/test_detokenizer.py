@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from speculant.api.detokenizer import Detokenizer
+from speculant.api.detokenizer import Detokenizer, SpecialTokens
 
 TEXT = st.text(alphabet="ab \n\u00e9\u20ac\U0001f600", max_size=20)
 
@@ -23,8 +23,8 @@ class Adapter:
         self.special = tokenizer.token_to_id("<s>")
 
     def decode(self, ids: list[int], **options: Any) -> str:
-        assert options == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        assert not options.pop("clean_up_tokenization_spaces", False)
+        return self.tokenizer.decode(ids, **options)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
@@ -91,3 +91,25 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
     """Requests in bare ids stream nothing, and do not fail."""
     stream = Detokenizer(None)
     assert stream.push(3) == stream.flush() == ""
+
+
+class Spaced:
+    """A tokenizer that joins tokens by spaces, as transformers' own do with special ones; 9 is special."""
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False) -> str:
+        return " ".join("</s>" if token == 9 else str(token) for token in ids if token != 9 or not skip_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        (SpecialTokens(), " 1 2"),
+        (SpecialTokens(skip=False), " 1 </s> </s> 2 </s>"),
+        (SpecialTokens(skip=False, spaced=False), " 1 </s></s> 2 </s>"),
+    ],
+)
+def test_special_tokens(special: SpecialTokens, expected: str) -> None:
+    """Special tokens are left out or shown, and with them the spaces between two; the one at the end is never shown."""
+    detokenizer = Detokenizer(Spaced(), [3], special=special)
+    text = "".join(map(detokenizer.push, [1, 9, 9, 2, 9])) + detokenizer.push_end(9) + detokenizer.flush()
+    assert text == expected

@@ -35,6 +35,8 @@ OPERATIONS = [
     ("GET", "/v1/models", 5),
     ("GET", "/v1/models/{name}", 50),
     ("GET", "/health", 5),
+    ("GET", "/ready", 5),
+    ("GET", "/version", 5),
     ("GET", "/metrics", 5),
 ]
 REFUSED = {each.name for each in PARAMETERS if not each.honoured} | {"tools", "tool_choice", "parallel_tool_calls"}

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from servers import MODEL, client_of, make_app, running
 from speculant import Speculator
 from speculant.api.transcription import transcribe
+from speculant.serving.lenience import UNUSED
 from whispers import RATE, build_whisper
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore")]  # transformers warns of Whisper's own options
@@ -89,6 +90,7 @@ async def test_what_cannot_be_heard_is_refused(hearing: Speculator) -> None:
             (await send(recording(0.5), response_format="xml"), "response_format"),
             (await send(recording(0.5), language="de"), "English"),
             (await send(recording(0.5), **{"timestamp_granularities[]": "word"}), "words"),
+            (await send(recording(0.5), keywords="dog"), "no parameter 'keywords'"),
             (await client.post("/v1/audio/translations", files={"file": ("a.wav", recording(0.5))}), "English"),
             (
                 await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "w1"}]}),
@@ -98,6 +100,10 @@ async def test_what_cannot_be_heard_is_refused(hearing: Speculator) -> None:
             assert answer.status_code in (400, 404), answer.text
             assert said in answer.json()["error"]["message"], answer.text
         assert (await send(recording(0.5))).status_code == 200
+    app = make_app(hearing, lenient=True)
+    async with running(app), client_of(app) as client:
+        answer = await send(recording(0.5), keywords="dog")
+        assert (answer.status_code, answer.headers[UNUSED]) == (200, "keywords")
 
 
 async def test_other_models_hear_nothing(speculator: Speculator) -> None:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """What becomes of special tokens in a text.
+
+    Attributes:
+        skip: whether they are left out.
+        spaced: whether a space that the tokenizer puts between two of them stays.
+    """
+
+    skip: bool = True
+    spaced: bool = True
+
+
+LEFT_OUT = SpecialTokens()
 
 
 class Detokenizer:
     """Turns committed tokens into text, one piece per token; a piece is empty until its character is whole."""
 
-    def __init__(self, tokenizer: Any, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, before: Sequence[int] = (), *, special: SpecialTokens = LEFT_OUT) -> None:
         """Begin behind the tokens `before`, whose text is not given out."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._special = tokenizer, special
         self._ids = list(before)
         self._start = 0  # decoding begins here, so that a piece is spaced as it is within the text
         self._done = len(self._ids)  # tokens whose text is out
@@ -20,6 +37,10 @@ class Detokenizer:
         """Add a token and return the text that became whole."""
         self._ids.append(token)
         return self._release(final=False)
+
+    def push_end(self, token: int) -> str:
+        """Add the token that ended the text, which is no part of it where it is special."""
+        return "" if self._is_special(token) else self.push(token)
 
     def flush(self) -> str:
         """Return what is left, an unfinished character included."""
@@ -33,8 +54,17 @@ class Detokenizer:
         if len(text) <= len(before) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
             return ""
         self._start, self._done = self._done, len(self._ids)
-        return text[len(before) :]
+        new = text[len(before) :]
+        joined = not self._special.spaced and len(self._ids) > 1 and all(map(self._is_special, self._ids[-2:]))
+        return new.removeprefix(" ") if joined else new
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        skip = self._special.skip
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         return text
+
+    def _is_special(self, token: int) -> bool:
+        if self._tokenizer is None:
+            return False
+        shown, hidden = (self._tokenizer.decode([token], skip_special_tokens=skip) for skip in (False, True))
+        return bool(shown) and not hidden

@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
+from speculant.api.detokenizer import LEFT_OUT, SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media, media_tokens
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
@@ -117,6 +118,7 @@ class Preparation:
             watched=asked.watched,
             tenant=asked.tenant,
             prediction=asked.prediction,
+            special=SpecialTokens(skip=asked.skip_special_tokens, spaced=asked.spaces_between_special_tokens),
         )
         generation.sequence.stats.notes += notes
         if asked.streamer is not None:
@@ -139,6 +141,7 @@ class Preparation:
         watched: bool = False,
         tenant: str = "",
         prediction: Sequence[int] | None = None,
+        special: SpecialTokens = LEFT_OUT,
     ) -> Generation:
         """Return the request of one row that `generate` prepared.
 
@@ -200,6 +203,7 @@ class Preparation:
             target=cache,
             tokenizer=tokenizer,
             streamer=streamer,
+            special=special,
             chunk=chunk if prompt_logprobs is None else min(chunk or WATCHED_CHUNK, WATCHED_CHUNK),
         )
 

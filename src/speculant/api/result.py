@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from speculant.api.detokenizer import Detokenizer
+from speculant.api.detokenizer import LEFT_OUT, Detokenizer, SpecialTokens
 from speculant.core.logprobs import TokenLogprobs
 from speculant.core.model_engine import RequestCache
 from speculant.core.stats import Stats
@@ -90,6 +90,7 @@ class Generation:
         tokenizer: Any = None,
         streamer: Any = None,
         chunk: int | None = None,
+        special: SpecialTokens = LEFT_OUT,
     ) -> None:
         """Prepare the text of a sequence.
 
@@ -100,6 +101,7 @@ class Generation:
             tokenizer: for its text, or None.
             streamer: a transformers streamer that every token is put to, or None.
             chunk: the most prompt tokens to read in a pass, or None for any number.
+            special: what becomes of special tokens in the text.
         """
         self.sequence, self.sampler, self.target, self.chunk = sequence, sampler, target, chunk
         self.result = Result(
@@ -112,7 +114,7 @@ class Generation:
         self.done = False
         self.takes_prefix = False
         self._streamer = streamer
-        self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist())
+        self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist(), special=special)
 
     @property
     def owner(self) -> str:
@@ -146,10 +148,13 @@ class Generation:
         logprobs = sequence.logprobs[known:committed] if result.logprobs is not None else None
         if result.logprobs is not None and logprobs is not None:
             result.logprobs[known:] = logprobs
-        texts = [self._detokenizer.push(token) for token in tokens]
+        stopped = sequence.ended and self.sampler.stopped
+        texts = [self._detokenizer.push(token) for token in (tokens[:-1] if stopped else tokens)]
+        if stopped:
+            texts.append(self._detokenizer.push_end(tokens[-1]))
         if sequence.ended:
             texts[-1] += self._detokenizer.flush()
-            result.finish_reason = "stop" if self.sampler.stopped else "length"
+            result.finish_reason = "stop" if stopped else "length"
             self._note_cut()
         result.text += "".join(texts)
         if sequence.rounds is None:

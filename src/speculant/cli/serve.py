@@ -98,6 +98,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
     from speculant.cli.start_screen import start_screen
     from speculant.cli.terminal import say, waiting
+    from speculant.serving.loading import answering
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
 
@@ -114,16 +115,17 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
     with bind(serving) as bound:
-        loaded = load_speculator(loading, drafting, texts=serving.max_concurrency)
-        configure_logging(serving.log_format)
-        with waiting("starting the server"):
-            from speculant.serving.app import create_app
-            from speculant.serving.start_speed import measure_speed
+        with answering(bound, serving):
+            loaded = load_speculator(loading, drafting, texts=serving.max_concurrency)
+            configure_logging(serving.log_format)
+            with waiting("starting the server"):
+                from speculant.serving.app import create_app
+                from speculant.serving.start_speed import measure_speed
 
-            speed = measure_speed(loaded.speculator, settings=loaded.settings)
-        name = served_name or model_name(loading.model)
-        keeps = isinstance(loaded.speculator.drafter, Persistent)
-        app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
+                speed = measure_speed(loaded.speculator, settings=loaded.settings)
+            name = served_name or model_name(loading.model)
+            keeps = isinstance(loaded.speculator.drafter, Persistent)
+            app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
         try:
             unused = list(app.state.unused_memories)
             screen = start_screen(

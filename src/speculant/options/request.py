@@ -31,6 +31,8 @@ class RequestKeywords(TypedDict, total=False):
     watched: bool
     tenant: str
     prediction: Any
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
     min_p: float | None
     repetition_penalty: float | None
     logits_processor: list[Any] | None
@@ -76,6 +78,9 @@ class RequestOptions:
         watched: whether pieces hold the draft and the walk of each round.
         tenant: whose memory drafts and whose cached prefixes may be used, where a server keeps several.
         prediction: token ids of a text that the answer is expected to resemble, for drafters that copy from it.
+        skip_special_tokens: whether special tokens are left out of the text. Where they are not, the one that ends the
+            text is, as in vLLM.
+        spaces_between_special_tokens: whether a space that the tokenizer puts between two special tokens stays.
         generation: `attention_mask`, `position_ids`, `logits_processor`, `stopping_criteria`, `generation_config` and
             any other field of transformers' GenerationConfig, by name.
     """
@@ -98,6 +103,8 @@ class RequestOptions:
     watched: bool = False
     tenant: str = ""
     prediction: Any = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     generation: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

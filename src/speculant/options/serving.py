@@ -41,6 +41,7 @@ class ServingOptions:
         log_format: "text" for key=value lines, "json" for JSON lines.
         metrics_prefix: "speculant_", or "vllm:" for vLLM's names, labels and buckets of metrics.
         per_request_metrics: whether responses hold `metrics.speculative_decoding`.
+        lenient: whether unknown parameters of requests are left out and named in a header, in place of 400.
         max_concurrency: maximum requests decoded together.
         max_queue: maximum requests that wait beyond these; more get 429.
         prefix_cache: bytes in which what prompts have in common is kept, such as system prompts; 0 for nothing.
@@ -60,7 +61,7 @@ class ServingOptions:
         response_store: bytes of answers to `/v1/responses` that are kept for each key, for `previous_response_id`; at
             most 1,000 of them, in memory only. 0 for none.
         max_choices: maximum answers to one request, over all its prompts.
-        max_connections: maximum requests that are being answered; more get 503, `/health` excepted. As many connections
+        max_connections: maximum requests that are being answered; more get 503, probes excepted. As many connections
             may be open; beyond, the one that has had no request for longest is closed.
         request_seconds: maximum time of a request, waiting included.
         body_seconds: time in which a request's headers must arrive, and then its body.
@@ -112,6 +113,9 @@ class ServingOptions:
         kinds.choice(*METRIC_PREFIXES),
     )
     per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
+    lenient: bool = _server(
+        False, "leave out unknown parameters of requests, named in the header x-speculant-unused", kinds.FLAG
+    )
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
     max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))
     prefix_cache: int = _limit(

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speculant.serving.keys import tenant_in
+from speculant.serving.room import PROBES
 from speculant.serving.scoped_metrics import ScopedMetrics
 
 _LOG = logging.getLogger("speculant.serving.access")
 _NOTES = "speculant.notes"
-QUIET = ("/health", "/metrics")  # asked for all the time, so logged for debugging only
+QUIET = (*PROBES, "/metrics")  # asked for all the time, so logged for debugging only
 
 
 def note(request: Request, **facts: Any) -> None:

@@ -123,6 +123,8 @@ class Service:
             "prompt_logprobs": request.prompt_alternatives,
             "eos_token_id": self._ends(request),
             "min_new_tokens": request.min_tokens or None,
+            "skip_special_tokens": request.skip_special_tokens,
+            "spaces_between_special_tokens": request.spaces_between_special_tokens,
         }
         temperature = 1.0 if request.temperature is None else read_temperature(request.temperature)
         if not temperature:  # whatever the other options keep, they keep the most probable token
@@ -170,6 +172,7 @@ class Collected:
     tokens: int = 0
     finish_reason: str = "stop"
     logprobs: Entries = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
 
 
 async def collect(exchange: Exchange) -> list[Collected]:
@@ -184,6 +187,7 @@ async def collect(exchange: Exchange) -> list[Collected]:
         own.text += delta.text
         own.tokens += delta.tokens
         own.logprobs += entries_of(delta)
+        own.ids += delta.ids
         own.finish_reason = delta.finish_reason or own.finish_reason
     return found
 

@@ -22,16 +22,18 @@ from speculant.serving.bodies import BodyLimit
 from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
 from speculant.serving.engine_loop import EngineLoop
-from speculant.serving.errors import SERVER, ApiError, add_error_handlers
+from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
+from speculant.serving.lenience import Lenience
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
 from speculant.serving.messages_api import count_tokens, create_message
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
+from speculant.serving.probes import add_probe_routes
 from speculant.serving.prompts import PromptEncoder
 from speculant.serving.response_schemas import ItemList, ResponseDeleted, ResponseObject, ResponseRequest
 from speculant.serving.response_store import ResponseStore
@@ -39,7 +41,6 @@ from speculant.serving.responses import (
     ChatResponse,
     CompletionResponse,
     DetokenizeResponse,
-    Health,
     ModelCard,
     ModelList,
     TokenizeResponse,
@@ -124,6 +125,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
     _add_message_routes(app, service)
     _add_token_routes(app, service)
+    add_probe_routes(app, service)
     _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
     add_page_files(app)
     add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
@@ -189,6 +191,8 @@ def _middleware(
     if settings.hosts:
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
+    if settings.lenient:
+        found.append(Middleware(Lenience))
     found.append(Middleware(BodyLimit, maximum=body_bytes, seconds=settings.body_seconds))
     return found
 
@@ -289,13 +293,6 @@ def _add_server_routes(app: FastAPI, service: Service, metrics: ScopedMetrics, *
         service.check_model(body.model)
         ready = event({"status": "ready", "model": service.model, "cached": True})
         return Response(ready, headers={"Content-Type": EventStream.media_type})
-
-    @app.get("/health", responses=errors(503))
-    async def health() -> Health:
-        """Return whether requests can be decoded."""
-        if not service.engine.alive:
-            raise ApiError(503, "the decoding thread does not run.", type=SERVER, code="not_running")
-        return Health()
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(*READING))
     async def prometheus(request: Request) -> Response:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+
+from speculant.serving.lenience import unused_members
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
-MAX_FIELDS = 64  # of an object with names of its own; the largest has 48
+MAX_FIELDS = 64  # of an object with names of its own; the largest has less than 60
 
 
 def at_most(count: int) -> Callable[[Any], Any]:
@@ -54,14 +59,27 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_nulls_allowed)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_bounds(cls, value: Any) -> Any:
+    def _check_bounds(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         value = at_most(MAX_FIELDS)(value)
         if not isinstance(value, dict):
-            return value
+            return handler(value)
         fields = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
         given = {name: each for name, each in value.items() if each is not None or fields.get(name)}
-        if cls.model_config.get("extra") == "forbid" and (unknown := [name for name in given if name not in fields]):
+        unknown = [name for name in given if name not in fields] if cls.is_closed(given) else []
+        unused = unused_members()
+        if unknown and unused is None:
             raise UnknownMemberError(unknown[0], fields)
-        return given
+        known = {name: each for name, each in given.items() if name not in unknown}
+        if unused is None:
+            return handler(known)
+        with unused.attempt():
+            found = handler(known)
+            unused.add(found, unknown, {name: field.alias or name for name, field in cls.model_fields.items()})
+        return found
+
+    @classmethod
+    def is_closed(cls, given: dict[str, Any]) -> bool:  # noqa: ARG003  (for classes that look at them)
+        """Return whether an object of these members has no others than the class names."""
+        return cls.model_config.get("extra") == "forbid"

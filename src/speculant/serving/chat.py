@@ -59,6 +59,7 @@ class ChatAnswer(ChunkedAnswer):
             model=self._service.model,
             choices=[self._whole_choice(index, parts) for index, parts in enumerate(answers)],
             prompt_logprobs=prompt_logprobs_of(self._service, self._body, self._turn.prompt, self._exchange.tickets[0]),
+            **self.begin(),
             usage=usage(self._exchange, self.prompt, self.completion, choices=self._body.choices),
             metrics=self._service.metrics(self._exchange.tickets),
         )
@@ -79,8 +80,13 @@ class ChatAnswer(ChunkedAnswer):
                 "message": AnswerMessage.model_validate(message),
                 "logprobs": None if self._body.alternatives is None else self._logprobs(entries),
                 "finish_reason": parts[-1].finish_reason,
+                "token_ids": [token for part in parts for token in part.ids] if self._body.return_token_ids else None,
             }
         )
+
+    def begin(self) -> dict[str, Any]:
+        """Return the prompt's ids, where they are asked for."""
+        return {"prompt_token_ids": self._turn.prompt} if self._body.return_token_ids else {}
 
     async def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the choices of each chunk."""
@@ -88,11 +94,13 @@ class ChatAnswer(ChunkedAnswer):
             yield [_choice(index, {"role": "assistant", "content": None if self._turn.forced else ""})]
         async for part in self._turn.parts(first):
             self.completion += part.tokens
-            if part.text or part.logprobs:
+            ids = {"token_ids": part.ids} if self._body.return_token_ids and part.ids else {}  # of the first chunk
+            if part.text or part.logprobs or (ids and not part.calls):
                 logprobs = self._logprobs(part.logprobs) if part.logprobs else None
-                yield [_choice(part.index, {"content": part.text}, logprobs=logprobs)]
+                yield [_choice(part.index, {"content": part.text}, logprobs=logprobs) | ids]
+                ids = {}
             if part.calls:
-                yield [_choice(part.index, {"tool_calls": part.calls})]
+                yield [_choice(part.index, {"tool_calls": part.calls}) | ids]
             if part.finish_reason is not None:
                 yield [_choice(part.index, {}, part.finish_reason)]
 

@@ -40,16 +40,22 @@ class ChunkedAnswer(ABC):
     def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the choices of each chunk of the stream, from the first delta on."""
 
+    def begin(self) -> dict[str, Any]:
+        """Return what the first chunk alone has beside its choices."""
+        return {}
+
     async def events(self, first: tuple[int, Delta]) -> AsyncIterator[bytes]:
         """Yield the events of the stream."""
         (prefix, kind), service, exchange = self.kind, self._service, self._exchange
         with_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
         chunk = chunker(prefix, kind, service.model, with_usage=with_usage)
-        left = len(exchange.tickets)
+        left, begin = len(exchange.tickets), self.begin()
         async for choices in self.chunks(first):
             left -= sum(choice["finish_reason"] is not None for choice in choices)
             # Clients read the first choice of every chunk, unless they asked for one with usage alone.
-            yield event(chunk(choices) if left or with_usage else chunk(choices, **metrics_of(service, exchange)))
+            more = {} if left or with_usage else metrics_of(service, exchange)
+            yield event(chunk(choices, **begin, **more))
+            begin = {}
         if with_usage:
             tokens = usage(exchange, self.prompt, self.completion, choices=self._body.choices)
             yield event(chunk([], **metrics_of(service, exchange), usage=tokens.model_dump()))

@@ -60,6 +60,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
                     stop=body.stops,
                     tenant=tenant_of(request),
                     prompt_only=body.token_limit == 0,
+                    priority=body.priority or 0,
                 )
                 exchange.submit(job)
         echoes = [await _echo(service, body, *pair) for pair in zip(prompts, encoded, strict=True)]
@@ -125,6 +126,8 @@ class CompletionAnswer(ChunkedAnswer):
                 "logprobs": logprobs,
                 "prompt_logprobs": prompt_logprobs_of(self._service, self._body, ids, ticket),
                 "finish_reason": found.finish_reason,
+                "token_ids": found.ids if self._body.return_token_ids else None,
+                "prompt_token_ids": ids if self._body.return_token_ids else None,
             }
         )
 
@@ -144,16 +147,21 @@ class CompletionAnswer(ChunkedAnswer):
     async def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
         sent, begun = list(map(len, self._echoes)), set[int]()
         async for index, delta in deltas(self._exchange, first):
-            if self._body.echo and index not in begun:
+            ids = {"token_ids": delta.ids} if self._body.return_token_ids else {}
+            if index not in begun:
                 begun.add(index)
-                yield [_choice(index, self._echoes[index], logprobs=self._echo_logprobs(index))]
+                before = {"prompt_token_ids": self._prompts[index]} if ids else {}
+                if self._body.echo:
+                    yield [_choice(index, self._echoes[index], logprobs=self._echo_logprobs(index)) | before]
+                else:
+                    ids |= before
             self.completion += delta.tokens
             entries, logprobs = entries_of(delta), None
             if entries:
                 logprobs = self._logprobs(entries, sent[index])
                 sent[index] += sum(map(len, logprobs["tokens"]))
-            if delta.text or delta.last or entries:
-                yield [_choice(index, delta.text, delta.finish_reason, logprobs=logprobs)]
+            if delta.text or delta.last or entries or ids:
+                yield [_choice(index, delta.text, delta.finish_reason, logprobs=logprobs) | ids]
 
 
 def _choice(

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
@@ -92,7 +92,7 @@ class EngineLoop:
         self._waiting: deque[Ticket] = deque()
         self._active: dict[Generation, Ticket] = {}  # oldest first
         self._deltas: list[tuple[Ticket, Delta]] = []
-        self._stopping = False
+        self._stopping = self._leaving = False  # known to the thread, and to the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._threads = 1
@@ -101,6 +101,15 @@ class EngineLoop:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def status(self) -> Literal["loading", "ready", "draining", "failed"]:
+        """What `/ready` says of it."""
+        if self._thread is None:
+            return "loading"
+        if self._leaving:
+            return "draining"
+        return "ready" if self.alive else "failed"
 
     def prefixes(self, tenant: str | None = None) -> PrefixCacheStats:
         """Return what the prefix cache did so far, for one tenant or for all."""
@@ -135,6 +144,7 @@ class EngineLoop:
         """End: what is decoded may finish within so many seconds, then it is cancelled."""
         if self._thread is None:
             return
+        self._leaving = True
         self._commands.put(("drain", None))
         await asyncio.to_thread(self._thread.join, seconds)
         self._commands.put(("stop", None))
@@ -200,7 +210,15 @@ class EngineLoop:
             elif self._stopping:
                 self._finish(ticket, Delta(error=_shutting_down()))
             else:
-                self._waiting.append(ticket)
+                self._queue(ticket)
+
+    def _queue(self, ticket: Ticket) -> None:
+        """Let a text wait: its tenant's texts share the tenant's places in the queue by their priority."""
+        self._waiting.append(ticket)
+        tenant = ticket.job.tenant
+        own = [each for each in self._waiting if each.job.tenant == tenant]
+        ranked = iter(sorted(own, key=lambda each: each.job.priority))
+        self._waiting = deque(next(ranked) if each.job.tenant == tenant else each for each in self._waiting)
 
     def _expire(self, batch: Batch) -> None:
         now = time.monotonic()

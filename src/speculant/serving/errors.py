@@ -145,18 +145,22 @@ def validation_error(errors: Sequence[Any], path: str = "") -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, "the body is not valid JSON.", code="invalid_json")
     if isinstance(unknown := first.get("ctx", {}).get("error"), UnknownMemberError):
-        place = f"{place}.{unknown.name}" if place else unknown.name
-        way_out = f"did you mean '{unknown.near}'?" if unknown.near else "leave it out."
-        twin, known = _TWINS.get(path, ("", ()))
-        if place in known:
-            way_out = f"{twin} takes it."
-        return ApiError(400, f"there is no parameter '{place}'; {way_out}", param=place, code="unknown_parameter")
+        return unknown_member(unknown, f"{place}.{unknown.name}" if place else unknown.name, path)
     if kind == "missing":
         message = f"the parameter '{place}' is missing." if place else "the body is missing; send JSON."
         return ApiError(400, message, param=place or None, code="missing_parameter")
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     named = f"'{place}': {message}." if place else f"{message}."
     return ApiError(400, named, param=place or None, code="invalid_value")
+
+
+def unknown_member(unknown: UnknownMemberError, place: str, path: str = "") -> ApiError:
+    """Return the error of a member, at a place of a request to a path, that there is none of."""
+    way_out = f"did you mean '{unknown.near}'?" if unknown.near else "leave it out."
+    twin, known = _TWINS.get(path, ("", ()))
+    if place in known:
+        way_out = f"{twin} takes it."
+    return ApiError(400, f"there is no parameter '{place}'; {way_out}", param=place, code="unknown_parameter")
 
 
 def _of_forms(errors: Sequence[Any]) -> Any:

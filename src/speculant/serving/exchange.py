@@ -37,6 +37,7 @@ class Job:
         plain: whether to decode without drafts, and to learn nothing.
         prompt_only: whether the text is left out of the answer, which is about the prompt.
         watched: whether its pieces hold the drafts of their rounds.
+        priority: the lower, the earlier it leaves the queue, among the texts of its tenant.
     """
 
     prompt: Sequence[int]
@@ -49,6 +50,7 @@ class Job:
     plain: bool = False
     prompt_only: bool = False
     watched: bool = False
+    priority: int = 0
 
     @property
     def given(self) -> Any:
@@ -78,6 +80,11 @@ class Delta:
     finish_reason: str | None = None
     error: BaseException | None = None
     piece: Piece | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens."""
+        return [] if self.piece is None else list(self.piece.tokens[: self.tokens])
 
     @property
     def last(self) -> bool:

@@ -11,8 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speculant.serving.bodies import refuse
 from speculant.serving.errors import ApiError
+from speculant.serving.room import PROBES
 
-OPEN = ("/health", "/")  # for load balancers, and the page, which holds nothing of anyone
+OPEN = (*PROBES, "/")  # and the page, which holds nothing of anyone
 STATIC = "/static/"  # below it are the page's files, and nothing else
 _TENANT = "speculant.tenant"
 

@@ -14,12 +14,13 @@ from speculant.serving.endpoint import respond
 from speculant.serving.errors import ApiError, anthropic_body
 from speculant.serving.exchange import Delta, Exchange
 from speculant.serving.keys import tenant_of
+from speculant.serving.lenience import UNUSED
 from speculant.serving.message_blocks import read_choice, read_messages, read_tools
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.segments import Segment, Segmenter, Step
 from speculant.serving.streams import EventStream, event
-from speculant.serving.turns import UNUSED, Turn, make_chat, plan_turn
+from speculant.serving.turns import Turn, make_chat, plan_turn
 
 KEPT_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from speculant.serving.responses import ErrorResponse
+from speculant.serving.room import PROBES
 
 DESCRIPTIONS = {
     400: "The request cannot be honoured; the message says why.",
@@ -61,7 +62,7 @@ def _correct(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if keys and path != "/health":
+            if keys and path not in PROBES:
                 operation["security"] = [{"key": []}]
             elif not keys:
                 operation["responses"].pop("401", None)

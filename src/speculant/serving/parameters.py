@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.serving.errors import ApiError
+from speculant.serving.lenience import unused_members
 
 CHAT, COMPLETIONS = "chat", "completions"
 BOTH = (CHAT, COMPLETIONS)
@@ -26,6 +27,7 @@ class Parameter:
         note: what it does here, or why it is refused.
         honoured: whether it is.
         neutral: values that ask for nothing and are taken where it is refused; null always is.
+        harmless: whether the text is the same without it, so that a lenient server may leave it out.
     """
 
     name: str
@@ -33,10 +35,13 @@ class Parameter:
     endpoints: tuple[str, ...] = BOTH
     honoured: bool = True
     neutral: tuple[Any, ...] = ()
+    harmless: bool = False
 
 
-def _refuse(name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (CHAT,)) -> Parameter:
-    return Parameter(name=name, note=note, endpoints=endpoints, honoured=False, neutral=neutral)
+def _refuse(
+    name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (CHAT,), harmless: bool = False
+) -> Parameter:
+    return Parameter(name=name, note=note, endpoints=endpoints, honoured=False, neutral=neutral, harmless=harmless)
 
 
 _ONE_MODEL = "this server runs a single model that reads and writes text"
@@ -114,6 +119,22 @@ PARAMETERS = (
     Parameter(name="ignore_eos", note="as in vLLM: only `stop_token_ids` and the length end the text"),
     Parameter(name="min_tokens", note="as in vLLM: nothing that ends the text is chosen before"),
     Parameter(
+        name="return_token_ids",
+        note="as in vLLM: `token_ids` of each choice, in streams of each chunk, and `prompt_token_ids`",
+    ),
+    Parameter(
+        name="skip_special_tokens",
+        note="as in vLLM: false to show special tokens, but for the one that ends the text",
+    ),
+    Parameter(
+        name="spaces_between_special_tokens",
+        note="as in vLLM: false to drop spaces that the tokenizer puts between special tokens",
+    ),
+    Parameter(
+        name="priority",
+        note="as in vLLM: lower ones leave the queue earlier; among requests of the same key",
+    ),
+    Parameter(
         name="chat_template_kwargs",
         note="as in vLLM: switches of the chat template, such as `enable_thinking`",
         endpoints=(CHAT,),
@@ -129,16 +150,16 @@ PARAMETERS = (
     _refuse("function_call", "use `tools` and `tool_choice`", "none", "auto"),
     _refuse("audio", _ONE_MODEL),
     _refuse("modalities", _ONE_MODEL, ["text"]),
-    _refuse("verbosity", "the model has no such switch", "medium"),
+    _refuse("verbosity", "the model has no such switch", "medium", harmless=True),
     _refuse("web_search_options", _HOSTED),
     _refuse("moderation", _HOSTED),
-    _refuse("store", "requests are not stored", False),
-    _refuse("metadata", "requests are not stored", {}),
-    _refuse("service_tier", _HOSTED, "auto", "default"),
-    _refuse("safety_identifier", f"{_HOSTED}; `user` is written to the log"),
-    _refuse("prompt_cache_key", _HOSTED),
-    _refuse("prompt_cache_options", _HOSTED),
-    _refuse("prompt_cache_retention", _HOSTED),
+    _refuse("store", "requests are not stored", False, harmless=True),
+    _refuse("metadata", "requests are not stored", {}, harmless=True),
+    _refuse("service_tier", _HOSTED, "auto", "default", harmless=True),
+    _refuse("safety_identifier", f"{_HOSTED}; `user` is written to the log", harmless=True),
+    _refuse("prompt_cache_key", _HOSTED, harmless=True),
+    _refuse("prompt_cache_options", _HOSTED, harmless=True),
+    _refuse("prompt_cache_retention", _HOSTED, harmless=True),
 )
 
 
@@ -155,6 +176,9 @@ def check_honoured(endpoint: str, values: Mapping[str, Any]) -> None:
     for parameter in PARAMETERS:
         value = values.get(parameter.name)
         if parameter.honoured or endpoint not in parameter.endpoints or value is None or value in parameter.neutral:
+            continue
+        if parameter.harmless and (unused := unused_members()) is not None:
+            unused.name(parameter.name)
             continue
         raise ApiError(
             400,
@@ -176,5 +200,7 @@ def parameter_table() -> str:
         if not parameter.honoured and parameter.neutral:
             neutral = ", ".join(f"`{json.dumps(value)}`" for value in parameter.neutral)
             note += f" (taken as {neutral})"
+        if parameter.harmless:
+            note += "; left out with `--lenient`"
         lines.append(f"| `{parameter.name}` | {marks[0]} | {marks[1]} | {note} |")
     return "\n".join(lines)

@@ -291,7 +291,7 @@ def join_content(content: str | Sequence[TextPart] | None, *, param: str) -> str
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.type != "text" or part.text is None or part.model_extra:
+        if part.type != "text" or part.text is None:
             raise ApiError(
                 400,
                 f"content of type '{part.type[:40]}' is not supported: this model reads text.",

@@ -102,6 +102,7 @@ class ResponseRequest(Strict):
     top_p: Finite | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 62)
+    priority: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     store: bool | None = None

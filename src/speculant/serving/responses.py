@@ -24,12 +24,6 @@ class ErrorResponse(BaseModel):
     error: Error
 
 
-class Health(BaseModel):
-    """That requests can be decoded."""
-
-    status: Literal["ok"] = "ok"
-
-
 class PromptDetails(BaseModel):
     """Tokens of a prompt that were not computed, since the prefix cache held them, and those that stand for media."""
 
@@ -71,6 +65,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: dict[str, Any] | None = None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = None
 
 
 class PromptLogprob(BaseModel):
@@ -117,6 +112,7 @@ class ChatResponse(BaseModel):
     model: str
     choices: list[ChatChoice]
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
     usage: Usage
     metrics: RequestMetrics | None = None
 
@@ -129,6 +125,8 @@ class CompletionChoice(BaseModel):
     logprobs: dict[str, Any] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionResponse(BaseModel):

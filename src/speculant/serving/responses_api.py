@@ -13,13 +13,14 @@ from speculant.serving.endpoint import respond
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange
 from speculant.serving.keys import tenant_of
+from speculant.serving.lenience import UNUSED
 from speculant.serving.response_items import ItemWriter, Tools, read_choice, read_items, read_tools
 from speculant.serving.response_schemas import Item, ResponseObject, ResponseRequest
 from speculant.serving.response_store import ResponseStore, Running
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.segments import Segmenter
 from speculant.serving.streams import EventStream, event
-from speculant.serving.turns import UNUSED, Turn, make_chat, plan_turn
+from speculant.serving.turns import Turn, make_chat, plan_turn
 
 
 async def create_response(
@@ -61,6 +62,7 @@ def _chat_request(body: ResponseRequest, tools: Tools, messages: Sequence[dict[s
         "top_p": body.top_p,
         "top_k": body.top_k,
         "seed": body.seed,
+        "priority": body.priority,
         "stream": body.stream,
         "user": body.user,
     }

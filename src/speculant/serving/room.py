@@ -1,4 +1,4 @@
-"""Room for requests: beyond a number at a time they get 503 at once, and health checks are answered all the same."""
+"""Room for requests: beyond a number at a time they get 503 at once, and probes are answered all the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speculant.serving.errors import SERVER, ApiError
 
-UNCOUNTED = ("/health",)
+PROBES = ("/health", "/ready")  # of load balancers and supervisors
 
 
 class RequestRoom:
@@ -18,7 +18,7 @@ class RequestRoom:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on where there is room."""
-        if scope["type"] != "http" or scope["path"] in UNCOUNTED:
+        if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         if self._count >= self._maximum:

@@ -35,6 +35,11 @@ class TextPart(Strict):
     type: str
     text: str | None = None
 
+    @classmethod
+    def is_closed(cls, given: dict[str, Any]) -> bool:
+        """Return whether it is text, of which all members are known."""
+        return given.get("type") == "text"
+
 
 DecodingComponents = Annotated[Rows[TextPart], Field(max_length=4096)]
 
@@ -179,6 +184,10 @@ class SamplingRequest(Strict):
     stop_token_ids: Annotated[Rows[TokenId], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0)
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    priority: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     generation_config: Json[GenerationConfig] | None = None
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from speculant.core.errors import UsageError
 from speculant.serving.connection import BoundedConnection
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from speculant.options.serving import ServingOptions
 
@@ -104,7 +104,7 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: FastAPI, settings: ServingOptions, ready: Callable[[], None]) -> Server:
+def make_server(app: Starlette, settings: ServingOptions, ready: Callable[[], None]) -> Server:
     """Return a server of the application; `run(sockets=[...])` returns after it was drained."""
     options: dict[str, Any] = {
         "access_log": False,
@@ -122,4 +122,6 @@ def make_server(app: FastAPI, settings: ServingOptions, ready: Callable[[], None
         "timeout_graceful_shutdown": settings.drain_seconds,
         "server_header": False,
     }
-    return Server(uvicorn.Config(app, **options), ready)
+    server = Server(uvicorn.Config(app, **options), ready)
+    app.state.leaving = lambda: server.should_exit
+    return server

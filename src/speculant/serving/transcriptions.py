@@ -10,7 +10,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +20,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from speculant.core.errors import UsageError
 from speculant.serving.access import note
-from speculant.serving.errors import SERVER, ApiError, queue_full
+from speculant.serving.bounds import UnknownMemberError
+from speculant.serving.errors import SERVER, ApiError, queue_full, unknown_member
+from speculant.serving.lenience import unused_members
 from speculant.serving.openapi import DECODING, errors
 from speculant.serving.streams import event, while_connected
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from speculant.serving.answers import Service
 
 Form_ = Literal["json", "text", "srt", "verbose_json", "vtt"]
+TRANSLATED = ("file", "model", "prompt", "response_format", "temperature")
+TRANSCRIBED = (*TRANSLATED, "language", "stream", "timestamp_granularities[]")
 TIMED = ("srt", "vtt", "verbose_json")
 HEARS = "this model turns speech into text; send recordings to /v1/audio/transcriptions."
 READS = "this model does not turn speech into text; serve a Whisper model, such as openai/whisper-small."
@@ -152,6 +156,7 @@ def add_audio_routes(app: FastAPI, service: Service, transcriber: Transcriber) -
     """Add the endpoints of recordings."""
 
     async def answer(request: Request, file: UploadFile, model: str | None, asked: Asked) -> Response:
+        _check_fields(await request.form(), TRANSCRIBED if asked.task == "transcribe" else TRANSLATED)
         service.check_model(model)
         if not transcriber.works:
             raise ApiError(400, READS, code="unsupported")
@@ -207,6 +212,17 @@ def add_audio_routes(app: FastAPI, service: Service, transcriber: Transcriber) -
             task="translate", language=None, prompt=prompt, temperature=temperature, form=response_format, stream=False
         )
         return await answer(request, file, model, asked)
+
+
+def _check_fields(form: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse fields of a form that are not known, or leave them out where unknown ones are."""
+    unused = unused_members()
+    for name in form:
+        if name in known:
+            continue
+        if unused is None:
+            raise unknown_member(UnknownMemberError(name, known), name)
+        unused.name(name)
 
 
 def _respond(found: Transcript, asked: Asked) -> Response:

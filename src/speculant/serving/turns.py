@@ -21,8 +21,6 @@ from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import ToolPlan, plan_tools
 from speculant.serving.tools import ToolCallParser
 
-UNUSED = "x-speculant-unused"  # header that names what of another protocol was taken and has no effect
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -35,6 +33,7 @@ class Part:
         calls: what is new of its tool calls, in the form of OpenAI's chunks; one with an id begins a call.
         logprobs: of its tokens, where they were asked for.
         tokens: how many were committed.
+        ids: of these tokens.
         finish_reason: "stop", "length" or "tool_calls" in the last part, else None.
     """
 
@@ -44,6 +43,7 @@ class Part:
     calls: Sequence[dict[str, Any]] = ()
     logprobs: Entries = field(default_factory=list)
     tokens: int = 0
+    ids: Sequence[int] = ()
     finish_reason: str | None = None
 
 
@@ -77,6 +77,7 @@ class TurnPlan:
                 stop=body.stops,
                 tenant=tenant,
                 prediction=prediction,
+                priority=body.priority or 0,
             )
             exchange.submit(job)
         return Turn(self, exchange, found.ids)
@@ -160,5 +161,6 @@ class Turn:
                 calls=calls,
                 logprobs=entries_of(delta),
                 tokens=delta.tokens,
+                ids=delta.ids,
                 finish_reason=reason,
             )
