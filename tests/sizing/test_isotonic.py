@@ -10,7 +10,8 @@ from speculant.sizing.isotonic import falling_fit, rising_fit
 
 def test_rising_fit() -> None:
     """Neighbours out of order become their mean, weighted by their samples."""
-    assert rising_fit([1.0, 3.0, 2.0, 4.0], [1, 1, 3, 1]) == [1.0, 2.25, 2.25, 4.0]
+    values, counts = np.array([1.0, 3.0, 2.0, 4.0]), np.array([1, 1, 3, 1])
+    assert rising_fit(values, counts).tolist() == [1.0, 2.25, 2.25, 4.0]
 
 
 def test_falling_fit() -> None:

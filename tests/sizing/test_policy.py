@@ -13,7 +13,7 @@ from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-from speculant.sizing import acceptance, exploration, isotonic
+from speculant.sizing import acceptance, division, exploration, isotonic, latency
 from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.fixed import FixedSizing
@@ -281,13 +281,15 @@ def test_no_round_waits_for_a_compiler() -> None:
     """Guards the first request of a fresh installation: every kernel that a round runs has been compiled before."""
     warm_up()
     kernels = [
-        acceptance._correct, acceptance._count, exploration._bonus, exploration._mark, isotonic.falling_fit
+        acceptance._correct, acceptance._count, division.best_size, division.least_cost, exploration._bonus,
+        exploration._mark, isotonic.falling_fit, latency._curve
     ]  # fmt: skip
     known = [len(kernel.signatures) for kernel in kernels]
     assert min(known) > 0
     sizing = adaptive(FLAT, exploration=ExplorationBonus())
     state = sizing.open()
     for _ in range(3):
+        sizing.nodes([state])
         tree = trimmed(sizing, chain(0.9, 0.5), state)
         observe(sizing, [state], [tree], [min(1, len(tree))], target=1.0, draft=0.1)
     observe(sizing, [state], [DraftTree.empty()], [0], target=1.0, draft=0.1)

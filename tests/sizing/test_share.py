@@ -9,7 +9,7 @@ import pytest
 
 from speculant.core.tree import DraftTree
 from speculant.sizing.contract import Sizing
-from speculant.sizing.division import share
+from speculant.sizing.division import best_size, least_cost, share
 from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.state import SequenceSizing
 from trees import chain, random_draft
@@ -36,6 +36,20 @@ def test_shares_gain_as_much_as_any_heads_can() -> None:
             )
             assert sum(gain[:n].sum() for gain, n in zip(gains, kept, strict=True)) == pytest.approx(best)
     assert share([], 0) == []
+
+
+def test_the_best_size_is_that_of_every_size_compared() -> None:
+    """Guards the kernels that price nodes, by brute force; rows beyond the curve cost as much as its last."""
+    source = np.random.default_rng(3)
+    for _ in range(100):
+        gains, curve = np.sort(source.random(6))[::-1].copy(), 1 + np.cumsum(source.random(6))
+        base, room, price, drafting = int(source.integers(0, 4)), int(source.integers(-1, 8)), source.random(), 0.1
+        costs = [curve[min(base + n, 5)] - curve[base] for n in range(9)]
+        net = [gains[:n].sum() - price * (costs[n] + drafting * n) for n in range(min(6, max(0, room)) + 1)]
+        nodes, worth = best_size(gains, curve, base, room, price, drafting)
+        assert net[nodes] == pytest.approx(max(net))
+        assert worth == pytest.approx(price * (costs[nodes] + drafting * nodes))
+        assert least_cost(curve, base, 2, 8) == pytest.approx(min(costs[n] / n for n in range(2, 9)))
 
 
 def test_a_fixed_budget_goes_where_it_gains_most() -> None:

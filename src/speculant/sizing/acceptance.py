@@ -46,10 +46,16 @@ class AcceptanceModel:
 
     def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
         """Count which nodes of a draft were accepted."""
-        accepted = np.array(path, np.int64)
-        if tree.proposal is None:
-            _count(tree.parents, tree.weights, accepted, self._expected, self._accepted)
-        _count_depths(tree.parents, accepted, self._reached, self._passed)
+        _count(
+            tree.parents,
+            tree.weights,
+            np.array(path, np.int64),
+            tree.proposal is None,
+            self._expected,
+            self._accepted,
+            self._reached,
+            self._passed,
+        )
 
 
 @njit(cache=True)
@@ -65,7 +71,23 @@ def _correct(parents, weights, expected, accepted):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _count(parents, weights, path, expected, accepted):  # type: ignore[no-untyped-def]
+def _count(parents, weights, path, chosen, expected, accepted, reached, passed):  # type: ignore[no-untyped-def]
+    if chosen:
+        _count_bands(parents, weights, path, expected, accepted)
+    reached *= _DECAY
+    passed *= _DECAY
+    last = path[-1] if len(path) else -1
+    passed[: len(path)] += 1
+    reached[: len(path)] += 1
+    if len(path) < len(reached):
+        for parent in parents:
+            if parent == last:
+                reached[len(path)] += 1
+                break
+
+
+@njit(cache=True)
+def _count_bands(parents, weights, path, expected, accepted):  # type: ignore[no-untyped-def]
     expected *= _DECAY
     accepted *= _DECAY
     rows = _depth_rows(parents)
@@ -77,20 +99,6 @@ def _count(parents, weights, path, expected, accepted):  # type: ignore[no-untyp
         band = _band(weights[node])
         accepted[0, band] += 1
         accepted[rows[node], band] += 1
-
-
-@njit(cache=True)
-def _count_depths(parents, path, reached, passed):  # type: ignore[no-untyped-def]
-    reached *= _DECAY
-    passed *= _DECAY
-    last = path[-1] if len(path) else -1
-    passed[: len(path)] += 1
-    reached[: len(path)] += 1
-    if len(path) < len(reached):
-        for parent in parents:
-            if parent == last:
-                reached[len(path)] += 1
-                break
 
 
 @njit(cache=True)

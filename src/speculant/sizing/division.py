@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numba import njit
 
 from speculant.core.tree import DraftTree, Float64
 from speculant.sizing.exploration import ExplorationBonus
@@ -22,7 +23,39 @@ def gains_of(state: SequenceSizing, draft: DraftTree, exploration: ExplorationBo
     values = state.acceptance.probabilities(draft)
     if exploration is not None:
         values += exploration.bonus(draft, state.text[1])
-    return np.asarray(falling_fit(values), np.float64)
+    found: Float64 = falling_fit(values)
+    return found
+
+
+@njit(cache=True)
+def best_size(gains, curve, base, room, price, drafting):  # type: ignore[no-untyped-def]
+    """Return how many nodes of a pass gain most beyond what their time is worth, and that worth.
+
+    Args:
+        gains: Float64[N] of the nodes, falling.
+        curve: Float64[R], the cost of passes over 0, 1, ... rows; more cost as much as the most.
+        base: rows beside the nodes.
+        room: the most nodes.
+        price: of a unit of time.
+        drafting: the time that each node took to draft.
+    """
+    last, best, nodes, worth, total = len(curve) - 1, 0.0, 0, 0.0, 0.0
+    first = curve[min(base, last)]
+    for count in range(1, min(len(gains), room) + 1):
+        total += gains[count - 1]
+        cost = price * (curve[min(base + count, last)] - first + drafting * count)
+        if total - cost > best:
+            best, nodes, worth = total - cost, count, cost
+    return nodes, worth
+
+
+@njit(cache=True)
+def least_cost(curve, base, few, maximum):  # type: ignore[no-untyped-def]
+    """Return the least cost by the node of passes over `few` to `maximum` nodes and `base` rows beside them."""
+    last, least = len(curve) - 1, np.inf
+    for count in range(few, maximum + 1):
+        least = min(least, (curve[min(base + count, last)] - curve[min(base, last)]) / count)
+    return max(0.0, least)
 
 
 def share(gains: Sequence[Float64], nodes: int) -> list[int]:

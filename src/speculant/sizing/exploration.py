@@ -34,8 +34,8 @@ class ExplorationBonus:
 
     def observe(self, tree: DraftTree, text: Sequence[int]) -> None:
         """Mark a round's contexts as known: of its draft, and of the token before the root, the root and what came."""
-        tokens, rows = tree.rows(text[1])
-        _mark(tokens[1:], rows[1:] - 1, np.array(text, np.int64), self._known)
+        queries = tree.queries
+        _mark(tree.tokens, tree.parents, queries.tokens, queries.parents, np.array(text, np.int64), self._known)
 
 
 @njit(cache=True)
@@ -48,12 +48,15 @@ def _bonus(tokens, parents, root, known):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _mark(tokens, parents, text, known):  # type: ignore[no-untyped-def]
+def _mark(tokens, parents, asked, above, text, known):  # type: ignore[no-untyped-def]
     for at in range(1, len(text)):
         known[_hash(text[at - 1], text[at])] = True
     for node, parent in enumerate(parents):
         before = text[1] if parent < 0 else tokens[parent]
         known[_hash(before, tokens[node])] = True
+    for query, parent in enumerate(above):
+        before = text[1] if parent < 0 else asked[parent]
+        known[_hash(before, asked[query])] = True
 
 
 @njit(cache=True)

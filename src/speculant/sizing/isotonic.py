@@ -9,16 +9,20 @@ import numpy as np
 from numba import njit
 
 
-def rising_fit(values: list[float], counts: list[int]) -> list[float]:
-    """Return the nearest values that never fall, each weighted by how many samples it has."""
-    pools: list[tuple[float, int, int]] = []  # mean, samples, how many values
-    for value, count in zip(values, counts, strict=True):
-        pool = value, count, 1
-        while pools and pools[-1][0] > pool[0]:
-            mean, samples, width = pools.pop()
-            pool = (mean * samples + pool[0] * pool[1]) / (samples + pool[1]), samples + pool[1], width + pool[2]
-        pools.append(pool)
-    return [mean for mean, _, width in pools for _ in range(width)]
+@njit(cache=True)
+def rising_fit(values, counts):  # type: ignore[no-untyped-def]
+    """Return the nearest values Float64[N] that never fall, each weighted by how many samples it has."""
+    means, samples, widths, pools = np.empty(len(values)), np.empty(len(values)), np.empty(len(values), np.int64), 0
+    for place in range(len(values)):
+        mean, sample, width = values[place], float(counts[place]), 1
+        while pools and means[pools - 1] > mean:
+            pools -= 1
+            mean = (mean * sample + means[pools] * samples[pools]) / (sample + samples[pools])
+            sample += samples[pools]
+            width += widths[pools]
+        means[pools], samples[pools], widths[pools] = mean, sample, width
+        pools += 1
+    return np.repeat(means[:pools], widths[:pools])
 
 
 @njit(cache=True)

@@ -25,6 +25,7 @@ from collections import deque
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from speculant.core.tree import Float64
 from speculant.sizing.isotonic import rising_fit
@@ -63,21 +64,24 @@ class LatencyModel:
         """
         self.sizes = np.array([size for size in SIZES if size < maximum] + [maximum])
         sizes = measured_sizes(maximum)
-        self._ends = sizes  # the most rows of each size that has a cost
+        self._ends = np.array(sizes)  # the most rows of each size that has a cost
         self._bucket = np.searchsorted(sizes, np.arange(maximum + 1)).tolist()  # rows -> index of their size
-        self._climbed = np.isin(sizes, self.sizes).tolist()
+        self._climbed = np.flatnonzero(np.isin(sizes, self.sizes)).tolist()
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(maximum + 1) if known is None else known.of(np.arange(maximum + 1)) / plain
-        self._factors = [0.0] * len(sizes)  # of each size, over `_base`, in logarithms
-        self._rows = [0.0] * len(sizes)  # mean of the passes of each size
-        self._tried = [0] * len(sizes)
+        self._factors = np.zeros(len(sizes))  # of each size, over `_base`, in logarithms
+        self._rows = np.zeros(len(sizes))  # mean of the passes of each size
+        self._tried = np.zeros(len(sizes), np.int64)
+        self._sizes_tried = 0
         self._evidence = [0] * len(sizes)  # passes of each size since its cost was forgotten
         self._last = [0.0] * len(sizes)  # error of the last pass of each size
-        self._untried, self._patience = [0] * len(sizes), [_FORGET] * len(sizes)
-        self._fitted = [0.0] * len(sizes)  # what `_curve` was computed with
+        self._turn, self._patience = 0, [_FORGET] * len(sizes)
+        self._due = [_FORGET] * len(sizes)  # turn in which each size is forgotten, unless it is tried before
+        self._fitted = self._factors.copy()  # what `_curve` was computed with
         self._level = plain
         self._curve = self._base
+        self._maximum = int(self.sizes[-1 if known is not None else 0])
         self._draft_times: deque[float] = deque(maxlen=_DRAFT_TIMES)
         # Times over nodes, `_START` more of them; apart where drafts cost nothing by the node or level.
         self._draft_rates: tuple[deque[float], deque[float]] = deque(maxlen=_DRAFT_TIMES), deque(maxlen=_DRAFT_TIMES)
@@ -88,11 +92,7 @@ class LatencyModel:
     @property
     def maximum(self) -> int:
         """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
-        if self._known:
-            return int(self.sizes[-1])
-        tried = [end for end, passes in zip(self._ends, self._tried, strict=True) if passes >= _TRIES]
-        above = np.searchsorted(self.sizes, tried[-1], side="right") if tried else 0
-        return int(self.sizes[min(above, len(self.sizes) - 1)])
+        return self._maximum
 
     @property
     def level(self) -> float:
@@ -111,30 +111,41 @@ class LatencyModel:
     def observe(self, rows: int, seconds: float) -> None:
         """Add the seconds of a pass over so many draft rows."""
         rows = min(rows, len(self._base) - 1)
-        i, first = self._bucket[rows], not any(self._tried)
-        if first:
-            self._level = seconds / float(self._base[rows])
-        tried, evidence = self._tried[i], self._evidence[i]
+        i, base = self._bucket[rows], float(self._base[rows])
+        if not self._sizes_tried:
+            self._level = seconds / base
+        tried, evidence, factor = int(self._tried[i]), self._evidence[i], float(self._factors[i])
         if not tried:
-            self._factors[i] = self._expect_factor(i, rows)
-        error = math.log(seconds / (self._level * float(self._base[rows]))) - self._factors[i]
+            self._sizes_tried += 1
+            factor = self._expect_factor(i, rows)
+        error = math.log(seconds / (self._level * base)) - factor
         counted = error if error < 0 else min(error, max(0.0, self._last[i]))
         counted = min(max(counted, -_JUMP), _JUMP)
         self._last[i] = error
         self._tried[i], self._evidence[i] = tried + 1, evidence + 1
-        self._rows[i] += (rows - self._rows[i]) / min(tried + 1, _DRAFT_TIMES)
-        self._factors[i] += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * self._known))
-        self._factors[i] = min(self._factors[i], self._limit(i))
+        self._rows[i] += (rows - float(self._rows[i])) / min(tried + 1, _DRAFT_TIMES)
+        factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * self._known))
+        self._factors[i] = factor = min(factor, self._limit(i)) if i else factor
         # A size with few passes may be what is wrong, rather than the level.
-        if evidence >= _TRIES or sum(map(bool, self._tried)) == 1:
+        if evidence >= _TRIES or self._sizes_tried == 1:
             self._level *= math.exp(_FOLLOW * counted)
-        self._forget(i)
-        if not tried or any(abs(new - old) > _SAME for new, old in zip(self._factors, self._fitted, strict=True)):
+        if tried + 1 == _TRIES:
+            self._climb(i)
+        self._turn += 1
+        self._due[i] = self._turn + self._patience[i]
+        if self._forget() or not tried or abs(factor - self._fitted[i]) > _SAME:
             self._fit()
+
+    def _climb(self, i: int) -> None:
+        """Allow one size more than the largest that was tried, now that size i was."""
+        if not self._known:
+            above = np.searchsorted(self.sizes, self._ends[i], side="right")
+            self._maximum = max(self._maximum, int(self.sizes[min(above, len(self.sizes) - 1)]))
 
     def _below(self, i: int) -> int | None:
         """Return the largest size below size i that was tried."""
-        return next((k for k in range(i - 1, -1, -1) if self._tried[k]), None)
+        below = np.flatnonzero(self._tried[:i])
+        return int(below[-1]) if below.size else None
 
     def _expect_factor(self, i: int, rows: int) -> float:
         """Return the factor of a size before its first pass: what the curve says."""
@@ -142,42 +153,33 @@ class LatencyModel:
 
     def _limit(self, i: int) -> float:
         """Return the largest factor of a size: its rows computed one by one."""
-        base = float(self._base[round(self._rows[i])])
-        return self._factors[0] * bool(self._tried[0]) + math.log((self._rows[i] + 1) / base) + 2 * _SAME
+        rows = float(self._rows[i])
+        return float(self._factors[0]) + math.log((rows + 1) / float(self._base[round(rows)])) + 2 * _SAME
 
-    def _forget(self, tried: int) -> None:
-        """Let sizes that were not tried for long come half-way down to the size below.
+    def _forget(self) -> bool:
+        """Let sizes that were not tried for long come half-way down to the size below; return whether any did.
 
         Numbers of rows between the sizes are left as they are: they need not be tried to climb.
         """
-        for i, passes in enumerate(self._tried):
-            self._untried[i] = 0 if i == tried else self._untried[i] + 1
-            if not (passes and self._climbed[i] and self._untried[i] >= self._patience[i]):
+        forgotten = False
+        for i in self._climbed:
+            if self._turn < self._due[i] or not self._tried[i]:
                 continue
-            self._untried[i] = 0
             self._patience[i] *= 2
+            self._due[i] = self._turn + self._patience[i]
             self._last[i] = 0.0
             if (below := self._below(i)) is not None:
                 excess = self._factors[i] - self._factors[below] - (0.0 if self._known else math.log(_UNTRIED))
                 if excess > 0:
                     self._factors[i] -= excess / 2
                     self._evidence[i] = 0  # the next passes say at once what it costs
+                    forgotten = True
+        return forgotten
 
     def _fit(self) -> None:
         """Compute the curve."""
         self._fitted = self._factors.copy()
-        sizes = [i for i, passes in enumerate(self._tried) if passes]
-        at, costs = [self._rows[i] for i in sizes], np.exp([self._factors[i] for i in sizes])
-        rows = np.arange(len(self._base))
-        if self._known:
-            self._curve = np.interp(rows, at, costs) * self._base
-            return
-        counts = np.minimum([self._tried[i] for i in sizes], _DRAFT_TIMES)
-        fit = rising_fit(costs.tolist(), counts.tolist())
-        self._curve = np.interp(rows, at, fit)
-        untried = slice(self._ends[sizes[-1]] + 1, None)
-        each = (fit[-1] - fit[0]) / max(1.0, at[-1] - at[0])
-        self._curve[untried] = _UNTRIED * fit[-1] + _STEEP * each * (rows[untried] - at[-1])
+        self._curve = _curve(self._factors, self._rows, self._tried, self._ends, self._base, self._known)
 
     @property
     def usual_drafting(self) -> float:
@@ -229,6 +231,21 @@ class LatencyModel:
         self.drafting = max(0.0, (covariance + each) / (variance + doubt))
         self.further_level = max(0.0, covariance / (variance + (rounds * _LEVEL_SPREAD) ** 2 / 16))
         return min(time, _BOOKED * rate)
+
+
+@njit(cache=True)
+def _curve(factors, mean_rows, tried, ends, base, known):  # type: ignore[no-untyped-def]
+    """Return the cost of passes over 0, 1, ... rows, by sizes that were tried."""
+    sizes, rows = np.flatnonzero(tried), np.arange(len(base))
+    at, costs = mean_rows[sizes], np.exp(factors[sizes])
+    if known:
+        return np.interp(rows, at, costs) * base
+    fit = rising_fit(costs, np.minimum(tried[sizes], _DRAFT_TIMES))
+    curve = np.interp(rows, at, fit)
+    each = (fit[-1] - fit[0]) / max(1.0, at[-1] - at[0])
+    for row in range(ends[sizes[-1]] + 1, len(base)):
+        curve[row] = _UNTRIED * fit[-1] + _STEEP * each * (row - at[-1])
+    return curve
 
 
 def measured_sizes(maximum: int) -> list[int]:

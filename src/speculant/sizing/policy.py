@@ -34,7 +34,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Forecast
-from speculant.sizing.division import gains_of, heads, share
+from speculant.sizing.division import best_size, gains_of, heads, least_cost, share
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
@@ -113,9 +113,8 @@ class AdaptiveSizing:
         """Return the tokens that a further level, and a further node, have to gain, a node at the least."""
         if not maximum:
             return 0.0, 0.0
-        price, costs = self._price(sequences), self._pass_costs(sequences - 1, maximum)[1:]
-        few = min(_MIN_ASKED, maximum) - 1  # what fewer nodes cost more is too little to be measured
-        node = price * max(0.0, float((costs[few:] / self._counts[few + 1 : maximum + 1]).min()))
+        price, few = self._price(sequences), min(_MIN_ASKED, maximum)  # fewer cost too little to be measured
+        node = price * least_cost(self._latency.curve, sequences - 1, few, maximum)
         return price * self._latency.further_level + node, node
 
     def _chain_length(self, state: SequenceSizing, maximum: int, sequences: int) -> int:
@@ -152,21 +151,17 @@ class AdaptiveSizing:
         if not any(len(draft) or len(draft.queries) for draft in drafts):
             return list(drafts)
         gains = [gains_of(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
-        held = sum(len(draft) for draft in drafts if draft.proposal is not None)
-        queried = sum(len(draft.queries) for draft in drafts)
-        base = len(drafts) - 1 + held + queried
-        values = gains[0] if len(gains) == 1 else np.sort(np.concatenate([*gains, np.empty(0)]))[::-1]
-        room = min(len(values), max(0, self._latency.maximum - base))
+        held = sum([len(draft) for draft in drafts if draft.proposal is not None])
+        queried = sum([len(draft.queries) for draft in drafts])
+        base, price, latency = len(drafts) - 1 + held + queried, self._price(len(drafts)), self._latency
+        values = gains[0] if len(gains) == 1 else -np.sort(-np.concatenate(gains))
         # By the level the time of drafting does not depend on the nodes.
-        by_level = all(state.by_level or state.plain for state in states)
-        price, costs = self._price(len(drafts)), (self._pass_costs if by_level else self._costs)(base, room)
-        net = values[:room].cumsum() - price * costs[1:]
-        best = int(net.argmax()) if room else 0
-        nodes = best + 1 if room and net[best] > 0 else 0
+        drafting = 0.0 if all(state.by_level or state.plain for state in states) else latency.drafting
+        nodes, worth = best_size(values, latency.curve, base, latency.maximum - base, price, drafting)
         kept = share(gains, nodes)
         for state, draft, gain, n in zip(states, drafts, gains, kept, strict=True):
             if draft.proposal is None:
-                state.gain = max(0.0, float(gain[:n].sum()) - price * float(costs[nodes]) * n / max(nodes, 1))
+                state.gain = max(0.0, float(gain[:n].sum()) - worth * n / max(nodes, 1))
             if queried:
                 cost = price * self._query_cost(base, queried) * len(draft.queries) / queried
                 state.gain += self._learning(state, draft.queries) - cost
@@ -184,11 +179,6 @@ class AdaptiveSizing:
     def _price(self, sequences: int) -> float:
         """Return the tokens that a unit of time is worth."""
         return self._throughput.rate(sequences / float(self._latency.curve[sequences - 1]))
-
-    def _costs(self, base: int, nodes: int) -> Float64:
-        """Return Float64[nodes + 1], what a round with 0, 1, ... nodes costs more than one over `base` draft rows."""
-        costs: Float64 = self._pass_costs(base, nodes) + self._latency.drafting * self._counts[: nodes + 1]
-        return costs
 
     def _pass_costs(self, base: int, nodes: int) -> Float64:
         """Return Float64[nodes + 1], what a pass over 0, 1, ... nodes costs more than one over `base` draft rows."""
@@ -211,22 +201,17 @@ class AdaptiveSizing:
             for state, walk in zip(states, walks, strict=True):
                 self._count_pause(state, walk)
             return
-        latency, asking = self._latency, sum(state.asked > 0 for state in states)
-        nodes = sum(len(draft) for draft in drafts)
-        rows = min(nodes + sum(len(draft.queries) for draft in drafts) + len(drafts), len(latency.curve)) - 1
+        latency, asking = self._latency, sum([state.asked > 0 for state in states])
+        nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
+        rows = min(nodes + len(drafts), len(latency.curve)) - 1
         latency.observe(rows, target_seconds)
         if all(state.plain for state in states):
             return
-        drafted = list(zip(states, drafts, strict=True))
-        units = sum(state.levels if state.by_level else len(draft) for state, draft in drafted)
-        even = all(state.by_level or state.sampled or state.plain for state in states)
-        # The first draft, or that after a pause, reads all that was committed before, which says nothing of others.
-        usual = not all(state.waited or not state.rounds for state in states if state.asked)
-        drafting = latency.observe_drafting(units, draft_seconds, even=even, usual=usual) if asking else 0.0
-        plain = float(latency.curve[len(drafts) - 1])
-        tokens = sum(len(walk.tokens) for walk in walks)
+        drafting = self._observe_drafting(states, drafts, draft_seconds) if asking else 0.0
+        plain, costs = float(latency.curve[len(drafts) - 1]), float(latency.curve[rows])
+        tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
-            throughput.observe(tokens, float(latency.curve[rows]) + drafting)
+            throughput.observe(tokens, costs + drafting)
         for state, draft, walk in zip(states, drafts, walks, strict=True):
             if state.rest > 1:
                 self._count_pause(state, walk)
@@ -246,9 +231,18 @@ class AdaptiveSizing:
             state.paused += not state.asked
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
-                spent = share * (float(latency.curve[rows]) - plain) + drafting / max(1, asking)
+                spent = share * (costs - plain) + drafting / max(1, asking)
                 self._plan(state, len(draft), len(states), asking, len(walk.path) - spent * len(drafts) / plain)
             state.waited = not state.asked
+
+    def _observe_drafting(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float) -> float:
+        """Return the time of drafting in units of the curve, of which the latency model learns."""
+        drafted = zip(states, drafts, strict=True)
+        units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
+        even = all(state.by_level or state.sampled or state.plain for state in states)
+        # The first draft, or that after a pause, reads all that was committed before, which says nothing of others.
+        usual = not all(state.waited or not state.rounds for state in states if state.asked)
+        return self._latency.observe_drafting(units, seconds, even=even, usual=usual)
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that goes on."""
@@ -302,5 +296,7 @@ def warm_up() -> None:
     """Compile what choosing sizes runs, so that no request waits for it."""
     sizing = AdaptiveSizing(LatencyModel(maximum=1), AcceptanceModel(), Throughput(), ExplorationBonus())
     state, node = sizing.open(), DraftTree.from_paths([[0]])
-    sizing.trim([state], [node])
-    sizing.observe([state], [node], [Walk([0], [0, 0], False)], target_seconds=1.0, draft_seconds=0.0)
+    for _ in range(3):  # as many as allow a first node
+        sizing.nodes([state])
+        sizing.trim([state], [node])
+        sizing.observe([state], [node], [Walk([0], [0, 0], False)], target_seconds=1.0, draft_seconds=0.0)
