@@ -132,6 +132,16 @@ def _gemma3() -> Built:
     return model, {"pixel_values": torch.randn(1, 3, 8, 8)}, 4, "token_type_ids"
 
 
+def _paligemma() -> Built:
+    text = transformers.GemmaConfig(**TEXT)
+    vision = VISION | {"model_type": "siglip_vision_model", "image_size": 8, "patch_size": 4}
+    config = transformers.PaliGemmaConfig(
+        text_config=text, vision_config=vision, image_token_index=PLACEHOLDER, projection_dim=32
+    )
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    return model, {"pixel_values": torch.randn(1, 3, 8, 8)}, 4, "token_type_ids"
+
+
 def _mistral3() -> Built:
     vision = {"model_type": "pixtral", **VISION, "image_size": 16, "patch_size": 4, "head_dim": 8}
     config = transformers.Mistral3Config(
@@ -282,6 +292,7 @@ def _patches() -> dict[str, torch.Tensor]:
 _MODELS: dict[str, Callable[[], Built]] = {
     "llava": _llava,
     "gemma3": _gemma3,
+    "paligemma": _paligemma,
     "mistral3": _mistral3,
     "qwen3_vl": _qwen3_vl,
     "qwen3_5": _qwen3_5,

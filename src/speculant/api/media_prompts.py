@@ -26,8 +26,8 @@ from typing import Any
 from torch import Tensor
 
 from speculant.core.errors import FileError, PromptError, UnsupportedError
+from speculant.engines.hf.media import KINDS
 
-KINDS = ("image", "audio", "video")
 _OPENAI = {"image_url": ("image", "url"), "input_audio": ("audio", "data")}
 _NETWORK = ("http://", "https://", "ftp://")
 
@@ -49,13 +49,6 @@ def media_kinds(processor: Any) -> tuple[str, ...]:
     """Return the kinds of media that a processor reads, in the order of `KINDS`."""
     readers = {"image": "image_processor", "audio": "feature_extractor", "video": "video_processor"}
     return tuple(kind for kind in KINDS if getattr(processor, readers[kind], None) is not None)
-
-
-def media_tokens(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return, by kind, the ids of the tokens that stand for media in a model's prompts."""
-    found = {kind: [getattr(config, f"{kind}_token_{suffix}", None) for suffix in ("id", "index")] for kind in KINDS}
-    known = {kind: tuple({each for each in ids if each is not None}) for kind, ids in found.items()}
-    return {kind: ids for kind, ids in known.items() if ids}
 
 
 def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:

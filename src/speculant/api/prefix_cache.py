@@ -5,7 +5,8 @@
 The cache of every request that ends is kept, up to a number of bytes; the one unused for longest leaves first. A new
 prompt begins with a copy of the longest prefix that it shares with a kept text, or with one that is being decoded, so
 the original serves any number of requests. What one owner's texts leave is seen by that owner alone, since how much of
-a prompt is found tells what others have asked; the bytes are everybody's. Prefixes are found by hashes of their blocks,
+a prompt is found tells what others have asked; the bytes are everybody's. Texts with media share with those that have
+the same media. Prefixes are found by hashes of their blocks,
 as in vLLM (Kwon et al., SOSP 2023, arXiv 2309.06180), and compared token by token before they are used.
 """
 
@@ -52,13 +53,14 @@ class PrefixCacheStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A kept text: its tokens Int32[T], its cache, the bytes of that, the hashes of its blocks, and whose it is."""
+    """A kept text: its tokens Int32[T], its cache, the bytes of that, the hashes of its blocks, its owner and media."""
 
     tokens: Int32
     cache: Any
     size: int
     hashes: list[int]
     owner: str
+    media: str
 
 
 class PrefixCache:
@@ -114,25 +116,35 @@ class PrefixCache:
         """Return what it did for one owner."""
         return self._own.setdefault(owner, PrefixCacheStats())
 
-    def known(self, prompt: Int32, *, owner: str = "") -> int:
+    def known(self, prompt: Int32, *, owner: str = "", media: str = "", minimum: int = BLOCK) -> int:
         """Return how many first tokens of a prompt `copy_prefix` would find in kept texts."""
         self._drop_other_models()
-        entries = [self._entries[each] for each in self._candidates(prompt, owner)]
+        entries = [self._entries[each] for each in self._candidates(prompt, owner, media)]
         length = max((self._reusable(prompt, entry.tokens, entry.cache) for entry in entries), default=0)
-        return length if length >= BLOCK else 0
+        return length if length >= minimum else 0
 
     def _reusable(self, prompt: Int32, tokens: Int32, cache: Any) -> int:
         """Return how many tokens of a cached text a prompt can begin with; its own last one is left."""
         assert self._engine is not None
         return self._engine.reusable(cache, min(shared_prefix(prompt, tokens), len(prompt) - 1))
 
-    def copy_prefix(self, prompt: Int32, active: Iterable[tuple[Int32, Any]] = (), *, owner: str = "") -> Any:
+    def copy_prefix(
+        self,
+        prompt: Int32,
+        active: Iterable[tuple[Int32, Any]] = (),
+        *,
+        owner: str = "",
+        media: str = "",
+        minimum: int = BLOCK,
+    ) -> Any:
         """Return a copy of the cache of the longest prefix that is known; None where none is long enough.
 
         Args:
             prompt: Int32[T]; at least its last token is left to be computed.
             active: texts that are being decoded, Int32[t] as far as they are cached, and their caches.
             owner: whose prompt it is; texts of other owners are not looked at.
+            media: a digest of what stands in the prompt beside text; nor are texts with others.
+            minimum: fewest tokens of a prefix.
         """
         assert self._engine is not None
         self._drop_other_models()
@@ -141,12 +153,12 @@ class PrefixCache:
             stats.lookups += 1
             stats.lookup_tokens += len(prompt)
         found: list[tuple[int, int | None, Any]] = []
-        for candidate in self._candidates(prompt, owner):
+        for candidate in self._candidates(prompt, owner, media):
             entry = self._entries[candidate]
             found.append((self._reusable(prompt, entry.tokens, entry.cache), candidate, entry.cache))
         found += [(self._reusable(prompt, tokens, cache), None, cache) for tokens, cache in active]
         for length, number, cache in sorted(found, key=lambda each: -each[0]):
-            if length < BLOCK:
+            if length < minimum:
                 break
             copy = self._engine.copy_prefix(cache, length, room=len(prompt) + ROOM)
             if copy is None:  # the engine needed the room
@@ -161,7 +173,7 @@ class PrefixCache:
             return copy
         return None
 
-    def put(self, tokens: Int32, cache: Any, *, copy: bool = False, owner: str = "") -> None:
+    def put(self, tokens: Int32, cache: Any, *, copy: bool = False, owner: str = "", media: str = "") -> None:
         """Keep the cache of a text that has ended, where it fits.
 
         Args:
@@ -169,11 +181,12 @@ class PrefixCache:
             cache: of the engine's kind; nobody else goes on using it.
             copy: whether somebody does, so that a copy is to be kept.
             owner: whose text it is.
+            media: as in `copy_prefix`.
         """
         assert self._engine is not None
         if self._drop_other_models() or len(tokens) < BLOCK:
             return
-        own = [(number, entry) for number, entry in self._entries.items() if entry.owner == owner]
+        own = [each for each in self._entries.items() if (each[1].owner, each[1].media) == (owner, media)]
         for number, entry in own:
             shared = shared_prefix(tokens, entry.tokens)
             if shared == len(tokens):
@@ -190,7 +203,7 @@ class PrefixCache:
             self._drop(number)
             for stats in (self.stats, self.stats_of(oldest.owner)):
                 stats.evictions += 1
-        entry = Entry(tokens, held, size, list(block_hashes(tokens, owner)), owner)
+        entry = Entry(tokens, held, size, list(block_hashes(tokens, owner, media)), owner, media)
         self._entries[self._next] = entry
         for block in entry.hashes:
             self._blocks.setdefault(block, []).append(self._next)
@@ -199,14 +212,15 @@ class PrefixCache:
             stats.stored += 1
         self._count()
 
-    def _candidates(self, prompt: Int32, owner: str) -> list[int]:
+    def _candidates(self, prompt: Int32, owner: str, media: str) -> list[int]:
         """Return the owner's entries that share most blocks with a prompt, the latest ones."""
         found: list[int] = []
-        for block in block_hashes(prompt, owner):
+        for block in block_hashes(prompt, owner, media):
             if block not in self._blocks:
                 break
             found = self._blocks[block]
-        return [each for each in found if self._entries[each].owner == owner][-CANDIDATES:]
+        alike = [(self._entries[each].owner, self._entries[each].media) == (owner, media) for each in found]
+        return [each for each, same in zip(found, alike, strict=True) if same][-CANDIDATES:]
 
     def _drop(self, number: int) -> None:
         entry = self._entries.pop(number)
@@ -231,9 +245,9 @@ def shared_prefix(left: Int32, right: Int32) -> int:
     return int(differ[0]) if len(differ) else size
 
 
-def block_hashes(tokens: Int32, owner: str) -> Iterable[int]:
-    """Yield a hash for each whole block, of its text's owner and all tokens up to its end."""
-    found, listed = hash(owner), tokens.tolist()
+def block_hashes(tokens: Int32, owner: str, media: str = "") -> Iterable[int]:
+    """Yield a hash for each whole block, of its text's owner and media and all tokens up to its end."""
+    found, listed = hash((owner, media)), tokens.tolist()
     for end in range(BLOCK, len(listed) + 1, BLOCK):
         found = hash((found, *listed[end - BLOCK : end]))
         yield found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from speculant.api.prefix_cache import PrefixCache
+from speculant.api.prefix_cache import BLOCK, PrefixCache
 from speculant.api.result import Generation
 from speculant.core.errors import OutOfMemoryError
 
@@ -24,17 +25,16 @@ class PrefixSharing:
         """Return how many tokens of a prompt are cached."""
         if self.cache is None or not generation.takes_prefix:
             return 0
-        return self.cache.known(generation.sequence.start.prompt, owner=generation.owner)
+        return self.cache.known(generation.prompt, **_scope(generation))
 
     def begin(self, generation: Generation, admitted: Iterable[Generation]) -> None:
         """Let a prompt begin with what is cached of it already, also by requests that are being decoded."""
         prefixes, sequence, target = self.cache, generation.sequence, generation.target
         if prefixes is None or not generation.takes_prefix:
             return
-        owner = generation.owner
-        active = [(each.cached(), each.target.cache) for each in admitted if each.shareable and each.owner == owner]
+        active = [(each.cached(), each.target.cache) for each in admitted if each.shareable and each.shares(generation)]
         try:
-            found = prefixes.copy_prefix(sequence.start.prompt, active, owner=owner)
+            found = prefixes.copy_prefix(generation.prompt, active, **_scope(generation))
         except OutOfMemoryError:
             prefixes.clear()  # what is kept must not stand in the way of what is asked for
             return
@@ -51,6 +51,17 @@ class PrefixSharing:
         target.rollback()
         tokens, copy = generation.cached(), self._keep_caches
         try:
-            prefixes.put(tokens, target.cache if copy else target.detach(), copy=copy, owner=generation.owner)
+            media = "" if target.media is None else target.media.digest
+            prefixes.put(
+                tokens, target.cache if copy else target.detach(), copy=copy, owner=generation.owner, media=media
+            )
         except OutOfMemoryError:
             prefixes.clear()
+
+
+def _scope(generation: Generation) -> dict[str, Any]:
+    """Return whose texts a prompt may begin with, and with how many tokens of them at least."""
+    media = generation.target.media
+    if media is None:
+        return {"owner": generation.owner}
+    return {"owner": generation.owner, "media": media.digest, "minimum": max(BLOCK, media.end)}

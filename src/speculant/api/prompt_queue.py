@@ -90,9 +90,9 @@ class PromptQueue:
 
 def _gain(generation: Generation, other: Generation) -> int:
     """Return how many rows a prompt could take from another that has not read them yet."""
-    if generation.owner != other.owner or not other.target.shares_prefixes:
+    if not other.target.shares_prefixes or not generation.shares(other):
         return 0
-    return shared_prefix(generation.sequence.start.prompt, other.sequence.start.prompt) - other.target.length
+    return shared_prefix(generation.prompt, other.prompt) - other.target.length
 
 
 def _begun(generation: Generation) -> bool:

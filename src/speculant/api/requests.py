@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
 from speculant.api.detokenizer import LEFT_OUT, SpecialTokens
-from speculant.api.media_prompts import check_inputs, encode_messages, has_media, media_tokens
+from speculant.api.media_prompts import check_inputs, encode_messages, has_media
 from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
@@ -25,6 +25,7 @@ from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.engines.hf.media import media_tokens
 from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.sampling.logprobs import TopLogprobs
 from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties

@@ -131,9 +131,20 @@ class Generation:
         """Whether other texts may begin with what is cached of this one."""
         return not (self.error or self.sequence.error) and self.target.length > 0 and self.target.shares_prefixes
 
+    @property
+    def prompt(self) -> Int32:
+        """The tokens of the prompt's rows, those of media included, which drafters do not read."""
+        media = self.target.media
+        return self.sequence.start.prompt if media is None else media.tokens
+
+    def shares(self, other: Generation) -> bool:
+        """Return whether both may begin with rows of each other: they have one owner and the same media."""
+        digests = ["" if each.target.media is None else each.target.media.digest for each in (self, other)]
+        return self.owner == other.owner and digests[0] == digests[1]
+
     def cached(self) -> Int32:
         """Return the tokens that are cached and committed, prompt included."""
-        tokens = np.concatenate([self.sequence.start.prompt, np.array(self.sampler.tokens, np.int32)])
+        tokens = np.concatenate([self.prompt, np.array(self.sampler.tokens, np.int32)])
         return tokens[: self.target.length]
 
     def take(self) -> Piece | None:

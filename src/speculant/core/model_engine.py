@@ -6,10 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from speculant.core.engine import Array, Capabilities, Engine, TargetCache
-from speculant.core.tree import UNLIMITED
+from speculant.core.tree import UNLIMITED, Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaPrefix:
+    """What a prompt with media has in common with others that have the same media.
+
+    Attributes:
+        tokens: Int32[T], one for each row of the prompt.
+        digest: of all its media.
+        end: rows up to and including the last one that stands for media; fewer are no prefix to begin with.
+    """
+
+    tokens: Int32
+    digest: str
+    end: int
 
 
 class RequestCache(TargetCache, Protocol):
@@ -22,6 +38,10 @@ class RequestCache(TargetCache, Protocol):
     @property
     def shares_prefixes(self) -> bool:
         """Whether the text may begin with what other texts have cached; known before its prompt is read."""
+
+    @property
+    def media(self) -> MediaPrefix | None:
+        """Of a prompt with media, by which it shares its prefixes; None for text."""
 
     def begin_with(self, cache: Any) -> None:
         """Begin the prompt with a kept cache of its first tokens; to be called before `prefill`."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from speculant.api.media_prompts import encode_messages, media_tokens
+from speculant.api.media_prompts import encode_messages
 from speculant.core.errors import SpeculantError
+from speculant.engines.hf.media import media_tokens
 from speculant.serving.errors import ApiError
 from speculant.serving.media import MediaReader
 from speculant.serving.schemas import Message, TextPart, Tool

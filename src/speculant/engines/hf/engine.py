@@ -32,7 +32,7 @@ from speculant.engines.hf.probe.capabilities import (
     check_model,
     plain_capabilities,
 )
-from speculant.engines.hf.probe.first_prompt import FirstPromptCheck, open_prompt
+from speculant.engines.hf.probe.first_prompt import FirstPromptCheck
 from speculant.engines.hf.probe.live_check import LiveCheck, Sample
 from speculant.engines.hf.probe.model_state import state_of
 from speculant.engines.hf.probe.probing import merge, probe_outcome
@@ -194,7 +194,7 @@ class HFEngine:
         if plain:
             return PlainTargetCache(prepared, self._latest)
         if self._is_unusual(prepared):
-            return open_prompt(self._runner, prepared)
+            return self._first.open(prepared)
         return self.open(
             prepared.ids[:, prepared.start :],
             cache=prepared.cache,

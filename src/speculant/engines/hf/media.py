@@ -3,22 +3,36 @@
 `generate` computes positions (on several axes where a family has them), types of tokens and what the media are, and the
 prompt's pass reads the media once. What follows is text: its rows are given positions, on the axes on which the model's
 own methods place the next token, and nothing else. Whether that is all a model reads there, a check finds out
-(`probe/first_prompt.py`).
+(`probe/first_prompt.py`). Where it is also all that the text behind the media needs, a prompt may begin with rows that
+another prompt with the same media has left, and its pass reads the text behind them alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from speculant.core.model_engine import MediaPrefix
 from speculant.engines.hf.forward_pass import PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import HANDLED, Call
 
 _OWN = {*HANDLED, "input_ids", "return_dict"}  # inputs that a pass is given anyway, or in another form
+KINDS = ("image", "audio", "video")
+
+
+def media_tokens(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return, by kind, the ids of the tokens that stand for media in a model's prompts."""
+    found = {kind: [getattr(config, f"{kind}_token_{suffix}", None) for suffix in ("id", "index")] for kind in KINDS}
+    known = {kind: tuple({each for each in ids if each is not None}) for kind, ids in found.items()}
+    return {kind: ids for kind, ids in known.items() if ids}
 
 
 class MediaPrompt(Prompt):
@@ -26,11 +40,12 @@ class MediaPrompt(Prompt):
 
     whole = True
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, splits: Callable[[int], bool] = lambda _: False) -> None:
         """Prepare the prompt's pass, and find out what the passes behind it read.
 
         Args:
             call: what `generate` prepared, of one row.
+            splits: whether rows behind so many first ones, media among them, may be read by themselves.
 
         Raises:
             UnusualPromptError: drafts cannot follow it.
@@ -52,6 +67,7 @@ class MediaPrompt(Prompt):
         if positions is None:
             positions = torch.arange(count, device=call.ids.device)[None]
         self._pass = PassInput(first["input_ids"], positions, first.get("attention_mask"), _others(first))
+        self._places, self._splits = [*chain(*media_tokens(model.config).values())], splits
         self._axes: Tensor | None = None
         if position is not None:
             by_axis = position[..., -1].flatten()
@@ -63,16 +79,53 @@ class MediaPrompt(Prompt):
         """Its rows are not those of a text with the same tokens."""
         return False
 
+    @cached_property
+    def media(self) -> MediaPrefix | None:
+        tokens = self.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
+        standing, digest = np.flatnonzero(np.isin(tokens, self._places)), self._digest()
+        if not len(standing) or not digest:
+            return None
+        end = int(standing[-1]) + 1
+        return MediaPrefix(tokens, digest, end) if end < len(self) and self._splits(end) else None
+
     def part(self, start: int, end: int) -> PassInput:
-        """Return what the pass over the prompt reads; it is not read in parts."""
-        assert (start, end) == (0, len(self))
-        return self._pass
+        """Return what the pass over the prompt reads: all of it, or what stands behind its media."""
+        if start == 0:
+            return self._pass
+        return PassInput(self.ids[:, start:end], self._pass.positions[..., start:end], None)
 
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
         """Return what a pass over rows behind the prompt reads, with positions [A, 1, n] where there are A axes."""
         if self._axes is not None:
             positions = positions[None] + self._axes[:, None, None]
         return PassInput(ids, positions, mask)
+
+    def _digest(self) -> str:
+        """Return a digest of all inputs that are no types of the prompt's tokens; "" where one cannot be compared."""
+        found = hashlib.sha256()
+        for name, value in sorted(self._pass.others.items()):
+            if isinstance(value, Tensor) and value.shape == self.ids.shape and not value.is_floating_point():
+                continue
+            found.update(name.encode())
+            if not _add_value(found, value):
+                return ""
+        return found.hexdigest()
+
+
+def _add_value(digest: Any, value: Any) -> bool:
+    """Add an input to a digest: arrays, what a vision tower returned, plain values; return False for another."""
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {[*value.shape]}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return True
+    if isinstance(value, Mapping):
+        digest.update(f"{len(value)} {[*value]}".encode())
+        return all(_add_value(digest, each) for each in value.values())
+    if isinstance(value, list | tuple):
+        digest.update(f"{len(value)}".encode())
+        return all(_add_value(digest, each) for each in value)
+    digest.update(repr(value).encode())
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _others(inputs: Mapping[str, Any]) -> dict[str, Any]:

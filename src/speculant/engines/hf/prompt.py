@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from speculant.core.engine import RequestedOutputs
+from speculant.core.model_engine import MediaPrefix
 from speculant.core.tree import Bool
 from speculant.engines.hf.forward_pass import PassInput
 
@@ -60,6 +61,11 @@ class Prompt:
 
     whole = False
     joins = True
+
+    @property
+    def media(self) -> MediaPrefix | None:
+        """Of a prompt with media that can go on from rows of the same media; else None."""
+        return None
 
     def __init__(self, ids: Tensor, *, padding: Tensor | None, positions: Tensor | None) -> None:
         """Find out where the positions of what follows begin.

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UsageError
+from speculant.core.model_engine import MediaPrefix
 from speculant.core.tree import UNLIMITED, Bool
 from speculant.engines.hf.cache import cached_length, keep_read, state_layers
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput
@@ -107,10 +108,16 @@ class PromptedCache(ABC):
         """Whether the rows of its first tokens are those of any other text that begins with the same tokens.
 
         They are not where positions are the request's own, where factors or windows go by the length of the pass that
-        reads a prompt, or where such a text was read with other factors.
+        reads a prompt, or where such a text was read with other factors. Prompts with media share with those that have
+        the same, see `media`.
         """
         within = self._limit.holds(max(len(self._prompt), self._length))
-        return self._prompt.plain and within and not self._runner.capabilities.window_by_cache
+        alike = self._prompt.plain or self._prompt.media is not None
+        return alike and within and not self._runner.capabilities.window_by_cache
+
+    @property
+    def media(self) -> MediaPrefix | None:
+        return self._prompt.media
 
     def begin_with(self, cache: DynamicCache) -> None:
         """Begin with rows of the prompt's first tokens in place of an empty cache.
@@ -145,7 +152,7 @@ class PromptedCache(ABC):
     def joins(self) -> bool:
         """Whether its prompt may be read in a pass with those of other sequences."""
         capabilities = self._runner.capabilities
-        alike = self.shares_prefixes and self._reader.watcher is None
+        alike = self._prompt.plain and self.shares_prefixes and self._reader.watcher is None
         return alike and capabilities.trees and not (capabilities.states or capabilities.placing)
 
     def plan_prompt(self, maximum: int | None, needs: RequestedOutputs) -> PromptPart:

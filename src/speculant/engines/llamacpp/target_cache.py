@@ -84,6 +84,10 @@ class LlamaTargetCache(TargetCache):
         return not self._context.model.states
 
     @property
+    def media(self) -> None:
+        """It takes text alone."""
+
+    @property
     def joins(self) -> bool:
         """Whether its prompt may be read in a pass with those of others; a running state is not read in parts."""
         return self.shares_prefixes and self._watcher is None

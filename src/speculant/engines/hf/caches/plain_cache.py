@@ -36,6 +36,7 @@ class PlainTargetCache:
     joins = False
     rereads = False
     shares_prefixes = False
+    media = None
 
     def __init__(self, call: Call, latest: list[Any]) -> None:
         """Take what `generate` prepared: ids Int64[1, T], and inputs that go through the model's own methods.

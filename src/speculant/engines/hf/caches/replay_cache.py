@@ -48,6 +48,7 @@ class ReplayTargetCache:
     joins = False
     rereads = False
     shares_prefixes = False
+    media = None
 
     def __init__(
         self, runner: ModelRunner, ids: Tensor, *, padding: Tensor | None = None, positions: Tensor | None = None

@@ -7,13 +7,15 @@ more: by the model's own decoding, and by a sequence that verifies a small draft
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from speculant.core.errors import OutOfMemoryError
-from speculant.engines.hf.cache import holds_text
+from speculant.engines.hf.cache import cached_length, copy_prefix, holds_text, reusable_length
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
 from speculant.engines.hf.encoded import EncodedPrompt
 from speculant.engines.hf.forward_pass import ModelRunner
@@ -35,6 +37,7 @@ class FirstPromptCheck:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._known: dict[frozenset[str], str] = {}  # by the names of the inputs
+        self._split: dict[frozenset[str], bool] = {}  # the same
 
     def reason(self, call: Call) -> str:
         """Return why no drafts can be verified behind a prompt with media or an encoder's states; "" where they can.
@@ -57,6 +60,48 @@ class FirstPromptCheck:
         if names not in self._known:
             self._known[names] = self._find_difference(call)
         return self._known[names]
+
+    def open(self, call: Call) -> HFTargetCache:
+        """Return a new sequence whose prompt is more than text, and may go on from another's rows where that is right.
+
+        Raises:
+            UnusualPromptError: drafts cannot follow it.
+        """
+        return open_prompt(self._runner, call, splits=lambda end: self._splits(call, end))
+
+    def _splits(self, call: Call, end: int) -> bool:
+        """Return whether a prompt gets the same logits where it goes on from rows of another up to the media's end.
+
+        The other prompt has another last token, which the kept rows must not have read.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+        """
+        names = frozenset(call.others)
+        if names not in self._split:
+            self._split[names] = self._can_split(call, end)
+        return self._split[names]
+
+    def _can_split(self, call: Call, end: int) -> bool:
+        other, runner = copy(call), self._runner
+        other.ids = call.ids.clone()
+        other.ids[0, -1] = call.ids[0, -2] if call.ids[0, -2] != call.ids[0, -1] else call.ids[0, 0]
+        try:
+            kept, whole, parted = open_prompt(runner, other), open_prompt(runner, call), open_prompt(runner, call)
+            kept.prefill()
+            prefix = copy_prefix(kept.cache, end, room=call.ids.shape[1])
+            if cached_length(prefix) != end or reusable_length(prefix, end) != end:
+                return False
+            parted.begin_with(prefix)
+            expected, found = whole.prefill(), parted.prefill()
+        except OutOfMemoryError:
+            raise
+        except Exception:  # whatever a model makes of a part it does not expect
+            logger.info("prompts with media do not go on from %s rows", end, exc_info=True)
+            return False
+        assert expected is not None
+        assert found is not None
+        return not wrong_rows(found.logits, expected.logits, runner.model.dtype).numel()
 
     def _find_difference(self, call: Call) -> str:
         """Return what is wrong with drafts behind a prompt; of an encoder-decoder's trees, chains may be right."""
@@ -108,11 +153,16 @@ class FirstPromptCheck:
         return [*found, ours.forward(np.array([last], np.int32), _NO_PARENT).logits[0]]
 
 
-def open_prompt(runner: ModelRunner, call: Call) -> HFTargetCache:
+def open_prompt(runner: ModelRunner, call: Call, *, splits: Callable[[int], bool] = lambda _: False) -> HFTargetCache:
     """Return a new sequence whose prompt is more than text.
+
+    Args:
+        runner: of the model.
+        call: what `generate` prepared.
+        splits: see `MediaPrompt`.
 
     Raises:
         UnusualPromptError: drafts cannot follow it.
     """
-    kind = EncodedPrompt if runner.capabilities.encoder else MediaPrompt
-    return HFTargetCache(runner, call.ids, prompt=kind(call))
+    prompt = EncodedPrompt(call) if runner.capabilities.encoder else MediaPrompt(call, splits=splits)
+    return HFTargetCache(runner, call.ids, prompt=prompt)
