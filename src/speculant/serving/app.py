@@ -25,7 +25,7 @@ from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import SERVER, ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
-from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
+from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
@@ -33,6 +33,7 @@ from speculant.serving.messages_api import count_tokens, create_message
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
 from speculant.serving.prompts import PromptEncoder
+from speculant.serving.reloading import Reloader
 from speculant.serving.response_schemas import ItemList, ResponseDeleted, ResponseObject, ResponseRequest
 from speculant.serving.response_store import ResponseStore
 from speculant.serving.responses import (
@@ -69,8 +70,8 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     Raises:
         SpeculantError: the memory cannot be kept as the settings say.
     """
-    keys = list(settings.api_keys)
-    tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
+    keys = KeyRing(settings)
+    tenants = list(keys.tenants.values()) if settings.memory_scope == "key" else []
     metrics = ScopedMetrics(model, tenants, prefix=settings.metrics_prefix)
     drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
     keeper = MemoryKeeper(
@@ -117,8 +118,9 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         middleware=_middleware(settings, keys, metrics, body_bytes=_body_bytes(settings, media)),
     )
     app.state.unused_memories = keeper.unused
+    app.state.reloader = Reloader(speculator, drafters, keeper, keys, settings, method_settings)
     add_error_handlers(app)
-    add_openapi(app, keys=bool(keys))
+    add_openapi(app, keys=settings.takes_keys)
     _add_text_routes(app, service)
     add_audio_routes(app, service, transcriber)
     _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
@@ -126,7 +128,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     _add_token_routes(app, service)
     _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
     add_page_files(app)
-    add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
+    add_watch_routes(app, Watch(service, speculator.method, drafters, metrics, keys))
     return app
 
 
@@ -179,7 +181,7 @@ def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
 
 
 def _middleware(
-    settings: ServingOptions, keys: list[str], metrics: ScopedMetrics, *, body_bytes: int
+    settings: ServingOptions, keys: KeyRing, metrics: ScopedMetrics, *, body_bytes: int
 ) -> list[Middleware]:
     """Return what every request passes, the outermost first."""
     found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, maximum=settings.max_connections)]
