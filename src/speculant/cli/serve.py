@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,11 +103,12 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     from speculant.serving.keys import KeyRing
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
+    from speculant.serving.tracing import open_provider
 
     named = check_drafting(drafting)
     check_named(loading, drafting)
     check_kept(named, drafting, serving)
-    keys = len(KeyRing(serving))
+    keys, spans = len(KeyRing(serving)), open_provider(os.environ)
     if serving.memory is not None:
         check_writable(str(serving.memory))
         check_no_input(
@@ -126,7 +128,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
             speed = measure_speed(loaded.speculator, settings=loaded.settings)
         name = served_name or model_name(loading.model)
         keeps = isinstance(loaded.speculator.drafter, Persistent)
-        app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
+        app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings, spans=spans)
         try:
             unused = list(app.state.unused_memories)
             screen = start_screen(

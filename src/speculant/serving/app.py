@@ -51,14 +51,24 @@ from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
 from speculant.serving.scoped_metrics import ScopedMetrics
 from speculant.serving.streams import EventStream, event
+from speculant.serving.tracing import Tracing
 from speculant.serving.transcriptions import HEARS, Transcriber, add_audio_routes, hears
 from speculant.serving.watch import Watch, add_watch_routes
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
     from speculant.api.speculator import Speculator
 
 
-def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, method_settings: Any = None) -> FastAPI:
+def create_app(
+    speculator: Speculator,
+    settings: ServingOptions,
+    *,
+    model: str,
+    method_settings: Any = None,
+    spans: TracerProvider | None = None,
+) -> FastAPI:
     """Return the application that serves a model; its lifespan starts and ends the decoding.
 
     Args:
@@ -66,6 +76,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         settings: limits, keys, memory.
         model: the name that clients use.
         method_settings: of the drafter, for memories that are made for each key.
+        spans: what makes and sends OpenTelemetry's spans; None for none. It is shut down with the application.
 
     Raises:
         SpeculantError: the memory cannot be kept as the settings say.
@@ -112,10 +123,14 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     app = FastAPI(
         title="Speculant",
         version=__version__,
-        lifespan=_lifespan(service, keeper, transcriber),
+        lifespan=_lifespan(service, keeper, transcriber, spans),
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        middleware=_middleware(settings, keys, metrics, body_bytes=_body_bytes(settings, media)),
+        middleware=[
+            Middleware(AccessLog, metrics=metrics),
+            *([] if spans is None else [Middleware(Tracing, provider=spans, model=model)]),
+            *_middleware(settings, keys, body_bytes=_body_bytes(settings, media)),
+        ],
     )
     app.state.unused_memories = keeper.unused
     app.state.reloader = Reloader(speculator, drafters, keeper, keys, settings, method_settings)
@@ -153,7 +168,7 @@ def _longest(service: Service) -> int:
     )
 
 
-def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber) -> Any:
+def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber, spans: TracerProvider | None) -> Any:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         service.engine.start(asyncio.get_running_loop())
@@ -171,6 +186,8 @@ def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber) 
             service.media.close()
             service.grammars.close()
             await asyncio.to_thread(keeper.close)
+            if spans is not None:
+                await asyncio.to_thread(spans.shutdown)
 
     return lifespan
 
@@ -180,11 +197,9 @@ def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
     return settings.max_body_bytes + (settings.max_media_bytes * 4 // 3 if media.rate or media.kinds else 0)
 
 
-def _middleware(
-    settings: ServingOptions, keys: KeyRing, metrics: ScopedMetrics, *, body_bytes: int
-) -> list[Middleware]:
-    """Return what every request passes, the outermost first."""
-    found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, maximum=settings.max_connections)]
+def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> list[Middleware]:
+    """Return what every request passes below the logs, the outermost first."""
+    found = [Middleware(RequestRoom, maximum=settings.max_connections)]
     if settings.cors_origins:
         origins, methods = list(settings.cors_origins), ["GET", "POST", "DELETE"]
         found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]))
