@@ -1,10 +1,8 @@
-"""The application: its routes, its parts and the order in which they begin and end."""
+"""The application: its routes and its parts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Body, FastAPI, Request
@@ -26,6 +24,7 @@ from speculant.serving.errors import SERVER, ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
+from speculant.serving.lifespan import make_lifespan
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
@@ -49,7 +48,7 @@ from speculant.serving.responses_api import create_response
 from speculant.serving.room import RequestRoom
 from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
-from speculant.serving.scoped_metrics import ScopedMetrics
+from speculant.serving.scoped_metrics import ScopedMetrics, watch_engine
 from speculant.serving.streams import EventStream, event
 from speculant.serving.tracing import Tracing
 from speculant.serving.transcriptions import HEARS, Transcriber, add_audio_routes, hears
@@ -119,11 +118,11 @@ def create_app(
         predicts=can_route(speculator),
         max_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.max_nodes,
     )
-    _watch_engine(metrics, engine, room=settings.max_concurrency * _longest(service))
+    watch_engine(metrics, engine, room=settings.max_concurrency * service.longest)
     app = FastAPI(
         title="Speculant",
         version=__version__,
-        lifespan=_lifespan(service, keeper, transcriber, spans),
+        lifespan=make_lifespan(service, keeper, transcriber, spans),
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
         middleware=[
@@ -145,51 +144,6 @@ def create_app(
     add_page_files(app)
     add_watch_routes(app, Watch(service, speculator.method, drafters, metrics, keys))
     return app
-
-
-def _watch_engine(metrics: ScopedMetrics, engine: EngineLoop, *, room: int) -> None:
-    """Have the state of the engine be read with the metrics; `room` is in tokens, of all texts that fit together."""
-    watch = metrics.watch
-    watch("num_requests_running", "Texts that are decoded.", engine.running)
-    watch("num_requests_waiting", "Texts that wait.", engine.waiting)
-    watch("kv_cache_usage_perc", "Share of the room for texts in use.", lambda own: engine.cached_tokens(own) / room)
-    prefixes = engine.prefixes
-    watch("prefix_cache_queries", "Prompt tokens looked up.", lambda own: prefixes(own).lookup_tokens, counts=True)
-    watch("prefix_cache_hits", "Of those, tokens found.", lambda own: prefixes(own).reused_tokens, counts=True)
-    watch("prompt_tokens_cached", "Prompt tokens not computed.", lambda own: prefixes(own).reused_tokens, counts=True)
-    watch("prefix_cache_bytes", "What it holds.", lambda own: prefixes(own).bytes, own=True)
-
-
-def _longest(service: Service) -> int:
-    """Return the most tokens that a text may have, its prompt included."""
-    settings = service.settings
-    return (
-        service.prompts.positions or (settings.max_prompt_tokens or settings.max_new_tokens) + settings.max_new_tokens
-    )
-
-
-def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber, spans: TracerProvider | None) -> Any:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        service.engine.start(asyncio.get_running_loop())
-        service.grammars.warm_up()
-        saving = asyncio.create_task(keeper.run())
-        try:
-            yield
-        finally:
-            await service.engine.stop(service.settings.drain_seconds)
-            saving.cancel()
-            with suppress(asyncio.CancelledError):
-                await saving
-            await asyncio.to_thread(transcriber.close)
-            service.prompts.close()
-            service.media.close()
-            service.grammars.close()
-            await asyncio.to_thread(keeper.close)
-            if spans is not None:
-                await asyncio.to_thread(spans.shutdown)
-
-    return lifespan
 
 
 def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
