@@ -68,9 +68,9 @@ class Server:
             client.close()
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """Wait until a condition holds, and return what it returned; a minute at most."""
-    end = time.monotonic() + PATIENCE
+def wait_for(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
+    """Wait until a condition holds, and return what it returned; so many seconds at most."""
+    end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -40,10 +45,24 @@ def test_what_is_refused_before_a_model_is_loaded(capsys: pytest.CaptureFixture[
 
 
 @contextmanager
-def serving(memory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command as users do; yield the process, and its address once it accepts requests."""
+def serving(memory: Path, *options: str, terminal: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command as users do; yield the process, and its address once it accepts requests.
+
+    Args:
+        memory: its file.
+        options: further ones.
+        terminal: that it runs in; None for none, as below a service manager.
+    """
     command = [sys.executable, "-m", "speculant", "serve", "--port", "0", "--memory", str(memory)]
-    with subprocess.Popen([*command, "--log-format", "json", *options], stderr=subprocess.PIPE, text=True) as process:
+
+    def begin() -> None:
+        os.setsid()
+        if terminal is not None:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    with subprocess.Popen(
+        [*command, "--log-format", "json", *options], stderr=subprocess.PIPE, text=True, preexec_fn=begin
+    ) as process:
         try:
             assert process.stderr is not None
             address = ""
@@ -61,17 +80,18 @@ def serving(memory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
             process.kill()
 
 
-def ask(address: str, **options: object) -> dict[str, Any]:
+def ask(address: str, *, key: str = "", **options: object) -> dict[str, Any]:
     """Return the answer to a greedy completion."""
     body = json.dumps({"model": "bundled", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | options)
-    request = Request(f"{address}/v1/completions", body.encode(), {"Content-Type": "application/json"})
+    request = Request(
+        f"{address}/v1/completions", body.encode(), {"Content-Type": "application/json", "x-api-key": key}
+    )
     with urlopen(request, timeout=60) as answer:
         return cast("dict[str, Any]", json.load(answer))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_serves_and_ends_by_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_serves_and_ends_by_a_signal(tmp_path: Path) -> None:
     """Guards the command as users run it: the block on start, an answer, a signal, exit code 0, the saved memory."""
     memory = tmp_path / "memory.speculant"
     with serving(memory) as (process, address):
@@ -79,7 +99,7 @@ def test_serves_and_ends_by_a_signal(tmp_path: Path, number: signal.Signals) -> 
         assert process.stderr is not None
         logged = json.loads(process.stderr.readline())
         assert (logged["path"], logged["status"], logged["completion_tokens"]) == ("/v1/completions", 200, 8)
-        os.kill(process.pid, number)
+        os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 0
         assert f"memory saved to {memory}" in process.stderr.read()
     assert memory.exists()
@@ -129,6 +149,62 @@ def test_a_killed_server_keeps_its_last_save(tmp_path: Path) -> None:
     assert again["choices"] == first["choices"]
     steps = [each["metrics"]["speculative_decoding"]["num_spec_steps"] for each in (first, again)]
     assert steps[1] < steps[0] / 2
+
+
+@pytest.mark.slow
+def test_a_hangup_reads_files_again(tmp_path: Path) -> None:
+    """Guards SIGHUP of service managers: keys change while a text is decoded, which ends, and a bad file does not."""
+    keys, memory = tmp_path / "keys", tmp_path / "memory.speculant"
+    keys.write_text("one\n")
+
+    def status(key: str) -> int:
+        try:
+            with urlopen(Request(f"{address}/v1/models", headers={"x-api-key": key}), timeout=60) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            return error.code
+
+    with serving(memory, "--api-key-file", str(keys)) as (process, address), ThreadPoolExecutor(1) as pool:
+        on_its_way = pool.submit(ask, address, key="one", max_tokens=900, ignore_eos=True)
+        until(lambda: running(address, "one") > 0)
+        keys.write_text("two\n")
+        os.kill(process.pid, signal.SIGHUP)
+        until(lambda: status("two") == 200)
+        assert status("one") == 401
+        assert on_its_way.result()["usage"]["completion_tokens"] == 900
+        keys.write_text("")
+        memory.write_bytes(b"SPCLNT\r\nbroken")
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        failed = list(islice((line for line in lines if "not read again" in line), 2))
+        assert "holds no key" in failed[0]
+        assert str(memory) in failed[1]
+        assert status("two") == 200
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_the_server(tmp_path: Path) -> None:
+    """Guards servers in a terminal: its end is theirs, drained and saved, rather than a reason to read files again."""
+    memory = tmp_path / "memory.speculant"
+    outer, inner = os.openpty()
+    with serving(memory, terminal=inner) as (process, _):
+        os.close(inner)
+        os.kill(process.pid, signal.SIGHUP)  # by a user, while it is open
+        assert process.stderr is not None
+        assert "keys: there is no file of them" in process.stderr.readline()
+        os.close(outer)
+        assert process.wait(60) == 0
+    assert memory.exists()
+
+
+def running(address: str, key: str) -> float:
+    """Return how many texts are decoded."""
+    with urlopen(Request(f"{address}/metrics", headers={"x-api-key": key}), timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith("speculant_num_requests_running")))
 
 
 def saves(address: str) -> float:

@@ -19,7 +19,7 @@ LOADED: Any = SimpleNamespace(speculator=SimpleNamespace(method="mix"), threads=
 
 def screen(speed: StartSpeed | None = None, **options: Any) -> dict[str, str]:
     """Return the lines by their titles."""
-    given = {name: options.pop(name) for name in ("keeps", "unused") if name in options}
+    given = {name: options.pop(name) for name in ("keys", "keeps", "unused") if name in options}
     serving = ServingOptions(**options)
     text = start_screen(LOADED, serving, name="tiny", address="http://127.0.0.1:8000", speed=speed, **given)
     return {line[:12].rstrip(): line[12:] for line in text.splitlines()}
@@ -40,7 +40,7 @@ def test_memories_and_keys_in_words(tmp_path: Path) -> None:
     """Guards what is said of files: where memories are saved, which could not be used, and which methods have none."""
     file = tmp_path / "m.speculant"
     assert screen(memory=file, memory_limit="1GiB")["memory"] == f"up to 1,024 MiB, saved to {file}"
-    by_key = screen(memory=file, api_keys=("a", "b"), memory_scope="key")
+    by_key = screen(memory=file, api_keys=("a", "b"), memory_scope="key", keys=2)
     assert by_key["memory"] == f"up to 256 MiB in all, one for each key, saved beside {file}"
     assert by_key["keys"] == "2 API keys, one of which requests must carry"
     assert "cannot be used" in screen(memory=file, unused=[file])["memory"]

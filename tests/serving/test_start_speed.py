@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from servers import make_speculator
+from speculant.core.errors import OutOfMemoryError
 from speculant.serving import start_speed
 from speculant.serving.start_speed import measure_speed
 
@@ -45,3 +46,14 @@ def test_slow_models_are_measured_without_drafts(model: Any, tokenizer: Any, mon
 def test_texts_that_cannot_be_measured(model: Any) -> None:
     """Guards models without a tokenizer, which are served all the same."""
     assert measure_speed(make_speculator(model, None)) is None
+
+
+def test_a_start_that_cannot_be_measured_goes_on(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the start: a device that is full at the moment costs the figure, not the server."""
+    speculator = make_speculator(model, tokenizer)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OutOfMemoryError("the device is full.")
+
+    monkeypatch.setattr(speculator, "batch", full)
+    assert measure_speed(speculator) is None

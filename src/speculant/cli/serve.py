@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,8 @@ Serve a model over HTTP, as OpenAI's API does.
 Settings of the server, limits and memory can also come from environment variables, or from lines of the file that
 --config names: SPECULANT_ and the option's name, such as SPECULANT_PORT=9000 and SPECULANT_SAVE_SECONDS=60.
 
-SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one ends at once."""
+SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one ends at once. SIGHUP reads the file of
+keys, the memory and the bases again."""
 
 EXAMPLES = """
 speculant serve                         # the bundled model, on this machine
@@ -98,13 +100,16 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
     from speculant.cli.start_screen import start_screen
     from speculant.cli.terminal import say, waiting
+    from speculant.serving.keys import KeyRing
     from speculant.serving.loading import answering
     from speculant.serving.logs import configure_logging
     from speculant.serving.server import bind, make_server, url
+    from speculant.serving.tracing import open_provider
 
     named = check_drafting(drafting)
     check_named(loading, drafting)
     check_kept(named, drafting, serving)
+    keys, spans = len(KeyRing(serving)), open_provider(os.environ)
     if serving.memory is not None:
         check_writable(str(serving.memory))
         check_no_input(
@@ -125,13 +130,13 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
                 speed = measure_speed(loaded.speculator, settings=loaded.settings)
             name = served_name or model_name(loading.model)
             keeps = isinstance(loaded.speculator.drafter, Persistent)
-            app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings)
+            app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings, spans=spans)
         try:
             unused = list(app.state.unused_memories)
             screen = start_screen(
-                loaded, serving, name=name, address=url(bound), speed=speed, keeps=keeps, unused=unused
+                loaded, serving, name=name, address=url(bound), speed=speed, keys=keys, keeps=keeps, unused=unused
             )
-            server = make_server(app, serving, lambda: say(screen))
+            server = make_server(app, serving, lambda: say(screen), app.state.reloader.start)
             gc.freeze()  # the model's objects stay; a body of many values must not have them looked through each time
             server.run(sockets=[bound])
         finally:
@@ -162,11 +167,11 @@ def check_memories(serving: ServingOptions) -> None:
         FileError, MemoryFileError: one is not.
     """
     from speculant.memory.file import read_any_memory
-    from speculant.serving.keys import tenant_name
+    from speculant.serving.keys import KeyRing
     from speculant.serving.memory_keeper import tenant_path
 
     by_key = serving.memory_scope == "key"
-    tenants = [tenant_name(key) for key in serving.api_keys] if by_key else [""]
+    tenants = list(KeyRing(serving).tenants.values()) if by_key else [""]
     for tenant in tenants:
         path = tenant_path(Path(str(serving.memory)), tenant)
         if path.exists():

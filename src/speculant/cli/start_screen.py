@@ -23,6 +23,7 @@ def start_screen(
     name: str,
     address: str,
     speed: StartSpeed | None,
+    keys: int = 0,
     keeps: bool = True,
     unused: Sequence[Path] = (),
 ) -> str:
@@ -34,6 +35,7 @@ def start_screen(
         name: what clients call the model.
         address: where it is served.
         speed: what was measured; None if nothing was.
+        keys: how many API keys are in force.
         keeps: whether the method keeps a memory.
         unused: files of memories that could not be used.
     """
@@ -42,7 +44,7 @@ def start_screen(
         "method": f"{loaded.speculator.method}, up to {count_noun(serving.max_concurrency, 'text')} together",
         "speed": _speed(speed),
         "memory": _memory(serving, unused) if keeps else "none: the method keeps none",
-        "keys": _keys(serving),
+        "keys": _keys(keys),
         "threads": loaded.threads,
         "API": f"{address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
         "stop": f"Ctrl-C or SIGTERM; requests may end within {count_noun(serving.drain_seconds, 'second')}",
@@ -74,7 +76,7 @@ def _memory(serving: ServingOptions, unused: Sequence[Path]) -> str:
     return f"{limit}, saved {'beside' if serving.memory_scope == 'key' else 'to'} {serving.memory}"
 
 
-def _keys(serving: ServingOptions) -> str:
-    if serving.api_keys:
-        return f"{count_noun(len(serving.api_keys), 'API key')}, one of which requests must carry"
+def _keys(count: int) -> str:
+    if count:
+        return f"{count_noun(count, 'API key')}, one of which requests must carry"
     return "none: whoever reaches the address may ask"

@@ -21,7 +21,12 @@ _limit = partial(option.option, panel="Limits")
 _memory = partial(option.option, panel="Drafting")
 
 
-def _read_key(value: Any) -> str:
+def read_key(value: Any) -> str:
+    """Return an API key.
+
+    Raises:
+        ValueError: it has characters that a header cannot hold.
+    """
     if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable() or " " in value:
         raise ValueError("must be of printable ASCII characters, without spaces, and not empty.")
     return value
@@ -34,6 +39,7 @@ class ServingOptions:
     Attributes:
         host, port: address that it listens on.
         api_keys: keys that requests must carry one of; an empty list disables authentication.
+        api_key_file: file with a further key on each line; `#` begins a comment. It is read again on SIGHUP.
         allow_no_key: whether it may listen beyond this machine without keys.
         cors_origins: origins whose pages may send requests from a browser.
         allowed_hosts: allowed values of the header `Host`; empty for the loopback names where it listens on loopback
@@ -86,10 +92,13 @@ class ServingOptions:
     api_keys: tuple[str, ...] = _server(
         (),
         "a key that requests must carry; may be repeated. SPECULANT_API_KEYS keeps it out of the process list",
-        kinds.ValueKind("KEY", _read_key),
+        kinds.ValueKind("KEY", read_key),
         flag="--api-key",
         several=True,
         secret=True,
+    )
+    api_key_file: Path | None = _server(
+        None, "a file of such keys, one a line; read again on SIGHUP, without a restart", kinds.PATH
     )
     allow_no_key: bool = _server(False, "listen beyond this machine without a key", kinds.FLAG)
     cors_origins: tuple[str, ...] = _server(
@@ -182,13 +191,18 @@ class ServingOptions:
 
     def __post_init__(self) -> None:
         option.read_values(self)
-        if not self.loopback and not self.api_keys and not self.allow_no_key:
+        if not self.loopback and not self.takes_keys and not self.allow_no_key:
             raise UsageError(
                 f"host {self.host} is reachable from other machines, and there is no API key: whoever reaches it could "
-                "use the model. Add --api-key (or SPECULANT_API_KEYS), or allow it by --allow-no-key."
+                "use the model. Add --api-key (or SPECULANT_API_KEYS) or --api-key-file, or allow it by --allow-no-key."
             )
-        if self.memory_scope == "key" and not self.api_keys:
+        if self.memory_scope == "key" and not self.takes_keys:
             raise UsageError("memory scope 'key' needs API keys; add --api-key, or leave it 'shared'.")
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether requests must carry a key."""
+        return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def loopback(self) -> bool:
@@ -201,4 +215,4 @@ class ServingOptions:
     @property
     def hosts(self) -> list[str]:
         """Names that the header `Host` may hold; empty for any."""
-        return list(self.allowed_hosts or (LOOPBACK_NAMES if self.loopback and not self.api_keys else ()))
+        return list(self.allowed_hosts or (LOOPBACK_NAMES if self.loopback and not self.takes_keys else ()))

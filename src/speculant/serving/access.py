@@ -24,6 +24,12 @@ def note(request: Request, **facts: Any) -> None:
     request.scope.get(_NOTES, {}).update({name: value for name, value in facts.items() if value is not None})
 
 
+def notes_of(scope: Scope) -> dict[str, Any]:
+    """Return what was noted of a request."""
+    notes: dict[str, Any] = scope.get(_NOTES, {})
+    return notes
+
+
 class AccessLog:
     """Logs and counts requests, and names each in `x-request-id`."""
 

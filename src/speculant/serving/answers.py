@@ -53,6 +53,13 @@ class Service:
     predicts: bool
     max_nodes: int
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that a text may have, its prompt included."""
+        settings = self.settings
+        prompt = settings.max_prompt_tokens or settings.max_new_tokens
+        return self.prompts.positions or prompt + settings.max_new_tokens
+
     def check_model(self, name: str | None) -> None:
         """Check that a request is for the served model.
 

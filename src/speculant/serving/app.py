@@ -1,10 +1,8 @@
-"""The application: its routes, its parts and the order in which they begin and end."""
+"""The application: its routes and its parts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Body, FastAPI, Request
@@ -25,8 +23,9 @@ from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
-from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
+from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
 from speculant.serving.lenience import Lenience
+from speculant.serving.lifespan import make_lifespan
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
@@ -35,6 +34,7 @@ from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
 from speculant.serving.probes import add_probe_routes
 from speculant.serving.prompts import PromptEncoder
+from speculant.serving.reloading import Reloader
 from speculant.serving.response_schemas import ItemList, ResponseDeleted, ResponseObject, ResponseRequest
 from speculant.serving.response_store import ResponseStore
 from speculant.serving.responses import (
@@ -49,16 +49,26 @@ from speculant.serving.responses_api import create_response
 from speculant.serving.room import RequestRoom
 from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
-from speculant.serving.scoped_metrics import ScopedMetrics
+from speculant.serving.scoped_metrics import ScopedMetrics, watch_engine
 from speculant.serving.streams import EventStream, event
+from speculant.serving.tracing import Tracing
 from speculant.serving.transcriptions import HEARS, Transcriber, add_audio_routes, hears
 from speculant.serving.watch import Watch, add_watch_routes
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
     from speculant.api.speculator import Speculator
 
 
-def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, method_settings: Any = None) -> FastAPI:
+def create_app(
+    speculator: Speculator,
+    settings: ServingOptions,
+    *,
+    model: str,
+    method_settings: Any = None,
+    spans: TracerProvider | None = None,
+) -> FastAPI:
     """Return the application that serves a model; its lifespan starts and ends the decoding.
 
     Args:
@@ -66,12 +76,13 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         settings: limits, keys, memory.
         model: the name that clients use.
         method_settings: of the drafter, for memories that are made for each key.
+        spans: what makes and sends OpenTelemetry's spans; None for none. It is shut down with the application.
 
     Raises:
         SpeculantError: the memory cannot be kept as the settings say.
     """
-    keys = list(settings.api_keys)
-    tenants = [tenant_name(key) for key in keys] if settings.memory_scope == "key" else []
+    keys = KeyRing(settings)
+    tenants = list(keys.tenants.values()) if settings.memory_scope == "key" else []
     metrics = ScopedMetrics(model, tenants, prefix=settings.metrics_prefix)
     drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
     keeper = MemoryKeeper(
@@ -108,18 +119,23 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         predicts=can_route(speculator),
         max_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.max_nodes,
     )
-    _watch_engine(metrics, engine, room=settings.max_concurrency * _longest(service))
+    watch_engine(metrics, engine, room=settings.max_concurrency * service.longest)
     app = FastAPI(
         title="Speculant",
         version=__version__,
-        lifespan=_lifespan(service, keeper, transcriber),
+        lifespan=make_lifespan(service, keeper, transcriber, spans),
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        middleware=_middleware(settings, keys, metrics, body_bytes=_body_bytes(settings, media)),
+        middleware=[
+            Middleware(AccessLog, metrics=metrics),
+            *([] if spans is None else [Middleware(Tracing, provider=spans, model=model)]),
+            *_middleware(settings, keys, body_bytes=_body_bytes(settings, media)),
+        ],
     )
     app.state.unused_memories = keeper.unused
+    app.state.reloader = Reloader(speculator, drafters, keeper, keys, settings, method_settings)
     add_error_handlers(app)
-    add_openapi(app, keys=bool(keys))
+    add_openapi(app, keys=settings.takes_keys)
     _add_text_routes(app, service)
     add_audio_routes(app, service, transcriber)
     _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
@@ -128,51 +144,8 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     add_probe_routes(app, service)
     _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
     add_page_files(app)
-    add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
+    add_watch_routes(app, Watch(service, speculator.method, drafters, metrics, keys))
     return app
-
-
-def _watch_engine(metrics: ScopedMetrics, engine: EngineLoop, *, room: int) -> None:
-    """Have the state of the engine be read with the metrics; `room` is in tokens, of all texts that fit together."""
-    watch = metrics.watch
-    watch("num_requests_running", "Texts that are decoded.", engine.running)
-    watch("num_requests_waiting", "Texts that wait.", engine.waiting)
-    watch("kv_cache_usage_perc", "Share of the room for texts in use.", lambda own: engine.cached_tokens(own) / room)
-    prefixes = engine.prefixes
-    watch("prefix_cache_queries", "Prompt tokens looked up.", lambda own: prefixes(own).lookup_tokens, counts=True)
-    watch("prefix_cache_hits", "Of those, tokens found.", lambda own: prefixes(own).reused_tokens, counts=True)
-    watch("prompt_tokens_cached", "Prompt tokens not computed.", lambda own: prefixes(own).reused_tokens, counts=True)
-    watch("prefix_cache_bytes", "What it holds.", lambda own: prefixes(own).bytes, own=True)
-
-
-def _longest(service: Service) -> int:
-    """Return the most tokens that a text may have, its prompt included."""
-    settings = service.settings
-    return (
-        service.prompts.positions or (settings.max_prompt_tokens or settings.max_new_tokens) + settings.max_new_tokens
-    )
-
-
-def _lifespan(service: Service, keeper: MemoryKeeper, transcriber: Transcriber) -> Any:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        service.engine.start(asyncio.get_running_loop())
-        service.grammars.warm_up()
-        saving = asyncio.create_task(keeper.run())
-        try:
-            yield
-        finally:
-            await service.engine.stop(service.settings.drain_seconds)
-            saving.cancel()
-            with suppress(asyncio.CancelledError):
-                await saving
-            await asyncio.to_thread(transcriber.close)
-            service.prompts.close()
-            service.media.close()
-            service.grammars.close()
-            await asyncio.to_thread(keeper.close)
-
-    return lifespan
 
 
 def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
@@ -180,11 +153,9 @@ def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
     return settings.max_body_bytes + (settings.max_media_bytes * 4 // 3 if media.rate or media.kinds else 0)
 
 
-def _middleware(
-    settings: ServingOptions, keys: list[str], metrics: ScopedMetrics, *, body_bytes: int
-) -> list[Middleware]:
-    """Return what every request passes, the outermost first."""
-    found = [Middleware(AccessLog, metrics=metrics), Middleware(RequestRoom, maximum=settings.max_connections)]
+def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> list[Middleware]:
+    """Return what every request passes below the logs, the outermost first."""
+    found = [Middleware(RequestRoom, maximum=settings.max_connections)]
     if settings.cors_origins:
         origins, methods = list(settings.cors_origins), ["GET", "POST", "DELETE"]
         found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]))

@@ -15,6 +15,7 @@ from speculant.serving.exchange import Delta, Exchange
 from speculant.serving.keys import tenant_of
 from speculant.serving.schemas import SamplingRequest
 from speculant.serving.streams import EventStream, while_connected
+from speculant.serving.tracing import note_decoding
 
 
 class Answer(Protocol):
@@ -59,6 +60,7 @@ async def respond(
         ApiError: there is no room, or the request cannot be honoured.
     """
     exchange = service.engine.open(texts, tenant=tenant_of(request))
+    note_decoding(request, body, exchange)
     try:
         answer = await while_connected(request, begin(exchange))
         note(request, prompt_tokens=answer.prompt, user=body.user)

@@ -302,7 +302,7 @@ class EngineLoop:
     def _finish(self, ticket: Ticket, delta: Delta) -> None:
         if ticket.finished:
             return
-        ticket.finished = True
+        ticket.finished, ticket.finish_reason = True, delta.finish_reason
         self._observer.added(ticket, delta)
         self._deltas.append((ticket, delta))
 

@@ -102,6 +102,7 @@ class Ticket:
         deadline: when it is cancelled.
         stats: of its decoding, once that has begun.
         prompt_logprobs: of its prompt, complete with its first delta; None where they are not recorded.
+        finish_reason: how the text ended; None where it has not, or by an error.
         finished: whether the decoding thread is done with it.
         cancelled: whether that is because nobody waits for it.
     """
@@ -113,6 +114,7 @@ class Ticket:
         self.admitted = self.first_token = self.last_token = 0.0
         self.stats: Stats | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.finish_reason: str | None = None
         self.finished = self.cancelled = False
         self._filter = StopFilter(job.stop)
 

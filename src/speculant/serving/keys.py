@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from speculant.core.errors import FileError, UsageError
+from speculant.options.serving import ServingOptions, read_key
 from speculant.serving.bodies import refuse
 from speculant.serving.errors import ApiError
 from speculant.serving.room import PROBES
@@ -34,17 +37,72 @@ def tenant_in(scope: Scope) -> str:
     return tenant
 
 
+class KeyRing:
+    """The keys in force: those of the options, and those of a file, which may be read again.
+
+    Attributes:
+        file: where keys are read from; None if there is no such file.
+        tenants: by the keys' digests.
+    """
+
+    def __init__(self, settings: ServingOptions) -> None:
+        """Read the keys.
+
+        Raises:
+            FileError: the file cannot be read.
+            UsageError: it holds no key, or a line that is none.
+        """
+        self._given, self.file = settings.api_keys, settings.api_key_file
+        self.tenants: dict[bytes, str] = {}
+        self.use(self.read())
+
+    def read(self) -> tuple[str, ...]:
+        """Return the keys as options and file have them now, each once; see `KeyRing`."""
+        of_file = () if self.file is None else read_key_file(self.file)
+        return tuple(dict.fromkeys([*self._given, *of_file]))
+
+    def use(self, keys: Sequence[str]) -> None:
+        """Put keys in force in place of those that were."""
+        self.tenants = {hashlib.sha256(key.encode()).digest(): tenant_name(key) for key in keys}
+
+    def __len__(self) -> int:
+        """Return how many keys are in force."""
+        return len(self.tenants)
+
+
+def read_key_file(path: Path) -> list[str]:
+    """Return the keys of a file: one a line, without lines that are empty or begin with #.
+
+    Raises:
+        FileError: the file cannot be read.
+        UsageError: it holds no key, which would leave the server open, or a line that is none.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read the keys in {path}: {getattr(error, 'strerror', None) or error}.") from error
+    keys = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                keys.append(read_key(line.strip()))
+            except ValueError as error:
+                raise UsageError(f"line {number} of {path} {error}") from error
+    if not keys:
+        raise UsageError(f"{path} holds no key, which would let everyone ask. Write one a line.")
+    return keys
+
+
 class KeyCheck:
     """Answers requests without a valid key with 401."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], seconds: float) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, seconds: float) -> None:
         """Take the keys, without any of which everyone may ask, and the seconds that a refused body may take."""
-        self._app, self._seconds = app, seconds
-        self._keys = {hashlib.sha256(key.encode()).digest(): tenant_name(key) for key in keys}
+        self._app, self._keys, self._seconds = app, keys, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may be."""
-        if scope["type"] == "http" and self._keys and not _is_open(scope["path"]):
+        if scope["type"] == "http" and len(self._keys) and not _is_open(scope["path"]):
             tenant = self._tenant(scope)
             if tenant is None:
                 error = ApiError(
@@ -68,7 +126,7 @@ class KeyCheck:
             elif name == b"x-api-key" and not given:  # as Anthropic's clients send it
                 given = value.strip()
         digest, found = hashlib.sha256(given).digest(), None
-        for known, tenant in self._keys.items():  # all of them, so that the time does not depend on which
+        for known, tenant in self._keys.tenants.items():  # all of them, so that the time does not depend on which
             if hmac.compare_digest(known, digest):
                 found = tenant
         return found

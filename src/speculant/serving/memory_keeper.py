@@ -10,7 +10,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from speculant.core.drafter import Drafter, Persistent
@@ -18,6 +19,7 @@ from speculant.core.errors import FileError, MemoryFileError, SpeculantError, Un
 from speculant.serving.scoped_metrics import ScopedMetrics
 
 _LOG = logging.getLogger(__name__)
+FileState = tuple[int, int, int]
 
 
 class MemoryKeeper:
@@ -56,7 +58,10 @@ class MemoryKeeper:
         self._seconds, self._metrics = seconds, metrics
         self._lock = threading.Lock()
         self._strict = strict
-        self._files: dict[Path, tuple[str, Persistent]] = {}
+        self._drafters = drafters
+        self._paths = {} if path is None else {tenant: tenant_path(path, tenant) for tenant in drafters}
+        self._saved: set[str] = set()  # tenants whose memories are saved
+        self._known: dict[str, FileState] = {}  # of tenants' files, as they were read or written last
         self.unused: dict[Path, str] = {}
         if path is not None and not path.parent.is_dir():
             raise FileError(f"cannot keep a memory in {path}: there is no folder {path.parent}.")
@@ -67,10 +72,11 @@ class MemoryKeeper:
                         "this drafting method keeps no memory; leave out --memory and --corpus, or use --method mix."
                     )
             else:
-                self._begin(tenant, drafter, None if path is None else tenant_path(path, tenant), corpus)
+                self._begin(tenant, drafter, corpus)
         metrics.watch("memory_bytes", "Bytes of drafter memories.", lambda own: memory_bytes(drafters, own), own=True)
 
-    def _begin(self, tenant: str, drafter: Persistent, path: Path | None, corpus: Path | None) -> None:
+    def _begin(self, tenant: str, drafter: Persistent, corpus: Path | None) -> None:
+        path = self._paths.get(tenant)
         if path is not None and path.exists():
             try:
                 drafter.load(path)
@@ -78,13 +84,15 @@ class MemoryKeeper:
                 if self._strict:
                     raise
                 self.unused[path] = str(error)
+                self._known[tenant] = file_state(path)
                 self._metrics.of(tenant).unused.set(1)
                 _LOG.warning("%s Drafting begins without it; the file is left as it is, and nothing is saved.", error)
                 return
         elif corpus is not None:
             drafter.load(corpus)
         if path is not None:
-            self._files[path] = tenant, drafter
+            self._saved.add(tenant)
+            self._known[tenant] = file_state(path)
 
     async def run(self) -> None:
         """Save every few seconds, until cancelled."""
@@ -96,15 +104,17 @@ class MemoryKeeper:
         """Save every memory; return whether all of them could be."""
         done = True
         with self._lock:
-            for path, (tenant, drafter) in self._files.items():
-                metrics = self._metrics.of(tenant)
+            for tenant in sorted(self._saved):
+                metrics, drafter = self._metrics.of(tenant), self._drafters[tenant]
+                assert isinstance(drafter, Persistent)
                 try:
-                    drafter.save(path)
+                    drafter.save(self._paths[tenant])
                 except (SpeculantError, OSError, MemoryError) as error:
                     metrics.save_failures.inc()
                     _LOG.error("the drafter memory was not saved: %s", error)
                     done = False
                 else:
+                    self._known[tenant] = file_state(self._paths[tenant])
                     metrics.saves.inc()
                     metrics.saved_at.set(time.time())
         return done
@@ -112,8 +122,37 @@ class MemoryKeeper:
     def close(self) -> None:
         """Save every memory for the last time, and say so."""
         if self.save():
-            for path in self._files:
-                _LOG.info("memory saved to %s", path)
+            for tenant in sorted(self._saved):
+                _LOG.info("memory saved to %s", self._paths[tenant])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Save nothing meanwhile, so that memories and files can be exchanged."""
+        with self._lock:
+            yield
+
+    def replaced(self, tenant: str) -> Path | None:
+        """Return the file of a tenant's memory if another program has replaced it since it was read or written."""
+        path = self._paths.get(tenant)
+        if path is None or not path.exists() or file_state(path) == self._known.get(tenant):
+            return None
+        return path
+
+    def accept(self, tenant: str, path: Path) -> None:
+        """Save to a file from now on that was read again."""
+        self._saved.add(tenant)
+        self._known[tenant] = file_state(path)
+        self.unused.pop(path, None)
+        self._metrics.of(tenant).unused.set(0)
+
+
+def file_state(path: Path) -> FileState:
+    """Return what changes with a file: its number, size and time; zeros where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def tenant_path(path: Path, tenant: str) -> Path:

@@ -22,6 +22,7 @@ from speculant.registry import METHODS, BuildContext, build_drafter, drafts_from
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
+    from speculant.drafters.mix.base import MixBase
 
 COPIED, MATCHED = 48, 16  # tokens of a prediction in a draft, and of the longest match that tells where it goes on
 
@@ -62,13 +63,16 @@ def route(
     return drafters
 
 
-def new_memory(speculator: Speculator, *, limit: int, settings: Any = None) -> Drafter:
+def new_memory(
+    speculator: Speculator, *, limit: int, settings: Any = None, bases: Sequence[MixBase] | None = None
+) -> Drafter:
     """Return a drafter of a speculator's method, which drafts from text, with an empty memory above the same bases.
 
     Args:
         speculator: whose method, model and bases.
         limit: bytes of the memory.
         settings: of the method's drafter.
+        bases: in place of the speculator's.
     """
     vocabulary = speculator.engine.capabilities.vocabulary
     return build_drafter(
@@ -77,7 +81,7 @@ def new_memory(speculator: Speculator, *, limit: int, settings: Any = None) -> D
             vocabulary=vocabulary,
             tokenizer=tokenizer_fingerprint(speculator.tokenizer, vocabulary),
             memory_limit=limit,
-            bases=speculator.bases,
+            bases=speculator.bases if bases is None else bases,
             settings=settings,
         ),
     )
@@ -87,14 +91,13 @@ class RoutingDrafter(Drafter):
     """Opens sessions of the tenants' drafters."""
 
     def __init__(self, drafters: Mapping[str, Drafter], copying: Drafter) -> None:
-        """Take the drafters by tenant, all of one method, and what copies from predictions."""
-        self._drafters, self._copying = dict(drafters), copying
-        self._first = next(iter(self._drafters.values()))
+        """Take the drafters by tenant, all of one method, which may be exchanged, and what copies from predictions."""
+        self._drafters, self._copying = drafters, copying
 
     @property
     def needs(self) -> RequestedOutputs:
         """What the method needs."""
-        return self._first.needs
+        return next(iter(self._drafters.values())).needs
 
     def open(self, start: SessionRequest) -> Session:
         """Begin a request.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from speculant.options.serving import OWN_PREFIX
+from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.exchange import Delta, Ticket
 from speculant.serving.metrics import Metrics
 
@@ -53,3 +54,21 @@ class ScopedMetrics:
             by_metrics.setdefault(id(metrics), (metrics, []))[1].append(ticket)
         for metrics, own in by_metrics.values():
             metrics.decoded(own)
+
+
+def watch_engine(metrics: ScopedMetrics, engine: EngineLoop, *, room: int) -> None:
+    """Have the state of an engine be read with the metrics.
+
+    Args:
+        metrics: get it.
+        engine: is asked.
+        room: tokens of all texts that are decoded together, where each is as long as it may be.
+    """
+    watch, prefixes = metrics.watch, engine.prefixes
+    watch("num_requests_running", "Texts that are decoded.", engine.running)
+    watch("num_requests_waiting", "Texts that wait.", engine.waiting)
+    watch("kv_cache_usage_perc", "Share of the room for texts in use.", lambda own: engine.cached_tokens(own) / room)
+    watch("prefix_cache_queries", "Prompt tokens looked up.", lambda own: prefixes(own).lookup_tokens, counts=True)
+    watch("prefix_cache_hits", "Of those, tokens found.", lambda own: prefixes(own).reused_tokens, counts=True)
+    watch("prompt_tokens_cached", "Prompt tokens not computed.", lambda own: prefixes(own).reused_tokens, counts=True)
+    watch("prefix_cache_bytes", "What it holds.", lambda own: prefixes(own).bytes, own=True)

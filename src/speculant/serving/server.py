@@ -1,11 +1,12 @@
 """uvicorn around the application: binds early, drains at the first signal, ends at once at the second.
 
-A terminal that is closed (SIGHUP) asks for the same as SIGTERM; further SIGHUPs change nothing, since terminals and
-service managers send several.
+SIGHUP asks to read files again (`serving.reloading`). Where it says that the terminal was closed it asks for the same
+as SIGTERM, and further ones change nothing, since terminals and service managers send several.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -37,14 +38,18 @@ class Server(uvicorn.Server):
 
     Attributes:
         ready: called once requests are accepted.
+        reload: called on the event loop at SIGHUP.
     """
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], reload: Callable[[], object]) -> None:
         super().__init__(config)
-        self.ready = ready
+        self.ready, self.reload = ready, reload
+        self._has_terminal = has_terminal()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept requests, and tell."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self.ready()
@@ -64,13 +69,24 @@ class Server(uvicorn.Server):
                 signal.signal(each, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; at the second end as if there were no handler."""
-        if self.should_exit and sig == HANGUP:
+        """Drain at the first signal; at the second end as if there were no handler. Read files again at SIGHUP."""
+        if sig == HANGUP and (self.should_exit or not self._has_terminal or has_terminal()):
+            if not self.should_exit and self._loop is not None:
+                self._loop.call_soon_threadsafe(self.reload)
             return
         if self.should_exit:
             signal.signal(sig, signal.SIG_DFL)
             os.kill(os.getpid(), sig)
         super().handle_exit(sig, frame)
+
+
+def has_terminal() -> bool:
+    """Return whether the process has a terminal, which it has no longer once that was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except (OSError, AttributeError):  # Windows has neither the file nor the flag
+        return False
+    return True
 
 
 def bind(settings: ServingOptions) -> socket.socket:
@@ -104,8 +120,13 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: Starlette, settings: ServingOptions, ready: Callable[[], None]) -> Server:
-    """Return a server of the application; `run(sockets=[...])` returns after it was drained."""
+def make_server(
+    app: Starlette,
+    settings: ServingOptions,
+    ready: Callable[[], None],
+    reload: Callable[[], object] = lambda: None,
+) -> Server:
+    """Return a server of the application; `run(sockets=[...])` returns after it was drained; see `Server`."""
     options: dict[str, Any] = {
         "access_log": False,
         "log_config": None,
@@ -122,6 +143,6 @@ def make_server(app: Starlette, settings: ServingOptions, ready: Callable[[], No
         "timeout_graceful_shutdown": settings.drain_seconds,
         "server_header": False,
     }
-    server = Server(uvicorn.Config(app, **options), ready)
+    server = Server(uvicorn.Config(app, **options), ready, reload)
     app.state.leaving = lambda: server.should_exit
     return server

@@ -6,6 +6,7 @@ above the same bases, so that nothing is learned from the text, and a memory tha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speculant.core.drafter import Background
+from speculant.core.errors import SpeculantError
 from speculant.registry import METHODS, find_method
 from speculant.serving.routing import can_route, new_memory
 from speculant.serving.transcriptions import hears
@@ -20,6 +22,7 @@ from speculant.serving.transcriptions import hears
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
+_LOG = logging.getLogger(__name__)
 PROMPT = "Once upon a time"
 TOKENS = 48
 SECONDS = 0.35  # of a run; the round that passes it is the last
@@ -45,6 +48,14 @@ def measure_speed(speculator: Speculator, *, settings: Any = None) -> StartSpeed
     """
     if hears(speculator) or speculator.tokenizer is None:
         return None
+    try:
+        return _measure(speculator, settings)
+    except SpeculantError as error:  # a server without this figure is better than none
+        _LOG.info("the speed was not measured: %s", error)
+        return None
+
+
+def _measure(speculator: Speculator, settings: Any) -> StartSpeed | None:
     plain = _run(speculator, plain=True)
     if plain is None:
         return None

@@ -22,7 +22,7 @@ from speculant.serving.access import note
 from speculant.serving.answers import Service, outcome
 from speculant.serving.bounds import Strict
 from speculant.serving.exchange import Delta, Exchange, Job
-from speculant.serving.keys import tenant_of
+from speculant.serving.keys import KeyRing, tenant_of
 from speculant.serving.memory_keeper import memory_bytes
 from speculant.serving.schemas import CompletionRequest, Message
 from speculant.serving.scoped_metrics import ScopedMetrics
@@ -58,7 +58,9 @@ class WatchRequest(Strict):
 class Watch:
     """Answers the page."""
 
-    def __init__(self, service: Service, method: str, drafters: Mapping[str, Drafter], metrics: ScopedMetrics) -> None:
+    def __init__(
+        self, service: Service, method: str, drafters: Mapping[str, Drafter], metrics: ScopedMetrics, keys: KeyRing
+    ) -> None:
         """Take the parts of the server.
 
         Args:
@@ -66,7 +68,9 @@ class Watch:
             method: of the server's drafts.
             drafters: memories by tenant, "" for the shared one.
             metrics: count drafts and accepted tokens.
+            keys: that requests must carry one of.
         """
+        self._keys = keys
         self._service, self._method, self._drafters, self._metrics = service, method, drafters, metrics
 
     async def generate(self, body: WatchRequest, request: Request) -> EventStream:
@@ -137,7 +141,7 @@ class Watch:
     def _inspectable(self, tenant: str) -> Inspectable | None:
         """Return the memory that a tenant may look into: its own, or the shared one of a single user."""
         drafter: object = self._drafters.get(tenant) if tenant else None
-        if drafter is None and len(self._service.settings.api_keys) <= 1:
+        if drafter is None and len(self._keys) <= 1:
             drafter = self._drafters.get("")
         return drafter if isinstance(drafter, Inspectable) else None
 

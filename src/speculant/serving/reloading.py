@@ -1,0 +1,129 @@
+"""What a running server reads again when it is asked to: the file of keys, frozen bases, and memory files.
+
+Requests go on meanwhile. A memory is made anew beside the one in force, from its file where another program has
+replaced that (as `speculant memory merge` does), else from what it holds now, above bases that are opened again; then
+it takes the place of the old one, on which requests end that had begun on it. What cannot be used leaves what was in
+force as it is, and is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speculant.api.bases import open_bases
+from speculant.core.drafter import Background, Drafter, Persistent
+from speculant.core.errors import SpeculantError, UnsupportedError
+from speculant.memory.fingerprint import tokenizer_fingerprint
+from speculant.registry import find_method
+from speculant.serving.keys import KeyRing, tenant_name
+from speculant.serving.memory_keeper import MemoryKeeper
+from speculant.serving.routing import can_route, new_memory
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+    from speculant.drafters.mix.base import MixBase
+    from speculant.options.serving import ServingOptions
+
+_LOG = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Reads files again, one request to do so after the other."""
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        drafters: dict[str, Drafter],
+        keeper: MemoryKeeper,
+        keys: KeyRing,
+        settings: ServingOptions,
+        method_settings: Any = None,
+    ) -> None:
+        """Take the parts of the server.
+
+        Args:
+            speculator: the model.
+            drafters: by tenant, in which new ones take the places of old ones.
+            keeper: knows the memories' files.
+            keys: that requests must carry one of.
+            settings: of the server.
+            method_settings: of the drafter.
+        """
+        self._speculator, self._drafters, self._keeper, self._keys = speculator, drafters, keeper, keys
+        self._settings, self._method_settings = settings, method_settings
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to read everything again; on the event loop."""
+        task = asyncio.create_task(self.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def run(self) -> None:
+        """Read everything again; what failed is logged."""
+        async with self._lock:
+            for what, read in (("keys", self._read_keys), ("memories and bases", self._read_memories)):
+                try:
+                    _LOG.info("%s: %s", what, await asyncio.to_thread(read))
+                except (SpeculantError, OSError, MemoryError) as error:
+                    _LOG.error("%s were not read again, those in force stay: %s", what, error)
+
+    def _read_keys(self) -> str:
+        """Read the file of keys; return what was done.
+
+        Raises:
+            FileError, UsageError: the file cannot be used.
+            UnsupportedError: a new key would need a memory of its own.
+        """
+        found = self._keys.read()
+        if self._settings.memory_scope == "key" and {tenant_name(key) for key in found} - self._drafters.keys():
+            raise UnsupportedError("memory scope 'key' makes memories on start only; restart the server for new keys.")
+        self._keys.use(found)
+        return f"{len(found)} in force" if self._keys.file is not None else "there is no file of them"
+
+    def _read_memories(self) -> str:
+        """Make memories anew; return what was done.
+
+        Raises:
+            SpeculantError, OSError: a file cannot be used.
+        """
+        speculator = self._speculator
+        if not can_route(speculator) or any(isinstance(each, Background) for each in self._drafters.values()):
+            return f"the method '{speculator.method}' reads them on start only, as do memories that are shared"
+        method, vocabulary = find_method(speculator.method), speculator.engine.capabilities.vocabulary
+        bases: Sequence[MixBase] = speculator.bases
+        if method.takes_bases:
+            tokenizer = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
+            bases = open_bases(method, self._settings.base, vocabulary=vocabulary, tokenizer=tokenizer)
+        with self._keeper.paused():
+            replaced = {tenant: self._keeper.replaced(tenant) for tenant in self._drafters}
+            made = {
+                tenant: self._renewed(drafter, replaced[tenant], bases) for tenant, drafter in self._drafters.items()
+            }
+            speculator.bases = tuple(bases)
+            self._drafters.update(made)
+            files = [path for path in replaced.values() if path is not None]
+            for tenant, path in replaced.items():
+                if path is not None:
+                    self._keeper.accept(tenant, path)
+        read = f"read {', '.join(map(str, files))}" if files else "no file of a memory was replaced"
+        return f"{read}; {len(bases)} bases in force"
+
+    def _renewed(self, drafter: Drafter, path: Path | None, bases: Sequence[MixBase]) -> Drafter:
+        """Return a drafter with the memory of a file, or with what another one holds where there is none."""
+        limit = self._settings.memory_limit // len(self._drafters)
+        made = new_memory(self._speculator, limit=limit, settings=self._method_settings, bases=bases)
+        if isinstance(made, Persistent) and isinstance(drafter, Persistent):
+            if path is not None:
+                made.load(path)
+            else:
+                with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+                    drafter.save(Path(folder) / "memory")
+                    made.load(Path(folder) / "memory")
+        return made
