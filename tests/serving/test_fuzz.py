@@ -38,6 +38,8 @@ OPERATIONS = [
     ("GET", "/ready", 5),
     ("GET", "/version", 5),
     ("GET", "/metrics", 5),
+    ("GET", "/props", 5),
+    ("GET", "/slots", 20),
 ]
 REFUSED = {each.name for each in PARAMETERS if not each.honoured} | {"tools", "tool_choice", "parallel_tool_calls"}
 

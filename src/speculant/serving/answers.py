@@ -53,6 +53,12 @@ class Service:
     predicts: bool
     max_nodes: int
 
+    @property
+    def drafts(self) -> bool:
+        """Whether texts are decoded with drafts."""
+        speculator = self.engine.speculator
+        return speculator.method != "none" and speculator.engine.capabilities.drafts
+
     def check_model(self, name: str | None) -> None:
         """Check that a request is for the served model.
 

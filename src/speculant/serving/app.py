@@ -21,12 +21,14 @@ from speculant.serving.answers import Service, now
 from speculant.serving.bodies import BodyLimit
 from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
+from speculant.serving.docs_page import add_docs_page
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, tenant_name, tenant_of
 from speculant.serving.lenience import Lenience
+from speculant.serving.llamacpp_routes import add_llamacpp_routes
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
@@ -118,7 +120,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         title="Speculant",
         version=__version__,
         lifespan=_lifespan(service, keeper, transcriber),
-        docs_url=None,  # these pages load scripts from other hosts
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; see `docs_page`
         redoc_url=None,
         middleware=_middleware(settings, keys, metrics, body_bytes=_body_bytes(settings, media)),
     )
@@ -131,8 +133,11 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     _add_message_routes(app, service)
     _add_token_routes(app, service)
     add_probe_routes(app, service)
-    _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
+    takes = ["transcription"] if transcriber.works else ["text", *media.kinds]
+    _add_server_routes(app, service, metrics, takes=takes)
+    add_llamacpp_routes(app, service, takes=takes)
     add_page_files(app)
+    add_docs_page(app)
     add_watch_routes(app, Watch(service, speculator.method, drafters, metrics))
     return app
 

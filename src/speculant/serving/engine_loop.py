@@ -8,6 +8,7 @@ device, ends the youngest one, until the others can go on.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -92,6 +93,7 @@ class EngineLoop:
         self._waiting: deque[Ticket] = deque()
         self._active: dict[Generation, Ticket] = {}  # oldest first
         self._deltas: list[tuple[Ticket, Delta]] = []
+        self._numbers = itertools.count()
         self._stopping = self._leaving = False  # known to the thread, and to the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -118,9 +120,13 @@ class EngineLoop:
             return PrefixCacheStats()
         return cache.stats if tenant is None else cache.stats_of(tenant)
 
+    def decoded(self) -> list[Ticket]:
+        """Return the texts that are decoded."""
+        return list(self._active.values())
+
     def running(self, tenant: str | None = None) -> int:
         """Return how many texts are decoded, of one tenant or of all."""
-        return sum(tenant in (None, ticket.job.tenant) for ticket in list(self._active.values()))
+        return sum(tenant in (None, ticket.job.tenant) for ticket in self.decoded())
 
     def waiting(self, tenant: str | None = None) -> int:
         """Return how many texts wait, of one tenant or of all."""
@@ -228,7 +234,8 @@ class EngineLoop:
     def _admit(self, batch: Batch) -> None:
         while self._waiting and len(self._active) < self.size:
             ticket = self._waiting.popleft()
-            ticket.admitted = time.monotonic()
+            ticket.admitted, ticket.number = time.monotonic(), next(self._numbers)
+            ticket.slot = min({*range(self.size)} - {each.slot for each in self._active.values()})
             job = ticket.job
             try:
                 generation = batch.add(
