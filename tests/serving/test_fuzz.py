@@ -30,6 +30,7 @@ OPERATIONS = [
     ("GET", "/v1/responses/{name}/input_items", 20),
     ("POST", "/v1/messages", 150),
     ("POST", "/v1/messages/count_tokens", 100),
+    ("POST", "/v1/embeddings", 100),
     ("POST", "/tokenize", 150),
     ("POST", "/detokenize", 150),
     ("GET", "/v1/models", 5),

@@ -22,6 +22,7 @@ from speculant.serving.bodies import BodyLimit
 from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
 from speculant.serving.docs_page import add_docs_page
+from speculant.serving.embeddings import EmbeddingQueue, add_embedding_routes
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
@@ -84,6 +85,12 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         strict=settings.memory_strict,
         metrics=metrics,
     )
+    embeddings = EmbeddingQueue(
+        speculator.engine,
+        chunk=settings.prompt_chunk or None,
+        places=settings.max_concurrency + settings.max_queue,
+        seconds=settings.request_seconds,
+    )
     engine = EngineLoop(
         speculator,
         size=settings.max_concurrency,
@@ -93,6 +100,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
         prefix_cache=settings.prefix_cache,
         prompt_chunk=settings.prompt_chunk or None,
         refusal=HEARS if hears(speculator) else "",
+        beside=embeddings,
         observer=metrics,
     )
     metrics.watch("num_requests_running", "Texts that are decoded.", engine.running)
@@ -132,6 +140,7 @@ def create_app(speculator: Speculator, settings: ServingOptions, *, model: str, 
     _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
     _add_message_routes(app, service)
     _add_token_routes(app, service)
+    add_embedding_routes(app, service, embeddings)
     add_probe_routes(app, service)
     takes = ["transcription"] if transcriber.works else ["text", *media.kinds]
     _add_server_routes(app, service, metrics, takes=takes)
