@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from models import tiny_model
+from models import hybrid_model, tiny_model
 from speculant import Speculator
 from speculant.api.embeddings import EmbeddedText, Embedder, Pooling, shorten
 from speculant.core.errors import UnsupportedError, UsageError
@@ -18,7 +18,7 @@ IDS = [[5, 6, 7], [9], list(range(40)), [8, 8, 1, 2], [7 * place % 50 for place 
 
 def made(family: str = "llama", **options: Any) -> tuple[Any, Any]:
     """Return a tiny model and its engine."""
-    model = tiny_model(family)
+    model = hybrid_model() if family == "hybrid" else tiny_model(family)
     return model, Speculator.from_transformers(model, method="none", **options).engine
 
 
@@ -40,7 +40,9 @@ def read(embedder: Embedder, texts: list[EmbeddedText]) -> list[EmbeddedText]:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-@pytest.mark.parametrize(("family", "fast"), [("llama", False), ("llama", True), ("gpt2", False), ("gemma3", False)])
+@pytest.mark.parametrize(
+    ("family", "fast"), [("llama", False), ("llama", True), ("gpt2", False), ("gemma3", False), ("hybrid", False)]
+)
 def test_embeddings_are_those_of_the_model(family: str, fast: bool, pooling: Pooling) -> None:
     """Guards final norm, pooling, shared passes and chunks, against the model's own last hidden state."""
     model, engine = made(family, fast=fast)
