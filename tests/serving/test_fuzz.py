@@ -30,6 +30,7 @@ OPERATIONS = [
     ("GET", "/v1/responses/{name}/input_items", 20),
     ("POST", "/v1/messages", 150),
     ("POST", "/v1/messages/count_tokens", 100),
+    ("POST", "/v1/embeddings", 100),
     ("POST", "/tokenize", 150),
     ("POST", "/detokenize", 150),
     ("GET", "/v1/models", 5),
@@ -38,6 +39,8 @@ OPERATIONS = [
     ("GET", "/ready", 5),
     ("GET", "/version", 5),
     ("GET", "/metrics", 5),
+    ("GET", "/props", 5),
+    ("GET", "/slots", 20),
 ]
 REFUSED = {each.name for each in PARAMETERS if not each.honoured} | {"tools", "tool_choice", "parallel_tool_calls"}
 

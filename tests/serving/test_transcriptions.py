@@ -104,6 +104,7 @@ async def test_what_cannot_be_heard_is_refused(hearing: Speculator) -> None:
     async with running(app), client_of(app) as client:
         answer = await send(recording(0.5), keywords="dog")
         assert (answer.status_code, answer.headers[UNUSED]) == (200, "keywords")
+        assert (await client.get("/props")).json()["modalities"] == {"vision": False, "audio": True}
 
 
 async def test_other_models_hear_nothing(speculator: Speculator) -> None:

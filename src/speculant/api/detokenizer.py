@@ -39,8 +39,8 @@ class Detokenizer:
         return self._release(final=False)
 
     def push_end(self, token: int) -> str:
-        """Add the token that ended the text, which is no part of it where it is special."""
-        return "" if self._is_special(token) else self.push(token)
+        """Add the token that ended the text, which is no part of it where it is special, whatever is left out."""
+        return "" if not self._special.skip and self._is_special(token) else self.push(token)
 
     def flush(self) -> str:
         """Return what is left, an unfinished character included."""

@@ -60,6 +60,12 @@ class Service:
         prompt = settings.max_prompt_tokens or settings.max_new_tokens
         return self.prompts.positions or prompt + settings.max_new_tokens
 
+    @property
+    def drafts(self) -> bool:
+        """Whether texts are decoded with drafts."""
+        speculator = self.engine.speculator
+        return speculator.method != "none" and speculator.engine.capabilities.drafts
+
     def check_model(self, name: str | None) -> None:
         """Check that a request is for the served model.
 

@@ -19,6 +19,8 @@ from speculant.serving.answers import Service, now
 from speculant.serving.bodies import BodyLimit
 from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
+from speculant.serving.docs_page import add_docs_page
+from speculant.serving.embeddings import EmbeddingQueue, add_embedding_routes
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler
@@ -26,6 +28,7 @@ from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
 from speculant.serving.lenience import Lenience
 from speculant.serving.lifespan import make_lifespan
+from speculant.serving.llamacpp_routes import add_llamacpp_routes
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
@@ -93,6 +96,12 @@ def create_app(
         strict=settings.memory_strict,
         metrics=metrics,
     )
+    embeddings = EmbeddingQueue(
+        speculator.engine,
+        chunk=settings.prompt_chunk or None,
+        places=settings.max_concurrency + settings.max_queue,
+        seconds=settings.request_seconds,
+    )
     engine = EngineLoop(
         speculator,
         size=settings.max_concurrency,
@@ -102,6 +111,7 @@ def create_app(
         prefix_cache=settings.prefix_cache,
         prompt_chunk=settings.prompt_chunk or None,
         refusal=HEARS if hears(speculator) else "",
+        beside=embeddings,
         observer=metrics,
     )
     media = MediaReader(speculator, settings)
@@ -124,7 +134,7 @@ def create_app(
         title="Speculant",
         version=__version__,
         lifespan=make_lifespan(service, keeper, transcriber, spans),
-        docs_url=None,  # these pages load scripts from other hosts
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; see `docs_page`
         redoc_url=None,
         middleware=[
             Middleware(AccessLog, metrics=metrics),
@@ -141,9 +151,13 @@ def create_app(
     _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
     _add_message_routes(app, service)
     _add_token_routes(app, service)
+    add_embedding_routes(app, service, embeddings)
     add_probe_routes(app, service)
-    _add_server_routes(app, service, metrics, takes=["transcription"] if transcriber.works else ["text", *media.kinds])
+    takes = ["transcription"] if transcriber.works else ["text", *media.kinds]
+    _add_server_routes(app, service, metrics, takes=takes)
+    add_llamacpp_routes(app, service, takes=takes)
     add_page_files(app)
+    add_docs_page(app)
     add_watch_routes(app, Watch(service, speculator.method, drafters, metrics, keys))
     return app
 

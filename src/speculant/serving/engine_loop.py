@@ -8,6 +8,7 @@ device, ends the youngest one, until the others can go on.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -46,6 +47,20 @@ class Observer(Protocol):
         """A round took these texts further."""
 
 
+class SideWork(Protocol):
+    """What the thread does beside decoding, a part of it between two rounds."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to do."""
+
+    def step(self) -> None:
+        """Do a part of it, about as long as a pass takes."""
+
+    def stop(self, error: BaseException) -> None:
+        """End what waits with an error."""
+
+
 class EngineLoop:
     """Decodes the requests of an event loop.
 
@@ -65,6 +80,7 @@ class EngineLoop:
         prefix_cache: int = 0,
         prompt_chunk: int | None = None,
         refusal: str = "",
+        beside: SideWork | None = None,
         observer: Observer,
     ) -> None:
         """Prepare; `start` begins.
@@ -78,6 +94,7 @@ class EngineLoop:
             prefix_cache: bytes in which what prompts of one tenant have in common is kept; 0 for nothing.
             prompt_chunk: tokens of prompts between two rounds; None for as many as suit the device.
             refusal: why the model does not decode texts from prompts; "" if it does.
+            beside: what else the thread does.
             observer: is told of every event.
 
         Raises:
@@ -85,13 +102,14 @@ class EngineLoop:
         """
         self.speculator, self.size = speculator, size
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
-        self._places, self._refusal = size + queue, refusal
+        self._places, self._refusal, self._beside = size + queue, refusal, beside
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used: Counter[str] = Counter()  # places, by tenant; the event loop's
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
         self._waiting: deque[Ticket] = deque()
         self._active: dict[Generation, Ticket] = {}  # oldest first
         self._deltas: list[tuple[Ticket, Delta]] = []
+        self._numbers = itertools.count()
         self._stopping = self._leaving = False  # known to the thread, and to the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -118,9 +136,13 @@ class EngineLoop:
             return PrefixCacheStats()
         return cache.stats if tenant is None else cache.stats_of(tenant)
 
+    def decoded(self) -> list[Ticket]:
+        """Return the texts that are decoded."""
+        return list(self._active.values())
+
     def running(self, tenant: str | None = None) -> int:
         """Return how many texts are decoded, of one tenant or of all."""
-        return sum(tenant in (None, ticket.job.tenant) for ticket in list(self._active.values()))
+        return sum(tenant in (None, ticket.job.tenant) for ticket in self.decoded())
 
     def waiting(self, tenant: str | None = None) -> int:
         """Return how many texts wait, of one tenant or of all."""
@@ -150,6 +172,10 @@ class EngineLoop:
         self._commands.put(("stop", None))
         await asyncio.to_thread(self._thread.join)
 
+    def wake(self) -> None:
+        """Have the thread look for work beside decoding."""
+        self._commands.put(("wake", None))
+
     def open(self, places: int, *, tenant: str = "") -> Exchange:
         """Return an exchange for so many texts of a tenant.
 
@@ -178,12 +204,13 @@ class EngineLoop:
 
         torch.set_num_threads(self._threads)  # PyTorch keeps it per thread
         with self._batch as batch:
-            while not (self._stopping and not self._active and not self._waiting):
+            while not (self._stopping and not self._active and not self._waiting and not self._busy_beside):
                 try:
                     self._listen(batch)
                     self._expire(batch)
                     self._admit(batch)
                     self._step(batch)
+                    self._step_beside()
                 except Exception as error:
                     _LOG.exception("a round failed")
                     self._end_youngest(batch, error)
@@ -192,16 +219,20 @@ class EngineLoop:
     def _listen(self, batch: Batch) -> None:
         """Take commands; wait for one where there is nothing else to do, deltas of what was cancelled included."""
         while True:
-            busy = self._active or self._waiting or self._deltas or self._stopping
+            busy = self._active or self._waiting or self._deltas or self._stopping or self._busy_beside
             try:
                 name, ticket = self._commands.get(block=not busy)
             except Empty:
                 return
+            if name == "wake":
+                continue
             if ticket is None:
                 self._stopping = True
                 if name == "stop":
                     for each in [*self._waiting, *self._active.values()]:
                         self._drop(batch, each, _shutting_down())
+                    if self._beside is not None:
+                        self._beside.stop(_shutting_down())
             elif name == "cancel":
                 if not ticket.finished:
                     ticket.cancelled = True
@@ -234,7 +265,8 @@ class EngineLoop:
     def _admit(self, batch: Batch) -> None:
         while self._waiting and len(self._active) < self.size:
             ticket = self._waiting.popleft()
-            ticket.admitted = time.monotonic()
+            ticket.admitted, ticket.number = time.monotonic(), next(self._numbers)
+            ticket.slot = min({*range(self.size)} - {each.slot for each in self._active.values()})
             job = ticket.job
             try:
                 generation = batch.add(
@@ -278,6 +310,20 @@ class EngineLoop:
             else:
                 self._observer.added(ticket, delta)
                 self._deltas.append((ticket, delta))
+
+    @property
+    def _busy_beside(self) -> bool:
+        return self._beside is not None and self._beside.waiting
+
+    def _step_beside(self) -> None:
+        """Do some of the other work; a fault in it is none of the texts'."""
+        if self._beside is None or not self._beside.waiting:
+            return
+        try:
+            self._beside.step()
+        except Exception as error:
+            _LOG.exception("work beside decoding failed")
+            self._beside.stop(error)
 
     def _end_youngest(self, batch: Batch, error: Exception) -> None:
         """End the youngest request because of what failed for all, so that the others may go on."""

@@ -100,6 +100,7 @@ class Ticket:
         exchange: where its deltas go.
         submitted, admitted, first_token, last_token: when, in seconds of the clock; 0 if it has not happened.
         deadline: when it is cancelled.
+        slot, number: its place among the texts decoded together, and its number of all that were; -1 while it waits.
         stats: of its decoding, once that has begun.
         prompt_logprobs: of its prompt, complete with its first delta; None where they are not recorded.
         finish_reason: how the text ended; None where it has not, or by an error.
@@ -112,6 +113,7 @@ class Ticket:
         self.submitted = time.monotonic()
         self.deadline = self.submitted + seconds
         self.admitted = self.first_token = self.last_token = 0.0
+        self.slot = self.number = -1
         self.stats: Stats | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.finish_reason: str | None = None

@@ -16,7 +16,7 @@ from speculant.serving.bodies import refuse
 from speculant.serving.errors import ApiError
 from speculant.serving.room import PROBES
 
-OPEN = (*PROBES, "/")  # and the page, which holds nothing of anyone
+OPEN = (*PROBES, "/", "/docs")  # and the pages, which hold nothing of anyone
 STATIC = "/static/"  # below it are the page's files, and nothing else
 _TENANT = "speculant.tenant"
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from speculant.serving.parameters import CHAT, COMPLETIONS, PARAMETERS
 from speculant.serving.responses import ErrorResponse
 from speculant.serving.room import PROBES
 
@@ -59,6 +60,10 @@ def _correct(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
     parts = schema["components"]
     for name in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(name, None)
+    for name, endpoint in (("ChatRequest", CHAT), ("CompletionRequest", COMPLETIONS)):
+        notes = {each.name: each.note for each in PARAMETERS if endpoint in each.endpoints and each.honoured}
+        for field, found in parts["schemas"][name]["properties"].items():
+            found["description"] = notes.get(field, "Refused, but for values that ask for nothing.")
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)

@@ -32,7 +32,7 @@ START = "index.html"
 
 def add_page_files(app: FastAPI) -> None:
     """Serve the page's files."""
-    sent = {path: _File(content, MEDIA_TYPES[PurePosixPath(path).suffix]) for path, content in page_files().items()}
+    sent = {path: PageFile(content, MEDIA_TYPES[PurePosixPath(path).suffix]) for path, content in page_files().items()}
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def start(request: Request) -> Response:
@@ -58,8 +58,8 @@ def _walk(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
             yield path + each.name, each.read_bytes()
 
 
-class _File:
-    """A file and the tag by which a browser asks whether the one that it has is still it."""
+class PageFile:
+    """A file of the page, and the tag by which a browser asks whether the one that it has is still it."""
 
     def __init__(self, content: bytes, media_type: str) -> None:
         self._content, self._media_type = content, media_type

@@ -85,8 +85,14 @@ class PromptEncoder:
 
     @property
     def chats(self) -> bool:
-        """Whether the model has a chat template, of its tokenizer or of its processor."""
-        return any(getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
+        """Whether the model has a chat template."""
+        return bool(self.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template, of the tokenizer or of the processor; "" where there is none."""
+        own = (getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
+        return str(next(filter(None, own), ""))
 
     def switches(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
         """Return what a chat template is given of `chat_template_kwargs` and `reasoning_effort`.

@@ -1,0 +1,177 @@
+"""Embeddings of texts: hidden states of the target's last layer behind its final norm, pooled to a vector of length 1.
+
+Texts are read as prompts are, several in a pass and long ones in chunks, and nothing is decoded. Those that are added
+together take turns with those that were added before, so that many do not hold up a few (start-time fair queueing,
+Goyal et al., 1996, with a text as the unit of service).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from speculant.api.prompt_queue import CPU_CHUNK, GPU_CHUNK
+from speculant.core.engine import RequestedOutputs
+from speculant.core.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from speculant.core.model_engine import ModelEngine, RequestCache
+
+Pooling = Literal["mean", "last"]
+_NO_STATES = (
+    "this model's passes give no hidden states, of which embeddings are made. Serve a decoder of transformers, or a "
+    "GGUF file on Speculant's own passes."
+)
+_NEEDS = {
+    "mean": RequestedOutputs(hidden_layers=(-1,), prompt=True, always=True),
+    "last": RequestedOutputs(hidden_layers=(-1,), always=True),
+}
+
+
+class EmbeddedText:
+    """A text that is read.
+
+    Attributes:
+        ids: its tokens.
+        pooling: "mean" of all tokens, or the "last" one.
+        vector: Float32[D] of length 1, once it is read.
+        error: why it could not be read, or None.
+    """
+
+    def __init__(self, ids: Sequence[int], pooling: Pooling) -> None:
+        self.ids, self.pooling = ids, pooling
+        self.vector: torch.Tensor | None = None
+        self.error: BaseException | None = None
+        self.cache: RequestCache | None = None  # while it is read in parts
+
+    @property
+    def done(self) -> bool:
+        """Whether it is read, or failed."""
+        return self.vector is not None or self.error is not None
+
+    @property
+    def unread(self) -> int:
+        """How many of its tokens are left."""
+        return len(self.ids) if self.cache is None else self.cache.unread
+
+    def release(self) -> None:
+        """Free what is cached of it."""
+        if self.cache is not None:
+            self.cache.release()
+            self.cache = None
+
+
+class Embedder:
+    """Reads texts by passes of one model. Not for several threads at once.
+
+    Attributes:
+        size: D, of the vectors.
+    """
+
+    def __init__(self, engine: ModelEngine, *, chunk: int | None = None) -> None:
+        """Take a model.
+
+        Args:
+            engine: runs it.
+            chunk: the most tokens of a pass; None for as many as suit the device.
+
+        Raises:
+            UnsupportedError: the engine gives no hidden states of it.
+        """
+        if not engine.capabilities.hidden_layers:
+            raise UnsupportedError(_NO_STATES)
+        from speculant.engines.hf.views.target_parts import HFTargetParts  # here, since llama.cpp needs none of it
+
+        try:
+            parts = HFTargetParts(engine.model)
+        except UnsupportedError as error:
+            raise UnsupportedError(_NO_STATES) from error
+        self.size, self._norm, self._engine = parts.hidden_size, parts.norm, engine
+        self._chunk = chunk or (CPU_CHUNK if engine.model.device.type == "cpu" else GPU_CHUNK)
+        self._unread: list[tuple[int, int, EmbeddedText]] = []  # a heap, by turn and number
+        self._turn, self._numbers = 0, itertools.count()
+
+    def __len__(self) -> int:
+        """Return how many texts are not read yet."""
+        return len(self._unread)
+
+    def add(self, texts: Sequence[EmbeddedText]) -> None:
+        """Queue texts, none of them empty; they take turns with others."""
+        for place, text in enumerate(texts):
+            if not text.ids:
+                raise UsageError("an empty text has no embedding; leave it out.")
+            heapq.heappush(self._unread, (self._turn + place, next(self._numbers), text))
+
+    def remove(self, texts: Sequence[EmbeddedText]) -> None:
+        """Forget texts."""
+        gone = set(texts)
+        self._unread = [each for each in self._unread if each[2] not in gone]
+        heapq.heapify(self._unread)
+        for text in gone:
+            text.release()
+
+    def step(self) -> list[EmbeddedText]:
+        """Run a pass over texts that wait; return those that it ended, read or failed."""
+        chosen = self._choose()
+        if not chosen:
+            return []
+        texts = [text for _, _, text in chosen]
+        with torch.no_grad():
+            self._try(texts)
+        for each in chosen:
+            if not each[2].done:
+                heapq.heappush(self._unread, each)
+        return [text for text in texts if text.done]
+
+    def _choose(self) -> list[tuple[int, int, EmbeddedText]]:
+        """Take the texts of the next pass: the first, or a chunk of it, and others that fit whole and pool alike."""
+        chosen, count = list[tuple[int, int, EmbeddedText]](), 0
+        while self._unread:
+            first, text = chosen[0][2] if chosen else None, self._unread[0][2]
+            fits = count + text.unread <= self._chunk and text.cache is None
+            if first is not None and not (fits and first.cache is None and first.pooling == text.pooling):
+                break
+            chosen.append(heapq.heappop(self._unread))
+            count += text.unread
+        if chosen:
+            self._turn = chosen[0][0]
+        return chosen
+
+    def _read(self, texts: Sequence[EmbeddedText]) -> None:
+        """Read further tokens of texts by one pass."""
+        self._engine.probe()
+        device = self._engine.model.device
+        for text in texts:
+            if text.cache is None:
+                text.cache = self._engine.open(torch.tensor([list(text.ids)], device=device))
+        caches = [text.cache for text in texts]
+        passes = self._engine.prefill([(cache, self._chunk) for cache in caches], _NEEDS[texts[0].pooling])
+        for text, result in zip(texts, passes, strict=True):
+            if result is not None:
+                states = self._norm(result.hidden[:, 0]).float()
+                pooled = states.mean(0) if text.pooling == "mean" else states[-1]
+                text.vector = torch.nn.functional.normalize(pooled, dim=0).cpu()
+                text.release()
+
+    def _try(self, texts: Sequence[EmbeddedText]) -> None:
+        """Read further tokens of texts; where that fails for several, of one after the other."""
+        try:
+            self._read(texts)
+        except Exception as error:
+            for text in texts:
+                text.release()
+                text.vector = None
+            if len(texts) == 1:
+                texts[0].error = error
+                return
+            for text in texts:
+                self._try([text])
+
+
+def shorten(vector: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """Return the first dimensions of a vector, Float32[dimensions] of length 1."""
+    return torch.nn.functional.normalize(vector[:dimensions], dim=0)
