@@ -6,9 +6,9 @@ low, and what drafts gained follows a change of the text too slowly.
 
 Expectations can be too high, and what is spent on learning may never be earned. So what drafts cost and gained is
 booked as well: their balance is in credit with what they gained, up to a limit, and with a small share of every round.
-Where it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has paid the debt back, but no
-longer than twice the last one: drafts that are never right cost the share and no more in the end, and bad luck costs
-little. A request goes on with the balance of the last one, and a small grant, so that it can find out for itself.
+Where it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has paid the debt back,
+but no longer than twice the last one: drafts that are never right cost the share and no more in the end, and bad luck
+costs little. A request goes on with the balance of the last one, and a small grant, so that it can find out for itself.
 """
 
 from __future__ import annotations
