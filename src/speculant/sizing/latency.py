@@ -36,7 +36,7 @@ _SINGLE = 16  # draft rows up to which each number of rows has a cost of its own
 _TRIES = 2  # passes of a size before the next larger one may be tried
 _KNOWN = 2  # a measured curve counts like so many passes of each size
 _UNTRIED = 1.05  # assumed cost of a size that was never tried, in passes of the size below
-_STEEP = 0.5  # and what each further row is assumed to cost, in what a row of those that were tried costs
+_STEEP = 0.5  # and what each further row is assumed to cost, in what a row beyond the first costs
 _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
 _JUMP = math.log(2)  # the largest error that counts
@@ -242,7 +242,8 @@ def _curve(factors, mean_rows, tried, ends, base, known):  # type: ignore[no-unt
         return np.interp(rows, at, costs) * base
     fit = rising_fit(costs, np.minimum(tried[sizes], _DRAFT_TIMES))
     curve = np.interp(rows, at, fit)
-    each = (fit[-1] - fit[0]) / max(1.0, at[-1] - at[0])
+    drafts = min(1, len(at) - 1) if at[0] == 0 else 0  # the first size with nodes: a first one says nothing of others
+    each = (fit[-1] - fit[drafts]) / max(1.0, at[-1] - at[drafts])
     for row in range(ends[sizes[-1]] + 1, len(base)):
         curve[row] = _UNTRIED * fit[-1] + _STEEP * each * (row - at[-1])
     return curve

@@ -1,13 +1,14 @@
 """Pauses of drafting: where drafts cost more than they gain, none is asked for in some rounds.
 
-Where drafts of late were expected to gain less than the time they took, pauses begin short and double, until asking
-again costs no more than a small share of the time.
+Where drafts of late were expected to gain less than the time they took, and did, pauses begin short and double, until
+asking again costs no more than a small share of the time. Either alone is no reason to pause: expectations may be too
+low, and what drafts gained follows a change of the text too slowly.
 
-Expectations can be wrong, and what is spent on learning may never be earned. So what drafts cost and gained is booked
-as well: their balance is in credit with what they gained, up to a limit, and with a small share of every round. Where
-it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has paid the debt back, but no
-longer than twice the last one: drafts that are never right cost the share and no more in the end, and bad luck costs
-little. A request goes on with the balance of the last one, and a small grant, so that it can find out for itself.
+Expectations can be too high, and what is spent on learning may never be earned. So what drafts cost and gained is
+booked as well: their balance is in credit with what they gained, up to a limit, and with a small share of every round.
+Where it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has paid the debt back,
+but no longer than twice the last one: drafts that are never right cost the share and no more in the end, and bad luck
+costs little. A request goes on with the balance of the last one, and a small grant, so that it can find out for itself.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-_DECAY = 0.9  # per round in which a draft was asked for
+_DECAY, _SLOW_DECAY = 0.9, 0.96  # per round in which a draft was asked for: of what is expected, and of what came
 _USUAL = 8  # rounds of the longest pause by what drafts are expected to gain, where asking costs little
 _MAXIMUM = 64  # rounds of the longest such pause at all
 _VAIN = 0.015  # of the time that asking may take, by what drafts are expected to gain
 _SHARE = 0.005  # of the tokens that drafts may lose
 _DOUBLINGS = 12  # of pauses of debt
 _FIRST_ASKS = 6  # before expectations are believed
-_START, _GRANT, _LIMIT = 2.0, 0.25, 16.0  # tokens: the first balance, what a new request is granted, the most credit
+_START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: the first balance, what a new request is granted, the most credit
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Pausing:
     Attributes:
         pause, left: rounds without a draft: how many at a time, and still to come.
         gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
+        earned, squares, drafts: decayed slowly: the tokens that drafts gained more than their time would have yielded
+            elsewhere, their squares, and how many drafts did; of earlier requests too.
         balance: tokens that drafts have gained more than their time would have yielded elsewhere.
         debts: pauses in a row since drafts lost what they did not have.
         seen: drafts that were asked for, in earlier requests too.
@@ -41,6 +44,9 @@ class Pausing:
     left: int = 0
     gained: float = 0.0
     asks: float = 0.0
+    earned: float = 0.0
+    squares: float = 0.0
+    drafts: float = 0.0
     balance: float = _START
     debts: int = 0
     seen: int = 0
@@ -51,12 +57,13 @@ class Pausing:
         if self.pause > _USUAL:
             return replace(self, balance=balance)
         left = self.left if balance < 0 else 0
-        return Pausing(balance=balance, debts=self.debts, left=left, seen=self.seen)
+        return replace(self, balance=balance, pause=0, left=left, gained=0.0, asks=0.0)
 
     def follow(self, other: Pausing) -> None:
         """Be what the pauses of a request are now."""
         self.pause, self.left, self.gained, self.asks = other.pause, other.left, other.gained, other.asks
         self.balance, self.debts, self.seen = other.balance, other.debts, other.seen
+        self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
 
     def skip(self) -> None:
         """Count a round of a pause."""
@@ -81,7 +88,12 @@ class Pausing:
             return
         self.gained = _DECAY * self.gained + gain
         self.asks = _DECAY * self.asks + 1
-        lost = took - self.gained / self.asks
+        self.earned = _SLOW_DECAY * self.earned + profit
+        self.drafts = _SLOW_DECAY * self.drafts + 1
+        self.squares = _SLOW_DECAY * self.squares + profit * profit
+        mean = self.earned / self.drafts
+        doubt = math.sqrt(max(0.0, self.squares / self.drafts - mean * mean) / self.drafts)
+        lost = min(took - self.gained / self.asks, -mean - doubt)
         longest = min(_MAXIMUM, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
         # What drafts have gained outweighs what they are expected to lose, until half of the credit is spent.
         self.pause = min(longest, 2 * self.pause + 1) if lost > 0 and self.balance < _LIMIT / 2 else 0

@@ -233,7 +233,7 @@ class AdaptiveSizing:
                 share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
                 spent = share * (costs - plain) + drafting / max(1, asking)
                 self._plan(state, len(draft), len(states), asking, len(walk.path) - spent * len(drafts) / plain)
-            state.waited = not state.asked
+            state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
     def _observe_drafting(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float) -> float:
         """Return the time of drafting in units of the curve, of which the latency model learns."""
@@ -241,7 +241,10 @@ class AdaptiveSizing:
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
         even = all(state.by_level or state.sampled or state.plain for state in states)
         # The first draft, or that after a pause, reads all that was committed before, which says nothing of others.
-        usual = not all(state.waited or not state.rounds for state in states if state.asked)
+        late = [
+            state.waited or not state.rounds or (state.resting and state.levels > 0) for state in states if state.asked
+        ]
+        usual = not all(late)
         return self._latency.observe_drafting(units, seconds, even=even, usual=usual)
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:

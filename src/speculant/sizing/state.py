@@ -30,6 +30,7 @@ class SequenceSizing:
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes, query rows.
         waited: whether the last round asked for no draft.
+        resting: whether what drafts by levels had no part in the last draft, though it was asked.
         skipped, paused: counts of rounds without nodes, rounds without asking.
         plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
     """
@@ -53,6 +54,7 @@ class SequenceSizing:
     spent: int = 0
     queried: int = 0
     waited: bool = False
+    resting: bool = False
     skipped: int = 0
     paused: int = 0
     plain: bool = False

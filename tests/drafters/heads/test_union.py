@@ -134,6 +134,20 @@ def test_the_head_rests_where_its_time_is_worth_more() -> None:
     assert 2 <= asked < 80
 
 
+def test_a_head_that_pays_in_the_mean_is_asked() -> None:
+    """Guards decisions by few rounds, among which what a head gains differs by more than it costs."""
+    shares = list[float]()
+    for seed in range(10):
+        gain, random, asked = HeadGain(), np.random.default_rng(seed), 0
+        for _ in range(400):
+            expected = float(random.random() * 4)
+            if gain.pays(expected, start_price=0.8, level_price=0.12):
+                asked += 1
+                gain.observe(expected, int(random.choice([0, 0, 1, 3, 8])), 7)
+        shares.append(asked / 400)
+    assert np.mean(shares) > 0.85
+
+
 def test_a_head_that_is_never_right_is_asked_less_and_less() -> None:
     """Guards unions with a useless head: what one round tells counts for all, and trials that lose become rarer."""
     gain, asked = HeadGain(), list[int]()

@@ -10,9 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 
 _EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # tokens that the memory expects
-_DECAY = 0.98  # per round of a band, with the head or without, so that a band tends to what the head gained of late
-_PRIOR = 4.0  # rounds of a band as which the rounds of all bands count
-_FIRST_GAIN, _FIRST_LEVELS, _FIRST = 2.0, 3.0, 4.0  # of a round, before any, and how many rounds they count as
+_DECAY, _REST = (
+    0.98,
+    0.99,
+)  # per round of a band, with the head and without, so that it tends to what all gained of late
+_PRIOR = 12.0  # rounds of a band as which the rounds of all bands count: rounds differ by more tokens than heads gain
+_FIRST_GAIN, _FIRST_LEVELS, _FIRST = 2.0, 3.0, 12.0  # of a round, before any, and how many rounds they count as
 _WAIT, _LONGEST = 16, 512  # rounds without the head until it is tried all the same
 
 
@@ -40,7 +43,7 @@ class HeadGain:
         self._trial, self._prices = False, (start_price, level_price)
         if gained > start_price * rounds + level_price * levels:
             return True
-        band[:] = (_DECAY * each for each in band)
+        band[:] = (_REST * each for each in band)
         self._left -= 1
         self._trial = self._left <= 0
         return self._trial
