@@ -117,7 +117,7 @@ class Systems:
 
     def published(self) -> Any:
         """Return the published drafter, which takes a corpus and saves nothing."""
-        drafter = self.make(method="aded-paper").drafter
+        drafter: Any = self.make(method="aded-paper").drafter
         drafter.load(self.paths["trigram"])
         return drafter
 

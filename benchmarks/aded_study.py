@@ -5,6 +5,7 @@
     python benchmarks/aded_study.py adaptation -o benchmarks/results/aded-adaptation.json
     python benchmarks/aded_study.py domains --llama3 FILE -o benchmarks/results/aded-domains.json
     python benchmarks/aded_study.py search -o benchmarks/results/aded-draft-makers.json
+    python benchmarks/aded_study.py authors -o benchmarks/results/aded-authors.json
     python benchmarks/aded_study.py changes --llama3 FILE -o benchmarks/results/aded-changes.json
 
 Drafts are trees of up to 64 nodes, the memory is kept across requests, and the initial table is of the answers of
@@ -20,8 +21,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +46,11 @@ from aded_parts import (
 )
 from aded_searches import Search, best, exhaustive, greedy, most_visited, published
 from mix_corpora import VOCABULARIES
-from speculant.bench.replay.player import ReplayResult, replay
+from speculant.bench.replay.player import Int64, ReplayResult, replay
 from speculant.bench.replay.traces import Recording
+from speculant.bench.systems.peers import OfficialAded
 from speculant.cli.env import environment
-from speculant.core.drafter import Drafter
+from speculant.core.drafter import Budget, Drafter, SessionRequest
 from speculant.drafters.aded.drafter import AdedSettings
 from speculant.drafters.aded.frozen import Frozen
 from speculant.drafters.aded.paper import AdedPaperSettings
@@ -55,6 +59,8 @@ PAPER = AdedPaperSettings()
 MTBENCH = "vicuna-7b-mtbench"
 ROWS = 37  # nodes that a published draft has on average
 UNLIMITED_DEPTH = 64
+DRAFTS = 2000
+BIN = 250  # output tokens of a point of the curve over time
 Row = dict[str, Any]
 
 
@@ -178,7 +184,13 @@ def domains(study: Study) -> Iterator[Row]:
     results["draftretriever"] = play_official(texts, *segments.values())
     for name, parts in results.items():
         for segment, result in zip(segments, parts, strict=True):
-            yield {"system": name, "segment": segment, "yields": (result.accepted + 1).tolist()} | figures(result)
+            yield {"system": name, "segment": segment, "rounds_by_bin": by_bin(result.accepted + 1)} | figures(result)
+
+
+def by_bin(yields: Int64) -> list[int]:
+    """Return the rounds that begin in each full bin of output tokens, so that systems can be compared bin by bin."""
+    begins = np.cumsum(yields) - yields
+    return np.bincount(begins // BIN)[: int(yields.sum()) // BIN].tolist()  # type: ignore[no-any-return]
 
 
 def search(study: Study) -> Iterator[Row]:
@@ -232,6 +244,42 @@ def times(drafter: PartsDrafter, answers: list[Recording], makers: dict[str, tup
     }
 
 
+def authors(study: Study) -> Iterator[Row]:
+    """Yield processor time and memory of drafts by the authors' drafter and by these, a process for each."""
+    texts, answers = study.texts(), study.answers()
+    for name in ("draftretriever", "as published", "aded"):
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            yield {"system": name} | pool.submit(searched, name, texts, answers).result()
+
+
+def searched(name: str, texts: list[Any], answers: list[Recording]) -> Row:
+    """Draft at random places, after a tenth as many drafts that are not counted."""
+    if name == "draftretriever":
+        drafter: Drafter = OfficialAded(texts)
+    else:
+        whole = count(texts, "llama2")
+        drafter = PartsDrafter(improved(), whole) if name == "aded" else PartsDrafter(paper(), prune(whole))
+    random, taken, resident = np.random.default_rng(0), list[float](), 0
+    for place in range(-DRAFTS // 10, DRAFTS):
+        if place == 0:
+            resident = resident_bytes()
+        answer = answers[random.integers(len(answers))]
+        text = np.concatenate([answer.prompt, answer.output])
+        at = random.integers(len(answer.prompt), len(text))
+        session = drafter.open(SessionRequest(prompt=text[max(0, at - 64) : at]))
+        began = time.thread_time_ns()
+        session.propose(Budget(nodes=NODES, depth=NODES))
+        if place >= 0:
+            taken.append((time.thread_time_ns() - began) / 1000)
+    micros = {"median": float(np.median(taken)), "mean": float(np.mean(taken)), "p99": float(np.percentile(taken, 99))}
+    return {"cpu_us": micros, "drafts": DRAFTS, "resident_growth_bytes": resident_bytes() - resident}
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def changes(study: Study) -> Iterator[Row]:
     """Yield MAT from the published method to `aded`, one change more at a time."""
     given = AdedSettings()
@@ -259,7 +307,7 @@ def changes(study: Study) -> Iterator[Row]:
 
 
 DEVELOPMENT = ("sharegpt", "gsm8k", "instructcoder")
-PARTS = {each.__name__: each for each in (corpus, context, adaptation, domains, search, changes)}
+PARTS = {each.__name__: each for each in (corpus, context, adaptation, domains, search, authors, changes)}
 
 
 def main() -> None:
@@ -273,7 +321,7 @@ def main() -> None:
     rows: list[Row] = []
     for row in PARTS[args.part](Study(args)):
         rows.append(row)
-        print(json.dumps({name: value for name, value in row.items() if name != "yields"}), file=sys.stderr)
+        print(json.dumps({name: value for name, value in row.items() if name != "rounds_by_bin"}), file=sys.stderr)
     conditions = {"part": args.part, "requests": args.requests, "environment": environment()}
     lines = ",\n  ".join(map(json.dumps, rows))
     args.out.write_text(f'{{\n "conditions": {json.dumps(conditions)},\n "rows": [\n  {lines}\n ]\n}}\n')
