@@ -6,14 +6,14 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aded_searches import Search
+from aded_searches import Search, best, published
 from mix_corpora import VOCABULARIES, Tokens, excluded, llama2_encoder, llama3_encoder
 from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import Recording, read_recordings
@@ -22,12 +22,16 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Ver
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
 from speculant.drafters.aded.corpus import TrigramCounter
+from speculant.drafters.aded.drafter import AdedSettings
 from speculant.drafters.aded.frozen import Frozen, empty_frozen, freeze, thaw
+from speculant.drafters.aded.paper import AdedPaperSettings
 from speculant.drafters.aded.rows import NONE
 from speculant.drafters.aded.table import LearningRule, TrigramTable
 
 NODES = 64
+UNLIMITED_DEPTH = 64
 LIMIT = 4 << 30
+PAPER = AdedPaperSettings()
 
 
 def recordings(data: Path, name: str, *, start: int = 0, count: int) -> list[Recording]:
@@ -100,6 +104,19 @@ class Parts:
     window: int = 0
     prompt: bool = False
     nodes: int = NODES
+
+
+def paper(settings: AdedPaperSettings = PAPER, model: str = "llama2", **changes: Any) -> Parts:
+    """Return the published parts, some of them changed."""
+    parts = Parts(rule=settings.rule(), search=published(settings, VOCABULARIES[model]), window=settings.window)
+    return replace(parts, **changes)
+
+
+def improved(**changes: Any) -> Parts:
+    """Return the parts of `aded`, which learns no top-k tokens from recordings."""
+    given = AdedSettings()
+    search = best(UNLIMITED_DEPTH, escape=given.escape, exploration=given.exploration, cut=given.cut)
+    return replace(Parts(rule=given.rule(), search=search, prompt=True), **changes)
 
 
 class PartsDrafter(Drafter):

@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,11 +32,15 @@ import numpy as np
 from aded_contexts import ContextDrafter, ContextTable
 from aded_parts import (
     NODES,
+    PAPER,
+    UNLIMITED_DEPTH,
     Parts,
     PartsDrafter,
     chat,
     count,
     figures,
+    improved,
+    paper,
     play,
     play_official,
     prune,
@@ -45,7 +48,6 @@ from aded_parts import (
     recordings,
 )
 from aded_searches import Search, best, exhaustive, greedy, most_visited, published
-from mix_corpora import VOCABULARIES
 from speculant.bench.replay.player import Int64, ReplayResult, replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.systems.peers import OfficialAded
@@ -55,26 +57,11 @@ from speculant.drafters.aded.drafter import AdedSettings
 from speculant.drafters.aded.frozen import Frozen
 from speculant.drafters.aded.paper import AdedPaperSettings
 
-PAPER = AdedPaperSettings()
 MTBENCH = "vicuna-7b-mtbench"
-ROWS = 37  # nodes that a published draft has on average
-UNLIMITED_DEPTH = 64
+ROWS = 37  # the most nodes with which best-first drafts have as many on average as published ones
 DRAFTS = 2000
 BIN = 250  # output tokens of a point of the curve over time
 Row = dict[str, Any]
-
-
-def paper(settings: AdedPaperSettings = PAPER, model: str = "llama2", **changes: Any) -> Parts:
-    """Return the published parts, some of them changed."""
-    parts = Parts(rule=settings.rule(), search=published(settings, VOCABULARIES[model]), window=settings.window)
-    return replace(parts, **changes)
-
-
-def improved(**changes: Any) -> Parts:
-    """Return the parts of `aded`, which learns no top-k tokens from recordings."""
-    given = AdedSettings()
-    search = best(UNLIMITED_DEPTH, escape=given.escape, exploration=given.exploration, cut=given.cut)
-    return replace(Parts(rule=given.rule(), search=search, prompt=True), **changes)
 
 
 class Study:
