@@ -23,7 +23,8 @@ from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.peers import OfficialAded
 from speculant.core.tree import Int32
 from speculant.drafters.aded.corpus import TrigramCounter
-from speculant.drafters.aded.drafter import AdedPaperDrafter, save_table
+from speculant.drafters.aded.drafter import save_table
+from speculant.drafters.aded.paper import AdedPaperDrafter
 from speculant.engines.hf.tokenizer_files import load_tokenizer_file
 
 VOCABULARY = 32_000

@@ -59,6 +59,7 @@ NAVIGATION = {
         "docs/api/contracts",
     ],
     "Measurements": [
+        "docs/aded",
         "benchmarks/*",
         "models/stories/README",
     ],

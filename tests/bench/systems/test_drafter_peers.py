@@ -11,7 +11,8 @@ from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.peers import OfficialAded
 from speculant.drafters.aded.corpus import TrigramCounter
-from speculant.drafters.aded.drafter import AdedDrafter, AdedPaperDrafter, save_table
+from speculant.drafters.aded.drafter import AdedDrafter, save_table
+from speculant.drafters.aded.paper import AdedPaperDrafter
 
 DATA = os.environ.get("SPECULANT_DATA")
 FILES = sorted(Path(DATA).glob("traces/*.jsonl")) if DATA else []

@@ -16,11 +16,8 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
 from speculant.drafters.aded import table as trigram_table
-from speculant.drafters.aded.drafter import (
-    AdedDrafter,
-    AdedPaperDrafter,
-    AdedSettings,
-)
+from speculant.drafters.aded.drafter import AdedDrafter, AdedSettings
+from speculant.drafters.aded.paper import AdedPaperDrafter
 from speculant.drafters.aded.rows import MAX_VOCABULARY, NONE, UNIT
 from tables import NaiveTable, contexts_of, ids, row_of
 from trees import make_tree, paths_of

@@ -12,13 +12,17 @@ import pytest
 
 from rounds import budget, start
 from speculant.core.drafter import EMPTY_PATH, SessionRequest, Verified
+from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.aded import puct
 from speculant.drafters.aded.corpus import TrigramCounter
-from speculant.drafters.aded.drafter import PAPER_FALLBACK, PAPER_RULE, AdedPaperDrafter
+from speculant.drafters.aded.paper import FALLBACK, AdedPaperDrafter, AdedPaperSettings
 from speculant.drafters.aded.table import TrigramTable
 from tables import ids, row_of, table
 from trees import paths_of
+
+PAPER = AdedPaperSettings()
+PAPER_RULE = PAPER.rule()
 
 
 def stream(seed: int, length: int, vocabulary: int) -> np.ndarray:
@@ -53,10 +57,10 @@ def uniform_numbers(seed: int) -> Iterator[float]:
         yield (x * 2685821657736338717 % (1 << 64) >> 11) / (1 << 53)
 
 
-def rolled_out(held: TrigramTable, states: list[tuple[int, int]], random: Iterator[float]) -> float:
-    """Walk on at random to four states and return the published value, its lookup of the wrong token included."""
+def rolled_out(held: TrigramTable, states: list[tuple[int, int]], random: Iterator[float], length: int) -> float:
+    """Walk on at random to as many states and return the published value, its lookup of the wrong token included."""
     states = list(states)
-    while len(states) < 4 and (row := row_of(held, *states[-1])):
+    while len(states) < length and (row := row_of(held, *states[-1])):
         aim = next(random) * sum(weight for _, weight in row)
         sums = list(accumulate(weight for _, weight in row))
         chosen = next(i for i, below in enumerate(sums) if aim < below)
@@ -64,7 +68,7 @@ def rolled_out(held: TrigramTable, states: list[tuple[int, int]], random: Iterat
     return 1 + sum(dict(row_of(held, *here)).get(there[0], 0) / 1300 for here, there in pairwise(states))
 
 
-def literal_search(held: TrigramTable, before: int, root: int, seed: int) -> Node:
+def literal_search(held: TrigramTable, before: int, root: int, seed: int, settings: AdedPaperSettings) -> Node:
     """Run PUCT as described."""
     random = uniform_numbers(seed)
     top = Node((before, root))
@@ -72,19 +76,19 @@ def literal_search(held: TrigramTable, before: int, root: int, seed: int) -> Nod
     def promise(child: Node, above: int) -> float:
         if not child.visits:
             return math.inf
-        bonus = (32 + math.log((above + 8 + 1) / 8)) * math.sqrt(above)
+        bonus = (settings.c1 + math.log((above + settings.c2 + 1) / settings.c2)) * math.sqrt(above)
         return child.score / child.visits + bonus * child.prior / (1 + child.visits)
 
-    for _ in range(150):
+    for _ in range(settings.iterations):
         path = [top]
-        while path[-1].children and len(path) < 4:
+        while path[-1].children and len(path) < settings.depth + 1:
             above = path[-1].visits
             path.append(max(path[-1].children, key=lambda child, above=above: promise(child, above)))
-        if len(path) < 4:
+        if len(path) < settings.depth + 1:
             a, b = path[-1].state
             path[-1].children = [Node((b, c), weight / 1300) for c, weight in row_of(held, a, b)]
             path += path[-1].children[-1:]
-        value = rolled_out(held, [node.state for node in path], random)
+        value = rolled_out(held, [node.state for node in path], random, settings.depth + 1)
         for node in path:
             node.visits += 1
             node.score += value
@@ -105,9 +109,14 @@ def in_pre_order(node: Node, parent: int = -1) -> list[tuple[int, int, int]]:
     return listed
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [PAPER, AdedPaperSettings(iterations=60, c1=1.814, c2=19.0, depth=5)],
+    ids=["published", "other constants"],
+)
 @pytest.mark.parametrize("seed", range(1, 9))
 @pytest.mark.parametrize("repeats", [False, True], ids=["every value 1", "other values"])
-def test_search_is_the_published_one(seed: int, repeats: bool) -> None:
+def test_search_is_the_published_one(seed: int, repeats: bool, settings: AdedPaperSettings) -> None:
     """Node by node the visits are those of the algorithm as described: selection, expansion, roll-out, constants."""
     vocabulary = 3 + 4 * (seed % 4)
     held = table(PAPER_RULE)
@@ -116,19 +125,21 @@ def test_search_is_the_published_one(seed: int, repeats: bool) -> None:
         text = np.random.default_rng(seed).zipf(1.6, 800).astype(np.int32) % vocabulary
     held.learn(text)
     before, root = int(text[20]), int(text[21])
-    found = puct.puct(held.young, held.old, held.base, before, root, PAPER_RULE, np.array([seed], np.uint64))
-    expected = in_pre_order(literal_search(held, before, root, seed))
+    levels = held.young, held.old, held.base
+    found = puct.puct(*levels, before, root, PAPER_RULE, settings.search(), np.array([seed], np.uint64))
+    expected = in_pre_order(literal_search(held, before, root, seed, settings))
     assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
-    assert found[2][0] == puct.ITERATIONS
+    assert found[2][0] == settings.iterations
 
 
 def test_search_of_repeated_tokens() -> None:
     """Where a token follows itself the published value is more than 1, and the search still keeps its bounds."""
     held = table(PAPER_RULE)
     held.learn(np.random.default_rng(1).integers(0, 3, 300).astype(np.int32))
-    tokens, parents, visits = puct.puct(held.young, held.old, held.base, 1, 1, PAPER_RULE, np.array([9], np.uint64))
+    levels = held.young, held.old, held.base
+    tokens, parents, visits = puct.puct(*levels, 1, 1, PAPER_RULE, PAPER.search(), np.array([9], np.uint64))
     assert len(tokens) == 1 + 3 + 9 + 27
-    assert visits[0] == puct.ITERATIONS
+    assert visits[0] == 150
     for node in range(len(tokens)):
         assert parents[node] < node
         assert visits[parents == node].sum() <= visits[node]
@@ -143,7 +154,7 @@ def test_paths_of_the_published_draft() -> None:
         asked.append((a, b))
         return {(9, 1): 2, (1, 2): 7}.get((a, b))
 
-    assert puct.select_published_paths(tokens, parents, visits, greedy) == [[1, 2], [1, 2, 7], [3]]
+    assert puct.select_published_paths(tokens, parents, visits, greedy, top=24) == [[1, 2], [1, 2, 7], [3]]
     assert asked == [(9, 1), (1, 2), (9, 3)]
 
 
@@ -158,7 +169,7 @@ def test_budget_of_the_published_draft() -> None:
             visits.append(30 - branch)
             above = len(tokens) - 1
     columns = (np.array(column) for column in (tokens, parents, visits))
-    paths = puct.select_published_paths(*columns, lambda _, b: b + 50)
+    paths = puct.select_published_paths(*columns, lambda _, b: b + 50, top=24)
     # The 23 most visited are 7 branches of 3 and 2 more nodes, lengthened by one: 7 * (2 + 3 + 4) + 2 + 3 = 68.
     assert sum(map(len, paths)) == 64
     assert [len(path) for path in paths] == [2, 3, *[2, 3, 4] * 6, 2, 3]
@@ -203,8 +214,8 @@ def test_the_fallback_where_nothing_is_known() -> None:
     for vocabulary in (1000, 60):
         session = AdedPaperDrafter(vocabulary=vocabulary).open(start(range(30)))
         tree = session.propose(budget(64))
-        assert tree.tokens.tolist() == [PAPER_FALLBACK % vocabulary]
-    assert PAPER_FALLBACK == 100
+        assert tree.tokens.tolist() == [FALLBACK % vocabulary]
+    assert FALLBACK == 100
 
 
 @pytest.mark.parametrize("length", [0, 1])
@@ -213,7 +224,7 @@ def test_too_short_a_prompt(length: int) -> None:
     session = AdedPaperDrafter(vocabulary=1000).open(start(ids([5] * length)))
     assert len(session.propose(budget(64))) == 0
     session.observe(committed(6, 7))
-    assert session.propose(budget(64)).tokens.tolist() == [PAPER_FALLBACK]
+    assert session.propose(budget(64)).tokens.tolist() == [FALLBACK]
 
 
 def test_bounds_of_the_draft() -> None:
@@ -264,3 +275,30 @@ def test_rows_of_a_corpus_are_probabilities_of_the_twelve_best() -> None:
     cut = row_of(held, 1, 4)
     assert len(cut) == 12
     assert sum(weight for _, weight in cut) == pytest.approx(12 / 20 * puct.SCALE, rel=0.03)
+
+
+def test_constants_are_settings() -> None:
+    """For ablations: no adaptation, another window, step and cap, fewer successors, shorter and fewer paths."""
+    still = AdedPaperDrafter(vocabulary=1000, settings=AdedPaperSettings(step=0))
+    still.open(start(range(100, 140))).propose(budget(64))
+    assert still._table.successors == 0
+    other = AdedPaperDrafter(vocabulary=1000, settings=AdedPaperSettings(step=0.5, window=5, cap=0.8))
+    session = other.open(start(range(100, 140)))
+    session.propose(budget(64))
+    assert other._table.successors == 3
+    session.observe(committed(7))
+    session.propose(budget(64))
+    assert row_of(other._table, 136, 137) == [(138, round(0.8 * puct.SCALE))]
+    text = np.random.default_rng(1).integers(0, 6, 600).astype(np.int32)
+    narrow = AdedPaperDrafter(vocabulary=6, settings=AdedPaperSettings(depth=1, paths=3))
+    narrow._table.learn(text)
+    tree = narrow.open(start(text[:30])).propose(budget(64))
+    assert len(tree) <= 4
+    assert tree.depths().max() == 2
+
+
+@pytest.mark.parametrize("wrong", [{"step": -0.1}, {"step": 1e-5}, {"cap": 7}, {"window": 2}, {"c2": 0}, {"paths": 1}])
+def test_constants_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    """A weight that the table cannot hold, or a window without a tri-gram, is an error that names the setting."""
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        AdedPaperSettings(**wrong)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant.drafters.aded.drafter import PAPER_RULE
 from speculant.drafters.aded.frozen import freeze
+from speculant.drafters.aded.paper import AdedPaperSettings
 from speculant.drafters.aded.rows import (
     LONGEST_ROW,
     MAX_VOCABULARY,
@@ -24,6 +24,7 @@ from speculant.drafters.aded.rows import (
 from speculant.drafters.aded.table import LearningRule, TrigramTable
 from tables import COUNTS, NaiveTable, contexts_of, ids, row_of, table
 
+PAPER_RULE = AdedPaperSettings().rule()
 RULES = {
     "counts": COUNTS,
     "paper": PAPER_RULE,

@@ -1,13 +1,11 @@
 """ADED: a tri-gram table that adapts to the target while it decodes, searched for the most probable tree.
 
 Liu, Lei, Zhang, Xu: "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
-arXiv 2407.12021 (there also called Adaptix). Two settings of one code:
-
-    aded-paper  as published: what the released code does, constant by constant
-    aded        improved: the whole prompt is learned, every token once; so are the target's top tokens at every
-                verified node, rejected ones too (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696); rows are
-                counts with decay, so they stay probabilities; unseen contexts back off to bi-grams; the search is
-                best-first, uses its whole budget, has no depth limit of its own and draws no random numbers
+arXiv 2407.12021 (there also called Adaptix). The method as published is in paper.py; here it is improved. The whole
+prompt is learned, every token once; so are the target's top tokens at every verified node, rejected ones too (as in
+Token Recycling, Luo et al. 2024, arXiv 2408.08696). Rows are counts with decay, so they stay probabilities; unseen
+contexts back off to bi-grams. The search is best-first, uses its whole budget, has no depth limit of its own and draws
+no random numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
-from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
+from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Float32, Int32
-from speculant.drafters.aded import puct
 from speculant.drafters.aded.frozen import (
     CHECKPOINT_BYTES,
     Frozen,
@@ -35,25 +31,13 @@ from speculant.drafters.aded.frozen import (
     heaviest_rows,
     thaw,
 )
-from speculant.drafters.aded.rows import LONGEST_ROW, MAX_VOCABULARY, NONE, UNIT, export, new_level
+from speculant.drafters.aded.rows import MAX_VOCABULARY, NONE, UNIT, export, new_level
 from speculant.drafters.aded.search import best_first
-from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
+from speculant.drafters.aded.table import LearningRule, TrigramTable
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "trigram"
-PAPER_RULE = LearningRule(
-    gain=round(0.04 * puct.SCALE),
-    ceiling=3 * puct.SCALE,
-    memory=0,
-    prior=puct.SCALE,
-    longest=LONGEST_ROW,
-    bigrams=False,
-    normalised=True,
-    base_longest=12,  # of each row of the corpus the most probable successors, with their probabilities as they were
-)
-PAPER_WINDOW = 16
 _PIECE = 256  # tokens learned at a time
-PAPER_FALLBACK = 100  # the published code drafts this token id where the table has no entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,46 +78,35 @@ class AdedSettings:
 
 
 class TableDrafter(Drafter):
-    """The table, shared by all requests of a process behind one lock; what both settings have in common."""
+    """The table, shared by all requests of a process behind one lock; what the method and its improvement share."""
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        tokenizer: str = "",
-        memory_limit: int = MEMORY_LIMIT,
-        settings: AdedSettings | None = None,
-    ) -> None:
+    def __init__(self, *, rule: LearningRule, vocabulary: int, tokenizer: str, memory_limit: int) -> None:
         """Start with an empty table.
 
         Args:
+            rule: how its rows learn.
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
             memory_limit: bytes the table may take, a loaded file included.
-            settings: None for the defaults.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the table can hold.
         """
         if vocabulary > MAX_VOCABULARY:
             raise UnsupportedError(f"the tri-gram table holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")
-        self.settings = settings or AdedSettings()
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._table = TrigramTable(rule=self._rule(), limit=memory_limit, base=empty_frozen())
+        self._table = TrigramTable(rule=rule, limit=memory_limit, base=empty_frozen())
         self._warm_up()
 
     def _warm_up(self) -> None:
         """Load the compiled kernels now, so that the first request does not wait for them."""
-        scratch = TrigramTable(rule=self._rule(), limit=0, base=empty_frozen())
+        scratch = TrigramTable(rule=self._table.rule, limit=0, base=empty_frozen())
         scratch.make_room()
         scratch.learn(np.zeros(3, np.int32))
         scratch.learn_rows(np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
         best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, 1, scratch.rule, 0.5, 0.0, 1.0)
-
-    def _rule(self) -> LearningRule:
-        return self.settings.rule()
 
     @property
     def memory_bytes(self) -> int:
@@ -148,17 +121,31 @@ class TableDrafter(Drafter):
             UnsupportedError: it is larger than the memory limit.
         """
         base = load_table(path, tokenizer=self._tokenizer)
-        limit = self._table.limit
+        rule, limit = self._table.rule, self._table.limit
         if base.nbytes > limit:
             raise UnsupportedError(
                 f"{path} takes {base.nbytes >> 20} MB, the memory limit is {limit >> 20} MB. Raise the limit."
             )
         with self._lock:
-            self._table = TrigramTable(rule=self._rule(), limit=limit, base=base)
+            self._table = TrigramTable(rule=rule, limit=limit, base=base)
 
 
 class AdedDrafter(TableDrafter, Persistent):
-    """The improved setting."""
+    """The improved method."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        tokenizer: str = "",
+        memory_limit: int = MEMORY_LIMIT,
+        settings: AdedSettings | None = None,
+    ) -> None:
+        """Start with an empty table, as `TableDrafter` does; None for the default settings."""
+        self.settings = settings or AdedSettings()
+        super().__init__(
+            rule=self.settings.rule(), vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit
+        )
 
     @property
     def needs(self) -> RequestedOutputs:
@@ -252,72 +239,6 @@ class AdedSession(Session):
         text = np.concatenate([self._tail, verified.tokens])
         self._drafter.learn(text, len(self._tail))
         self._tail = text[-2:]
-
-    def close(self) -> None:
-        """Do nothing: what was learned is in the table."""
-
-
-class AdedPaperDrafter(TableDrafter):
-    """The published setting: PUCT search, and +0.04 per drafting step for the last 14 tri-grams; saves nothing."""
-
-    def _warm_up(self) -> None:
-        super()._warm_up()
-        levels = self._table.young, self._table.old, self._table.base
-        puct.puct(*levels, 0, 0, self._table.rule, np.ones(1, np.uint64))
-
-    def _rule(self) -> LearningRule:
-        return PAPER_RULE
-
-    @property
-    def needs(self) -> RequestedOutputs:
-        """Nothing: only accepted tokens are learned."""
-        return NO_OUTPUTS
-
-    def open(self, start: SessionRequest) -> Session:
-        """Begin a request; of the prompt only the last 16 tokens are learned."""
-        return AdedPaperSession(self, start)
-
-    def step(self, window: Int32, random: npt.NDArray[np.uint64]) -> DraftTree:
-        """Learn the window, search from its end, and return the published draft of up to 64 nodes."""
-        with self._lock:
-            table = self._table
-            table.learn(window)
-            levels = table.young, table.old, table.base
-            row, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
-
-            def greedy(a: int, b: int) -> int | None:
-                length = lookup(*levels, a, b, table.rule, row, weights)
-                return int(row[:length][np.argmax(weights[:length])]) if length else None
-
-            tokens, parents, visits = puct.puct(*levels, int(window[-2]), int(window[-1]), table.rule, random)
-            paths = puct.select_published_paths(tokens, parents, visits, greedy)
-        return DraftTree.from_paths(paths or [[PAPER_FALLBACK % self.vocabulary]])
-
-
-class AdedPaperSession(Session):
-    """One request of the published setting."""
-
-    def __init__(self, drafter: AdedPaperDrafter, start: SessionRequest) -> None:
-        self._drafter = drafter
-        self._tail = start.prompt[-PAPER_WINDOW:]
-        self._random = start.seed.generate_state(1, np.uint64) | np.uint64(1)  # xorshift needs a state other than 0
-        self._draft: DraftTree | None = None
-
-    def propose(self, budget: Budget) -> DraftTree:
-        """Return the published draft, or its part within the budget.
-
-        The published method learns and draws random numbers when it drafts; so it drafts once a round.
-        """
-        if min(budget.nodes, budget.depth) < 1 or len(self._tail) < 2:
-            return DraftTree.empty()
-        if self._draft is None:
-            self._draft = self._drafter.step(self._tail, self._random)
-        return self._draft.head(budget.nodes).within(depth=budget.depth, trees=budget.trees)
-
-    def observe(self, verified: Verified) -> None:
-        """Keep the committed tokens; they are learned with the next draft."""
-        self._tail = np.concatenate([self._tail, verified.tokens])[-PAPER_WINDOW:]
-        self._draft = None
 
     def close(self) -> None:
         """Do nothing: what was learned is in the table."""

@@ -8,7 +8,7 @@ Kept for comparison; use search.py instead.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,23 @@ from speculant.drafters.aded.table import LearningRule, lookup
 Array = npt.NDArray[Any]
 
 SCALE = 1300  # table weights per unit of the paper's matrix, so that its cap of 3.0 fits
-ITERATIONS = 150
-STATES = 4  # the root's included, so the search sees three new tokens
-TOP = 24
-C1, C2 = 32.0, 8.0
 BUDGET = 64
 _MAX_NODES = 65536
+
+
+class PuctConstants(NamedTuple):
+    """What the search is given.
+
+    Attributes:
+        iterations: roll-outs, 150 as published.
+        states: of a path, the root's included, so that the published 4 see three new tokens.
+        c1, c2: of the score, c1 + ln((N + c2 + 1) / c2) being the prior's weight at N visits; 32 and 8 as published.
+    """
+
+    iterations: int
+    states: int
+    c1: float
+    c2: float
 
 
 @njit(cache=True, nogil=True)
@@ -45,8 +56,8 @@ def _roll_out(
     young: TableLevel, old: TableLevel, base: Frozen, states: Array, depth: int, rule: LearningRule, random: Array,
     row: Array, weights: Array,
 ) -> float:  # fmt: skip
-    """Walk at random to four states and return 1 + the weights that the published lookup finds on the way."""
-    while depth < STATES:
+    """Walk at random to the last state and return 1 + the weights that the published lookup finds on the way."""
+    while depth < len(states):
         length = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
         if length == 0:
             break
@@ -71,22 +82,23 @@ def _roll_out(
 
 @njit(cache=True, nogil=True)
 def puct(
-    young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, rule: LearningRule, random: Array
-) -> tuple[Array, Array, Array]:
+    young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, rule: LearningRule,
+    constants: PuctConstants, random: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Run the search and return its nodes in pre-order: token, parent, visits; node 0 is the root."""
     tokens, parents = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.int64)
     first, length = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.int64)
     visits, scores = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.float64)
     priors = np.empty(_MAX_NODES, np.float64)
     row, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
-    states = np.empty((STATES, 2), np.int64)
+    states = np.empty((constants.states, 2), np.int64)
     tokens[0], parents[0], first[0], length[0], visits[0], scores[0] = root, -1, -1, 0, 0, 0.0
     count = 1
-    for _ in range(ITERATIONS):
+    for _ in range(constants.iterations):
         # 1. Descend by the largest score (PUCT) to a leaf, and expand it.
         node, depth = 0, 1
         states[0, 0], states[0, 1] = before, root
-        while depth < STATES:
+        while depth < constants.states:
             leaf = first[node] < 0
             if leaf:
                 n = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
@@ -101,7 +113,8 @@ def puct(
                 node = count - 1
             else:
                 parent_visits = visits[node]
-                bonus = (C1 + math.log((parent_visits + C2 + 1) / C2)) * math.sqrt(parent_visits)
+                growth = math.log((parent_visits + constants.c2 + 1) / constants.c2)
+                bonus = (constants.c1 + growth) * math.sqrt(parent_visits)
                 best, best_score = -1, -math.inf
                 for child in range(first[node], first[node] + length[node]):
                     n = visits[child]
@@ -139,19 +152,20 @@ def puct(
     return tokens[order], above, visits[order]
 
 
-def select_published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any) -> list[list[int]]:
-    """Return the published draft of a search tree: at most 23 paths of 1 to 4 tokens.
+def select_published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any, *, top: int) -> list[list[int]]:
+    """Return the published draft of a search tree: fewer paths than `top`, each of a token more than the search saw.
 
-    The paths are those to the 24 most visited nodes; each of two states or more is extended by one greedy token;
+    The paths are those to the `top` most visited nodes; each of two states or more is extended by one greedy token;
     the root's own path is dropped. While the paths' distinct tokens add up to more than 64, whole paths are
     deleted, longest first; shared prefixes are counted once per path.
 
     Args:
         tokens, parents, visits: what `puct` returned.
         greedy: given two tokens, the heaviest successor or None.
+        top: nodes, 24 as published.
     """
     paths = []
-    for node in np.argsort(-visits, kind="stable")[:TOP].tolist():
+    for node in np.argsort(-visits, kind="stable")[:top].tolist():
         path = []
         while node >= 0:
             path.append(int(tokens[node]))
