@@ -30,27 +30,25 @@ class Family:
 
 def images(height: int = 16, **others: Any) -> Callable[[Any], dict[str, Any]]:
     """Return what makes one random square image, and other inputs beside it."""
-    return lambda config: {"pixel_values": torch.randn(1, 3, height, height), **others}
+    return lambda _: {"pixel_values": torch.randn(1, 3, height, height), **others}
 
 
 BUILT: dict[str, Callable[[], Any]] = {}
 _SMALL_PATCHES = {"vision_config": {"image_size": 8, "patch_size": 2}, "mm_tokens_per_image": 4}
 FAMILIES: dict[str, Family] = {
     "aria": Family(changes={"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4}),
-    "deepseek_vl_hybrid": Family(
-        media=lambda config: images()(config) | {"high_res_pixel_values": torch.randn(1, 3, 16, 16)}
-    ),
+    "deepseek_vl_hybrid": Family(media=lambda _: images()(_) | {"high_res_pixel_values": torch.randn(1, 3, 16, 16)}),
     "gemma3": Family(changes=_SMALL_PATCHES),
     "shieldgemma2": Family(changes=_SMALL_PATCHES),
-    "instructblip": Family(media=lambda config: images()(config) | {"qformer_input_ids": torch.tensor([[5, 6, 7]])}),
+    "instructblip": Family(media=lambda _: images()(_) | {"qformer_input_ids": torch.tensor([[5, 6, 7]])}),
     "instructblipvideo": Family(
-        media=lambda config: {
+        media=lambda _: {
             "pixel_values": torch.randn(1, 2, 3, 16, 16),
             "qformer_input_ids": torch.tensor([[5, 6, 7]]),
         }
     ),
     "granite_docling": Family(
-        media=lambda config: {
+        media=lambda _: {
             "pixel_values": torch.randn(1, 1, 3, 16, 16),
             "pixel_attention_mask": torch.ones(1, 1, 16, 16, dtype=torch.bool),
         }
