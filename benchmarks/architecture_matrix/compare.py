@@ -171,19 +171,18 @@ class Guesses(Drafter):
 
     Attributes:
         texts: what follows prompts.
-        whole: the tokens of any other prompt that begins with them, and what follows.
+        other: what follows any other prompt.
     """
 
-    def __init__(self, texts: dict[tuple[int, ...], list[int]], whole: Sequence[int] = ()) -> None:
-        self.texts, self.whole = texts, list(whole)
+    def __init__(self, texts: dict[tuple[int, ...], list[int]], other: Sequence[int] = ()) -> None:
+        self.texts, self.other = texts, list(other)
 
     @property
     def needs(self) -> RequestedOutputs:
         return RequestedOutputs()
 
     def open(self, start: SessionRequest) -> Session:
-        prompt = tuple(start.prompt.tolist())
-        return _Guessing(self.whole[len(prompt) :] if self.whole else self.texts[prompt])
+        return _Guessing(self.texts.get(tuple(start.prompt.tolist()), self.other))
 
 
 class _Guessing(Session):

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from architecture_matrix.compare import ATTENTIONS, GREEDY, SAMPLED, Found, Guesses, chains_reason, summed
+from architecture_matrix.media_families import LEFT_OUT
 from architecture_matrix.sources import build_with_source, source_class
 from speculant.api.speculator import Speculator
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.probe.tiny import quiet
 
+_PLAIN = ": decoded plainly, without drafts."  # how a note on what keeps a prompt from drafts ends
 _NEW = 26  # tokens of a text: beyond the windows of tiny models
 
 
@@ -25,6 +27,9 @@ def examine_with_source(group: str, name: str, attentions: Sequence[str] = ATTEN
         attentions: which are tried, one after the other.
     """
     found = Found(name=name, kind=source_class(group, name))
+    if name in LEFT_OUT:
+        found.reason = f"It {LEFT_OUT[name]}"
+        return found
     best = []
     for attention in attentions:
         try:
@@ -51,36 +56,32 @@ def _compare(model: Any, inputs: Mapping[str, Any], attention: str, found: Found
         speculator = Speculator.from_transformers(model, method="none", nodes=12, fast=False)
     except (UsageError, UnsupportedError) as error:  # it writes no text
         return "not built", str(error)
+    reason = ""
     for label, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
         place = f"{attention}, {label}"
         try:
             plain = _write(model, inputs, options)
-            speculator.drafter = Guesses({}, plain)
+            speculator.drafter = Guesses({}, plain[-_NEW:])
             ours = _write(model, inputs, options | {"custom_generate": speculator})
         except Exception as error:
             found.mismatches.append(f"{place}: {type(error).__name__}: {str(error).strip():.200}")
             continue
         found.comparisons += 1
-        found.accepted += 0 if speculator.last_stats is None else speculator.last_stats.accepted
+        if (stats := speculator.last_stats) is not None:
+            found.accepted += stats.accepted
+            reason = next((note.removesuffix(_PLAIN) for note in stats.notes if note.endswith(_PLAIN)), reason)
         if ours != plain:
             first = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), len(ours))
             found.mismatches.append(f"{place}: from token {first} on")
     capabilities = speculator.engine.capabilities
-    reason = capabilities.refusal or speculator.engine.obstacle(_prepared(speculator, inputs))
-    if reason:
+    if reason := capabilities.refusal or reason:
         return "plain", reason
     return ("trees", "") if capabilities.trees else ("chains", chains_reason(speculator))
-
-
-def _prepared(speculator: Speculator, inputs: Mapping[str, Any]) -> Any:
-    """Return what `generate` prepares of a prompt."""
-    options = {name: value for name, value in inputs.items() if name != "input_ids"}
-    return speculator.engine.prepare(inputs.get("input_ids"), max_new_tokens=4, cache=None, options=options)
 
 
 def _write(model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> list[int]:
     """Return what `model.generate` returns, with a fixed seed."""
     torch.manual_seed(1)
-    text = model.generate(**inputs, max_new_tokens=_NEW, **options)
+    text = model.generate(**inputs, max_new_tokens=_NEW, num_beams=1, **options)
     ids: list[int] = getattr(text, "sequences", text)[0].tolist()
     return ids

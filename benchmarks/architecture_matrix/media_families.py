@@ -19,6 +19,7 @@ class Family:
         media: makes what the media are, of the config; None for the first known form that the class reads.
         count: placeholders in a prompt; 0 for as many as the class says that it needs.
         more: makes further inputs, of the others.
+        ready: does to a model what its checkpoints do.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class Family:
     media: Callable[[Any], dict[str, Any]] | None = None
     count: int = 0
     more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    ready: Callable[[Any], None] | None = None
 
 
 def images(height: int = 16, **others: Any) -> Callable[[Any], dict[str, Any]]:
@@ -33,6 +35,33 @@ def images(height: int = 16, **others: Any) -> Callable[[Any], dict[str, Any]]:
     return lambda _: {"pixel_values": torch.randn(1, 3, height, height), **others}
 
 
+def sound(frames: int, *, last: bool = False, **others: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes the features of a sound, [1, 8, frames], or [1, frames, 8] where they come last."""
+    shape = (1, frames, 8) if last else (1, 8, frames)
+    return lambda _: {"input_features": torch.randn(shape), **others}
+
+
+def _flattened(config: Any) -> dict[str, Any]:
+    """Return six patches of an image, each behind its row and column."""
+    places = torch.tensor([[[1, 1], [1, 2], [1, 3], [2, 1], [2, 2], [2, 3]]])
+    patches = torch.randn(1, 6, config.vision_config.patch_embed_hidden_size)
+    return {"flattened_patches": torch.cat([places, patches], dim=-1)}
+
+
+def _name_composers(model: Any) -> None:
+    """Give a model of piano music its composers."""
+    composers = range(model.config.composer_vocab_size)
+    model.generation_config.composer_to_feature_token = {f"composer{each}": 3 + each for each in composers}
+
+
+LEFT_OUT = {  # classes that write no text token by token, by their model types
+    "diffusion_gemma": "denoises blocks of tokens, and writes none one after the other.",
+    "dia": "writes nine channels of audio codes at once, not text.",
+    "pi0": "predicts a robot's actions by flow matching, and writes no text.",
+    "vibevoice": "writes speech by diffusion between its tokens, not text.",
+    "qwen2_5_omni": "decodes with its thinker, which is a class of its own here, and a talker, which writes sound.",
+    "qwen3_omni_moe": "decodes with its thinker, which is a class of its own here, and a talker, which writes sound.",
+}
 BUILT: dict[str, Callable[[], Any]] = {}
 _SMALL_PATCHES = {"vision_config": {"image_size": 8, "patch_size": 2}, "mm_tokens_per_image": 4}
 FAMILIES: dict[str, Family] = {
@@ -53,4 +82,23 @@ FAMILIES: dict[str, Family] = {
             "pixel_attention_mask": torch.ones(1, 1, 16, 16, dtype=torch.bool),
         }
     ),
+    "whisper": Family(changes={"num_mel_bins": 8, "max_source_positions": 8}, media=sound(16)),
+    "speech_to_text": Family(changes={"input_feat_per_channel": 8, "conv_channels": 32}, media=sound(16, last=True)),
+    "pop2piano": Family(
+        media=lambda config: {"input_features": torch.randn(1, 8, config.d_model)}, ready=_name_composers
+    ),
+    "t5gemma": Family(given={each: {"hidden_size": 32, "query_pre_attn_scalar": 8} for each in ("encoder", "decoder")}),
+    **dict.fromkeys(
+        ("seamless_m4t (speech)", "seamless_m4t_v2 (speech)"),
+        Family(
+            changes={"feature_projection_input_dim": 8, "speech_encoder_layers": 2, "speech_encoder_attention_heads": 4}
+            | {"speech_encoder_intermediate_size": 48, "num_conv_pos_embedding_groups": 4},
+            media=sound(32, last=True),
+        ),
+    ),
+    "moonshine_streaming": Family(
+        given={"num_key_value_heads": 8, "encoder_config": {"hidden_size": 32, "sliding_windows": [[6, 0]] * 6}}
+    ),
+    "pix2struct": Family(changes={"text_config": {"d_kv": 8}, "vision_config": {"d_kv": 8}}, media=_flattened),
+    "udop": Family(media=lambda _: {}, more=lambda inputs: {"bbox": torch.rand(1, inputs["input_ids"].shape[1], 4)}),
 }
