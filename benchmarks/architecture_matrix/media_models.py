@@ -84,8 +84,10 @@ def shrink_media(config: Any, whole: Any) -> None:
         if isinstance(values.get("num_decoder_layers"), int) and "num_layers" in values:
             part.num_decoder_layers = part.num_layers
         for option, value in values.items():
-            if re.search(r"_token_(id|index)$", option) and isinstance(value, int) and value >= ORDINARY:
-                medium = next((place for each, place in PLACES.items() if option.startswith(f"{each}_token_")), None)
+            if not re.search(r"_token_(id|index)$", option):
+                continue
+            medium = next((place for each, place in PLACES.items() if option.startswith(f"{each}_token_")), None)
+            if medium is not None if value is None else isinstance(value, int) and value >= ORDINARY:
                 setattr(part, option, place_of(option) if medium is None else ORDINARY + medium)
 
 

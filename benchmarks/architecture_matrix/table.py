@@ -39,8 +39,8 @@ Classes that `AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoMode
 greedy and sampled, alone and in batches, with eager and sdpa attention.
 
 """
-_SUMMARY = """| Auto class | prompts | classes | built here | trees | chains | plain | texts compared | different |
-|---|---|---|---|---|---|---|---|---|
+_SUMMARY = """| Auto class | prompts | classes | run | built here | trees | chains | plain | texts compared | different |
+|---|---|---|---|---|---|---|---|---|---|
 """
 _PROMPTS = {
     "AutoModelForCausalLM": "text",
@@ -73,7 +73,7 @@ def page(results: Mapping[str, Any], names: Sequence[str]) -> str:
         summary=_SUMMARY + "".join(_summary(text, sources)),
         texts=sum(each["comparisons"] for each in every),
         wrong="all were equal" if not wrong else f"{wrong} differed",
-        unrun=f" **{len(left)} have not been run yet**: {', '.join(left)}." if left else "",
+        unrun=f" **{len(left)} classes have not been run yet**; `--missing` runs them." if left else "",
     )
     written += _section(text)
     for group, prompts in _PROMPTS.items():
@@ -100,7 +100,7 @@ def _summary(text: Mapping[str, Any], sources: Mapping[str, Any]) -> Iterable[st
         run = [each for each in found if each is not None]
         verdicts = Counter(each["verdict"] for each in run)
         cells = [
-            *(f"`{group}`", prompts, len(known), len(run) - verdicts["not built"]),
+            *(f"`{group}`", prompts, len(known), len(run), len(run) - verdicts["not built"]),
             *(verdicts[each] for each in ("trees", "chains", "plain")),
             *(sum(each["comparisons"] for each in run), sum(len(each["mismatches"]) for each in run)),
         ]

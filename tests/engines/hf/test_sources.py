@@ -23,6 +23,7 @@ SEQ2SEQ, SPEECH, IMAGE = "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "
         pytest.param(SPEECH, "moonshine_streaming", id="encoder-states-written-to"),
         pytest.param(IMAGE, "pix2struct", id="a-decoder's-own-bias"),
         pytest.param(IMAGE, "t5gemma2", id="windows-beside-the-source"),
+        pytest.param(IMAGE, "git", id="images-without-placeholders"),
     ],
 )
 def test_trees_write_the_text_of_generate(group: str, name: str) -> None:
