@@ -39,7 +39,7 @@ Classes that `AutoModelForCausalLM`, `AutoModelForImageTextToText` and `AutoMode
 greedy and sampled, alone and in batches, with eager and sdpa attention.
 
 """
-_SUMMARY = """| Auto class | prompts | classes | run | built here | trees | chains | plain | texts compared | different |
+_SUMMARY = """| Auto class | prompts | classes | run | built here | trees | chains | plain | compared | different |
 |---|---|---|---|---|---|---|---|---|---|
 """
 _PROMPTS = {
