@@ -1,12 +1,14 @@
 """Which architectures take trees, chains or nothing.
 
-Every causal model of transformers, tiny and random, is compared with its own `generate`; docs/architectures.md is made
-of what is found.
+Every model of transformers that writes text, tiny and random, is compared with its own `generate`: behind text, behind
+media and behind an encoder's source; docs/architectures.md is made of what is found.
 
     python benchmarks/architectures.py -o docs/architectures.md
     python benchmarks/architectures.py llama gpt_neo                 only these; the rest of the results stay
+    python benchmarks/architectures.py AutoModelForSeq2SeqLM         only the classes of this mapping
+    python benchmarks/architectures.py AutoModelForSeq2SeqLM/bart    only this one
     python benchmarks/architectures.py --missing -o docs/architectures.md     only those without results yet
-    python benchmarks/architectures.py --report -o docs/architectures.md      the table only, nothing is run
+    python benchmarks/architectures.py --report -o docs/architectures.md      the tables only, nothing is run
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from typing import Any
 import torch
 
 from architecture_matrix.catalogue import names
-from architecture_matrix.compare import examine
-from architecture_matrix.table import table
+from architecture_matrix.compare import Found, examine
+from architecture_matrix.compare_sources import examine_with_source
+from architecture_matrix.sources import GROUPS, source_names
+from architecture_matrix.table import page
 
 RESULTS = Path(__file__).parent / "results" / "architectures.json"
+TEXT = ""  # the group of what is compared behind text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="model types; all if none are named")
-    parser.add_argument("-o", "--out", type=Path, help="write the table there")
+    parser.add_argument("names", nargs="*", help="model types, Auto classes, or AUTO_CLASS/TYPE; all if none are named")
+    parser.add_argument("-o", "--out", type=Path, help="write the tables there")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the results, which are added to")
     parser.add_argument("--missing", action="store_true", help="only those without results")
     parser.add_argument("--part", default="1/1", help="the k-th of n parts, as k/n")
@@ -40,20 +45,47 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     known: dict[str, Any] = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
-    found = known.get("architectures", {})
     part, parts = (int(each) for each in arguments.part.split("/"))
-    wanted = [] if arguments.report else (arguments.names or names())[part - 1 :: parts]
-    for name in wanted:
+    wanted = [] if arguments.report else [place for each in arguments.names for place in _places(each)] or _all()
+    for group, name in wanted[part - 1 :: parts]:
+        kept = known.setdefault("sources" if group else "architectures", {})
+        found = kept.setdefault(group, {}) if group else kept
         if arguments.missing and name in found:
             continue
-        record = asdict(examine(name))
+        record = asdict(_examine(group, name))
         found[record.pop("name")] = record
-        print(f"{name}: {record['verdict']}, {record['comparisons']} compared, {record['mismatches']}", flush=True)
-        versions = {package: version(package) for package in ("torch", "transformers")}
-        result = {"versions": versions, "architectures": dict(sorted(found.items()))}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        place = f"{group}/{name}" if group else name
+        print(f"{place}: {record['verdict']}, {record['comparisons']} compared, {record['mismatches']}", flush=True)
+        known["versions"] = {package: version(package) for package in ("torch", "transformers")}
+        arguments.json.write_text(json.dumps(_sorted(known), indent=1) + "\n", "utf-8")
     if arguments.out:
-        arguments.out.write_text(table(json.loads(arguments.json.read_text("utf-8")), names()), "utf-8")
+        arguments.out.write_text(page(json.loads(arguments.json.read_text("utf-8")), names()), "utf-8")
+
+
+def _places(asked: str) -> list[tuple[str, str]]:
+    """Return what an argument names, as pairs of a group and a model type."""
+    group, _, name = asked.partition("/")
+    if group not in GROUPS:
+        return [(TEXT, asked)]
+    return [(group, each) for each in ([name] if name else source_names(group))]
+
+
+def _all() -> list[tuple[str, str]]:
+    return [(TEXT, name) for name in names()] + [place for group in GROUPS for place in _places(group)]
+
+
+def _examine(group: str, name: str) -> Found:
+    return examine_with_source(group, name) if group else examine(name)
+
+
+def _sorted(known: dict[str, Any]) -> dict[str, Any]:
+    """Return the results in the order in which they are kept."""
+    sources = known.get("sources", {})
+    return {
+        "versions": known["versions"],
+        "architectures": dict(sorted(known.get("architectures", {}).items())),
+        "sources": {group: dict(sorted(sources[group].items())) for group in GROUPS if group in sources},
+    }
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from speculant.engines.hf.probe.capabilities import ENCODERS
 from speculant.engines.hf.probe.tiny import POSITIONS, quiet, tiny_config, tiny_model
 
-_MROPE: dict[str, Any] = {
+MROPE: dict[str, Any] = {
     "text_config": {
         "rope_parameters": {
             "rope_type": "default",
@@ -45,8 +45,8 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a default config lacks to be buil
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
-    **dict.fromkeys(("glm4v", "glm46v", "glmga", "glm4v_moe", "glm_ocr"), _MROPE),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "paddleocr_vl"), _MROPE),
+    **dict.fromkeys(("glm4v", "glm46v", "glmga", "glm4v_moe", "glm_ocr"), MROPE),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "paddleocr_vl"), MROPE),
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "qwen4_exp_text": _INDEXER,
     "qwen4_exp": {"text_config": _INDEXER},

@@ -49,7 +49,6 @@ class Found:
 def examine(name: str, attentions: Sequence[str] = ATTENTIONS) -> Found:
     """Return what an architecture can do, and how its drafted texts compare with plain ones."""
     found = Found(name=name, kind=class_name(name))
-    order = ["trees", "chains", "plain", "not built"]
     best = []
     for attention in attentions:
         try:
@@ -60,6 +59,12 @@ def examine(name: str, attentions: Sequence[str] = ATTENTIONS) -> Found:
             continue
         with quiet():
             best.append(_compare(model, attention, found))
+    return summed(found, attentions, best)
+
+
+def summed(found: Found, attentions: Sequence[str], best: Sequence[tuple[str, str]]) -> Found:
+    """Give what was found the best verdict of all attentions, and its reason."""
+    order = ["trees", "chains", "plain", "not built"]
     found.verdict, found.reason = min(best, key=lambda each: order.index(each[0]))
     for attention, (verdict, reason) in zip(attentions, best, strict=True):
         if verdict == "plain" and found.verdict != "plain":
@@ -95,7 +100,7 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
     if refusal:
         return "plain", refusal
     trees = speculator.engine.capabilities.trees
-    return ("trees", "") if trees else ("chains", _reason(speculator))
+    return ("trees", "") if trees else ("chains", chains_reason(speculator))
 
 
 def _failure(model: Any) -> str:
@@ -156,22 +161,28 @@ def random_prompt(length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(length).integers(3, VOCABULARY, length)]
 
 
-def _reason(speculator: Speculator) -> str:
+def chains_reason(speculator: Speculator) -> str:
+    """Return why drafts are verified as chains; "" where no note says so."""
     return next((note for note in speculator.engine.capabilities.notes if "chains" in note), "")
 
 
 class Guesses(Drafter):
-    """Drafts random trees around texts it knows, by prompt, so that rounds accept, reject and branch."""
+    """Drafts random trees around texts it knows, so that rounds accept, reject and branch.
 
-    def __init__(self, texts: dict[tuple[int, ...], list[int]]) -> None:
-        self.texts = texts
+    Attributes:
+        texts: what follows prompts.
+        other: what follows any other prompt.
+    """
+
+    def __init__(self, texts: dict[tuple[int, ...], list[int]], other: Sequence[int] = ()) -> None:
+        self.texts, self.other = texts, list(other)
 
     @property
     def needs(self) -> RequestedOutputs:
         return RequestedOutputs()
 
     def open(self, start: SessionRequest) -> Session:
-        return _Guessing(self.texts[tuple(start.prompt.tolist())])
+        return _Guessing(self.texts.get(tuple(start.prompt.tolist()), self.other))
 
 
 class _Guessing(Session):

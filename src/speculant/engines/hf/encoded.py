@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from speculant.engines.hf.forward_pass import PassInput
-from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
+from speculant.engines.hf.prompt import Prompt, UnusualPromptError, copy_encoded, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import Call
 
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
@@ -39,8 +39,9 @@ class EncodedPrompt(Prompt):
         sliced = {"next_sequence_length": len(self)} if slices_by_length() else {}
         model = call.model
         inputs = model.prepare_inputs_for_generation(call.ids, is_first_iteration=True, **sliced, **call.inputs)
-        self._others = {name: value for name, value in inputs.items() if name not in _OWN and value is not None}
-        _cut_padding(self._others)
+        self._first = {name: value for name, value in inputs.items() if name not in _OWN and value is not None}
+        _cut_padding(self._first)
+        self._others = copy_encoded(self._first)
         self._cross, mask = DynamicCache(), self._others.get("attention_mask")
         reads_mask = "encoder_attention_mask" in inspect.signature(model.get_decoder().forward).parameters
         self.joins = mask is None or not reads_mask or bool(mask.all())  # passes of several sequences have none
@@ -52,7 +53,8 @@ class EncodedPrompt(Prompt):
 
     def part(self, start: int, end: int) -> PassInput:
         """Return what the pass over the first tokens reads."""
-        return self.following(self.ids[:, start:end], torch.arange(start, end, device=self.ids.device)[None], None)
+        positions = torch.arange(start, end, device=self.ids.device)[None]
+        return PassInput(self.ids[:, start:end], positions, None, copy_encoded(self._first), self._cross)
 
     def whole_cache(self, cache: DynamicCache) -> EncoderDecoderCache:
         """Return the decoder's rows with those of the source, as passes of the class have them."""

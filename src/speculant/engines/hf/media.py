@@ -50,7 +50,8 @@ class MediaPrompt(Prompt):
         Raises:
             UnusualPromptError: drafts cannot follow it.
         """
-        super().__init__(call.ids, padding=None, positions=None)
+        front = torch.zeros(1, _rows_in_front(call), dtype=call.ids.dtype, device=call.ids.device)
+        super().__init__(torch.cat([front, call.ids], dim=1), padding=None, positions=None)
         if not slices_by_length():
             raise UnusualPromptError("this release of transformers prepares passes behind media in another way")
         inputs, model = dict(call.inputs), call.model
@@ -71,7 +72,7 @@ class MediaPrompt(Prompt):
         self._axes: Tensor | None = None
         if position is not None:
             by_axis = position[..., -1].flatten()
-            self.shift = count - int(by_axis[0])
+            self.shift = len(self) - int(by_axis[0])
             self._axes = by_axis - by_axis[0] if position.ndim > 2 else None
 
     @property
@@ -126,6 +127,14 @@ def _add_value(digest: Any, value: Any) -> bool:
         return all(_add_value(digest, each) for each in value)
     digest.update(repr(value).encode())
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _rows_in_front(call: Call) -> int:
+    """Return how many rows the cache gets of images that no ids stand for, in front of the text, as GIT's does."""
+    if call.inputs.get("pixel_values") is None:
+        return 0
+    counts = (getattr(module, "image_patch_tokens", 0) for module in call.model.modules())
+    return next((count for count in counts if count), 0)
 
 
 def _others(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
+from transformers.utils import ModelOutput
 
 from speculant.core.engine import RequestedOutputs
 from speculant.core.model_engine import MediaPrefix
@@ -23,6 +25,15 @@ class UnusualPromptError(Exception):
 def slices_by_length() -> bool:
     """Return whether this release of transformers is told how many of the ids a pass reads."""
     return "next_sequence_length" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+
+
+def copy_encoded(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pass's inputs with a copy of the encoder's states, to which some decoders (Moonshine's) add in place."""
+    encoded = inputs.get("encoder_outputs")
+    if not isinstance(encoded, ModelOutput):
+        return dict(inputs)
+    copied = {name: each.clone() if isinstance(each, Tensor) else each for name, each in encoded.items()}
+    return {**inputs, "encoder_outputs": type(encoded)(**copied)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.forward_pass import out_of_memory
 from speculant.engines.hf.probe.capabilities import STATE_ON_MODULES, decode_mode
-from speculant.engines.hf.prompt import slices_by_length
+from speculant.engines.hf.prompt import copy_encoded, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import Call
 from speculant.engines.hf.views.model_view import twin
 
@@ -75,7 +75,7 @@ class PlainTargetCache:
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
         """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
         if self._first is None:
-            self._kwargs = {**self._given}
+            self._kwargs = copy_encoded(self._given)
             if self._empty:
                 self._kwargs["past_key_values"] = copy.deepcopy(self._given.get("past_key_values"))
                 self._broken = False

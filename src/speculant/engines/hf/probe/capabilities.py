@@ -25,6 +25,7 @@ INDEXED_BY_PLACE = ("glm5_next_text",)  # whose index pools the rows of a cache 
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # what forwards call their cache
+MEDIA_INPUTS = {"image_patches", "mm_encoder_outputs", "pixel_values"}  # of classes whose config has no part for text
 WITHOUT_CACHE = {"moe", "mlp"}
 WITHOUT_POSITIONS = ("alibi", "bloom", "mpt")
 ENCODERS = (  # classes that attend in both directions unless the config's `is_decoder` is True
@@ -32,10 +33,12 @@ ENCODERS = (  # classes that attend in both directions unless the config's `is_d
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 STATE_ON_MODULES = ("recurrent_gemma",)  # so that all texts on the model share it
+JOINED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder")  # of two models of other classes
 OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those rules
     "cpmant": "puts prompt tokens of its own in front of every text, and builds its masks from the whole text",
     "prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
     "xlm-prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
+    "fsmt": "masks nothing in passes that go on from a cache, so each of them reads one token",
     "hrm_text": "attends to a prompt in both directions, and stores it once per cycle",
     "moshi": "decodes audio and text streams together",
     "blt": "reads bytes in patches, whose borders depend on the bytes that follow",
@@ -214,7 +217,7 @@ def check_model(model: Any) -> HFCapabilities:
         by_slot=by_slot,
         reads_padding=by_slot or rereads,
         slots=_slots(base),
-        media=text is not config or bool({"mm_encoder_outputs", "image_patches"} & set(parameters)),
+        media=text is not config or bool(MEDIA_INPUTS & set(parameters)),
         attends=_attends(mixers, layers),
         mixers=mixers,
         replays=replays,
@@ -237,6 +240,11 @@ def _check_decoder(model: Any, base: Any) -> HFCapabilities:
         raise UnsupportedError(f"{name} is an encoder-decoder model without a cache of its decoder's rows.")
     attention = getattr(config, "_attn_implementation", None) or "eager"
     placing, positions = find_placing(base), DECODER_INPUTS.positions in parameters
+    if config.model_type in JOINED:  # which hand over what is named for the decoder
+        positions = TEXT_INPUTS.positions in inspect.signature(base.decoder.forward).parameters
+    text = config.get_text_config(decoder=True)
+    layers = set(getattr(text, "layer_types", None) or ())
+    sliding = "sliding_attention" in layers
     trees = attention in TREE_ATTENTION and (positions or bool(placing))
     notes = list[str]()
     if not trees:
@@ -247,7 +255,9 @@ def _check_decoder(model: Any, base: Any) -> HFCapabilities:
     return HFCapabilities(
         trees=trees,
         additive=attention == "eager",
-        vocabulary=config.get_text_config(decoder=True).vocab_size,
+        window=int(text.sliding_window) if sliding else None,
+        mixed=sliding and "full_attention" in layers,
+        vocabulary=text.vocab_size,
         keeps_logits="logits_to_keep" in parameters,
         takes_positions=positions,
         slots=next((int(each) for each in slots if each), None),

@@ -89,7 +89,7 @@ class _PlacedEmbeddings(nn.Module):
         else:  # a shape
             given = (given[0], count, *given[2:])
         asked: dict[str, Any] = {_LENGTH: first}
-        if "inputs_embeds" in inspect.signature(inner.forward).parameters:
+        if "inputs_embeds" in list(inspect.signature(inner.forward).parameters)[1:]:
             asked["inputs_embeds"] = None
         found: Tensor = inner(given, **asked)
         return found[..., self._rows - first, :]
@@ -107,7 +107,7 @@ def _placed_bias(inner: nn.Module, places: Sequence[RowPlaces]) -> nn.Module:
         distances = each.keys[None] - each.rows[:, None]
         found: Any = inner._relative_position_bucket
         options: dict[str, Any] = {  # UMT5's takes none
-            "bidirectional": not inner.is_decoder,
+            "bidirectional": not getattr(inner, "is_decoder", True),  # Pix2Struct's is nothing else
             "num_buckets": inner.relative_attention_num_buckets,
             "max_distance": inner.relative_attention_max_distance,
         }
