@@ -12,6 +12,11 @@ from speculant.core.errors import UsageError
 from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 
+REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "seed", "harmony")
+TOOL_PARSERS = (
+    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "kimi", "llama3", "llama4", "gemma4", "functiongemma"),
+    "harmony",
+)
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 _server = partial(option.option, panel="Server")
@@ -37,6 +42,9 @@ class ServingOptions:
         allowed_hosts: allowed values of the header `Host`; empty for the loopback names where it listens on loopback
             without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
         log_format: "text" for key=value lines, "json" for JSON lines.
+        reasoning_parser: how the model marks reasoning; "auto" for what its chat template shows, "none" to leave it in
+            the text.
+        tool_parser: how the model writes calls of tools; "auto" for what its chat template asks for.
         per_request_metrics: whether responses hold `metrics.speculative_decoding`.
         max_concurrency: maximum requests decoded together.
         max_queue: maximum requests that wait beyond these; more get 429.
@@ -103,6 +111,16 @@ class ServingOptions:
         several=True,
     )
     log_format: str = _server("text", "text or json", kinds.choice("text", "json"))
+    reasoning_parser: str = _server(
+        "auto",
+        f"how the model marks reasoning: auto, none, {', '.join(REASONING_PARSERS)}",
+        kinds.choice("auto", "none", *REASONING_PARSERS),
+    )
+    tool_parser: str = _server(
+        "auto",
+        f"how the model writes calls of tools: auto, {', '.join(TOOL_PARSERS)}",
+        kinds.choice("auto", *TOOL_PARSERS),
+    )
     per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
     max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))
