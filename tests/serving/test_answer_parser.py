@@ -132,8 +132,8 @@ CALLS = [
     ("llama4", f'{{"name": "weather", "parameters": {as_json(OSLO)}}}', "", [OSLO]),
     (
         "gemma4",
-        f'Ok <|tool_call>call:weather{{city:{QUOTED}}}<tool_call|><|tool_call>call:weather{{city:<|"|>Oslo<|"|>,days:3}}'
-        "<tool_call|>",
+        f"Ok <|tool_call>call:weather{{city:{QUOTED}}}<tool_call|>"
+        '<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:3}<tool_call|>',
         "Ok ",
         [ROME, OSLO],
     ),
