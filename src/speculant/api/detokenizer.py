@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +24,29 @@ LEFT_OUT = SpecialTokens()
 
 
 class Detokenizer:
-    """Turns committed tokens into text, one piece per token; a piece is empty until its character is whole."""
+    """Turns committed tokens into text, one piece per token; a piece is empty until its character is whole.
+
+    Attributes:
+        marks: texts of special tokens that are part of the text, by their ids; the others are left out.
+    """
 
     def __init__(self, tokenizer: Any, before: Sequence[int] = (), *, special: SpecialTokens = LEFT_OUT) -> None:
         """Begin behind the tokens `before`, whose text is not given out."""
         self._tokenizer, self._special = tokenizer, special
+        self.marks: Mapping[int, str] = {}
         self._ids = list(before)
         self._start = 0  # decoding begins here, so that a piece is spaced as it is within the text
         self._done = len(self._ids)  # tokens whose text is out
 
     def push(self, token: int) -> str:
         """Add a token and return the text that became whole."""
+        if token not in self.marks:
+            self._ids.append(token)
+            return self._release(final=False)
+        text = self.flush() + self.marks[token]
         self._ids.append(token)
-        return self._release(final=False)
+        self._start, self._done = len(self._ids) - 1, len(self._ids)
+        return text
 
     def push_end(self, token: int) -> str:
         """Add the token that ended the text, which is no part of it where it is special, whatever is left out."""

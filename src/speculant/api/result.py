@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,10 @@ class Generation:
         self.takes_prefix = False
         self._streamer = streamer
         self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist(), special=special)
+
+    def show_marks(self, marks: Mapping[int, str]) -> None:
+        """Make special tokens part of the text; `marks` has their texts, by their ids."""
+        self._detokenizer.marks = marks
 
     @property
     def owner(self) -> str:

@@ -12,6 +12,11 @@ from speculant.core.errors import UsageError
 from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 
+REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "seed", "harmony")
+TOOL_PARSERS = (
+    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "kimi", "llama3", "llama4", "gemma4", "functiongemma"),
+    "harmony",
+)
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 OWN_PREFIX, VLLM_PREFIX = METRIC_PREFIXES = "speculant_", "vllm:"
@@ -46,6 +51,9 @@ class ServingOptions:
             without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
         log_format: "text" for key=value lines, "json" for JSON lines.
         metrics_prefix: "speculant_", or "vllm:" for vLLM's names, labels and buckets of metrics.
+        reasoning_parser: how the model marks reasoning; "auto" for what its chat template shows, "none" to leave it in
+            the text.
+        tool_parser: how the model writes calls of tools; "auto" for what its chat template asks for.
         per_request_metrics: whether responses hold `metrics.speculative_decoding`.
         lenient: whether unknown parameters of requests are left out and named in a header, in place of 400.
         max_concurrency: maximum requests decoded together.
@@ -120,6 +128,16 @@ class ServingOptions:
         OWN_PREFIX,
         "speculant_, or vllm: for the names that dashboards of vLLM ask for",
         kinds.choice(*METRIC_PREFIXES),
+    )
+    reasoning_parser: str = _server(
+        "auto",
+        f"how the model marks reasoning: auto, none, {', '.join(REASONING_PARSERS)}",
+        kinds.choice("auto", "none", *REASONING_PARSERS),
+    )
+    tool_parser: str = _server(
+        "auto",
+        f"how the model writes calls of tools: auto, {', '.join(TOOL_PARSERS)}",
+        kinds.choice("auto", *TOOL_PARSERS),
     )
     per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
     lenient: bool = _server(

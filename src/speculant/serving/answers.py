@@ -16,7 +16,7 @@ from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
 from speculant.serving.formats import AnswerFormat
 from speculant.serving.logprobs import Entries, PromptEntries, entries_of, prompt_logprobs
-from speculant.serving.responses import PromptDetails, RequestMetrics, SpeculativeMetrics, Usage
+from speculant.serving.responses import CompletionDetails, PromptDetails, RequestMetrics, SpeculativeMetrics, Usage
 from speculant.serving.schemas import SamplingRequest
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def speculative(stats: Stats, max_nodes: int) -> SpeculativeMetrics:
     )
 
 
-def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int) -> Usage:
+def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int, reasoning: int = 0) -> Usage:
     """Return the tokens of a request; a prompt counts once, as its first of so many choices found it."""
     first = [ticket.stats for ticket in exchange.tickets[::choices]]
     cached = sum(stats.reused_tokens for stats in first if stats is not None)
@@ -249,6 +249,7 @@ def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int) -> 
         prompt_tokens_details=PromptDetails(
             cached_tokens=cached, image_tokens=media["image"], audio_tokens=media["audio"]
         ),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=reasoning),
     )
 
 

@@ -60,7 +60,9 @@ class ChatAnswer(ChunkedAnswer):
             choices=[self._whole_choice(index, parts) for index, parts in enumerate(answers)],
             prompt_logprobs=prompt_logprobs_of(self._service, self._body, self._turn.prompt, self._exchange.tickets[0]),
             **self.begin(),
-            usage=usage(self._exchange, self.prompt, self.completion, choices=self._body.choices),
+            usage=usage(
+                self._exchange, self.prompt, self.completion, choices=self._body.choices, reasoning=self._turn.reasoning
+            ),
             metrics=self._service.metrics(self._exchange.tickets),
         )
 
@@ -73,7 +75,13 @@ class ChatAnswer(ChunkedAnswer):
                     calls.append({"id": call["id"], "function": dict(call["function"])})
                 else:
                     calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        message = {"content": text.strip() or None if calls else text, "tool_calls": calls or None}
+        reasoning = "".join(part.reasoning for part in parts) or None
+        message = {
+            "content": text.strip() or None if calls else text,
+            "reasoning_content": reasoning,
+            "reasoning": reasoning,
+            "tool_calls": calls or None,
+        }
         return ChatChoice.model_validate(
             {
                 "index": index,
@@ -93,8 +101,11 @@ class ChatAnswer(ChunkedAnswer):
         for index in range(self._body.choices):
             yield [_choice(index, {"role": "assistant", "content": None if self._turn.forced else ""})]
         async for part in self._turn.parts(first):
-            self.completion += part.tokens
+            self.completion, self.reasoning = self._turn.completion, self._turn.reasoning
             ids = {"token_ids": part.ids} if self._body.return_token_ids and part.ids else {}  # of the first chunk
+            if part.reasoning:
+                yield [_choice(part.index, {"reasoning_content": part.reasoning, "reasoning": part.reasoning}) | ids]
+                ids = {}
             if part.text or part.logprobs or (ids and not part.calls):
                 logprobs = self._logprobs(part.logprobs) if part.logprobs else None
                 yield [_choice(part.index, {"content": part.text}, logprobs=logprobs) | ids]

@@ -20,13 +20,14 @@ class ChunkedAnswer(ABC):
 
     Attributes:
         prompt: tokens of all its prompts.
-        completion: tokens of its texts that were read so far.
+        completion, reasoning: tokens of its texts that were read so far, and how many of them are reasoning.
         kind: the prefix of its id, and the kind of its chunks.
     """
 
     kind: tuple[str, str]
     prompt: int
     completion: int
+    reasoning: int = 0
 
     def __init__(self, service: Service, body: SamplingRequest, exchange: Exchange) -> None:
         """Take the request, whose texts are being decoded."""
@@ -57,7 +58,7 @@ class ChunkedAnswer(ABC):
             yield event(chunk(choices, **begin, **more))
             begin = {}
         if with_usage:
-            tokens = usage(exchange, self.prompt, self.completion, choices=self._body.choices)
+            tokens = usage(exchange, self.prompt, self.completion, choices=self._body.choices, reasoning=self.reasoning)
             yield event(chunk([], **metrics_of(service, exchange), usage=tokens.model_dump()))
         yield DONE
 

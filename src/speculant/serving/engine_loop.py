@@ -282,6 +282,7 @@ class EngineLoop:
                     _LOG.exception("a request could not be prepared")
                 self._finish(ticket, Delta(error=error))
                 continue
+            generation.show_marks(job.marks)
             ticket.stats, ticket.prompt_logprobs = generation.result.stats, generation.result.prompt_logprobs
             self._active[generation] = ticket
             self._observer.admitted(ticket)

@@ -32,6 +32,7 @@ class Job:
         inputs: what the model's processor made of media, beside the ids.
         media_tokens: how many of the ids stand for media, by their kind.
         stop: strings that end the text and are left out of it.
+        marks: texts of special tokens that are part of the text, by their ids.
         tenant: whose memory drafts for it; "" for the shared one.
         prediction: token ids that the text is expected to resemble, or ().
         plain: whether to decode without drafts, and to learn nothing.
@@ -45,6 +46,7 @@ class Job:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     media_tokens: Mapping[str, int] = field(default_factory=dict)
     stop: Sequence[str] = ()
+    marks: Mapping[int, str] = field(default_factory=dict)
     tenant: str = ""
     prediction: Sequence[int] = ()
     plain: bool = False

@@ -73,8 +73,8 @@ PARAMETERS = (
     Parameter(name="user", note="written to the server's log"),
     Parameter(
         name="tools",
-        note="functions, for the chat template, which must ask for calls as `<tool_call>` JSON (Qwen, Hermes); "
-        "arguments of `strict` ones match their schema",
+        note="functions, for the chat template, whose format of calls must be known; arguments of `strict` ones match "
+        "their schema where a grammar knows the format",
         endpoints=(CHAT,),
     ),
     Parameter(

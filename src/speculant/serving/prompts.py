@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from speculant.api.media_prompts import encode_messages
 from speculant.core.errors import SpeculantError
 from speculant.engines.hf.media import media_tokens
+from speculant.serving.answer_parser import find_formats, shown_marks
 from speculant.serving.errors import ApiError
 from speculant.serving.media import MediaReader
 from speculant.serving.schemas import Message, TextPart, Tool
-from speculant.serving.tools import has_known_format, text_tokens
+from speculant.serving.tools import text_tokens
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
@@ -29,6 +30,8 @@ RESERVED = {  # arguments of transformers' `apply_chat_template`, which are no t
     *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
 }
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templates have for an answer's reasoning
+TAIL = 16  # tokens of a prompt's end, which hold a mark however it is split
 MESSAGE = 50  # characters that a message's part of the template counts as
 
 
@@ -57,18 +60,28 @@ class PromptEncoder:
         token_limit: of a prompt; None for no limit.
         ends: ids of the tokens that end the model's texts.
         text_tokens: see `tools.text_tokens`.
+        formats: of the model's answers.
     """
 
-    def __init__(self, speculator: Speculator, media: MediaReader, *, token_limit: int) -> None:
+    def __init__(
+        self,
+        speculator: Speculator,
+        media: MediaReader,
+        *,
+        token_limit: int,
+        reasoning: str = "auto",
+        tools: str = "auto",
+    ) -> None:
         """Take the model's tokenizer.
 
         Args:
             speculator: the model.
             media: reads what is in messages beside text.
             token_limit: of a prompt; 0 for what the model has positions for.
+            reasoning, tools: names of the formats of answers, see `answer_parser.find_formats`.
 
         Raises:
-            ApiError: the model has no tokenizer.
+            UsageError: these formats do not go together.
         """
         self.tokenizer, self._processor, self._media = speculator.tokenizer, speculator.processor, media
         self._placeholders = media_tokens(speculator.model.config) if media.kinds else {}
@@ -77,9 +90,12 @@ class PromptEncoder:
         limits = [limit for limit in (token_limit, self.positions and self.positions - 1) if limit]
         self.token_limit = min(limits, default=None)
         self.text_tokens = text_tokens(self.tokenizer)
+        templates = (getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
+        self.formats = find_formats(next(filter(None, templates), None), reasoning=reasoning, tools=tools)
         own = speculator.model.generation_config.eos_token_id
         self.ends: list[int] = [] if own is None else [own] if isinstance(own, int) else list(own)
         self._texts: dict[int, str] = {}  # of single tokens
+        self._shown: dict[tuple[str, ...], dict[int, str]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
         self._submitted: list[Future[Any]] = []  # two threads must not use a tokenizer that keeps state
 
@@ -177,6 +193,17 @@ class PromptEncoder:
         text: str = await self._run(lambda: self.tokenizer.decode(list(ids)), size=len(ids))
         return text
 
+    def begins_reasoning(self, ids: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the mark that begins the reasoning of an answer."""
+        form = self.formats.reasoning
+        return form is not None and str(self.tokenizer.decode(list(ids[-TAIL:]))).rstrip().endswith(form.begin)
+
+    def shown(self, marks: tuple[str, ...]) -> dict[int, str]:
+        """Return those of the marks that are special tokens, by their ids."""
+        if marks not in self._shown:
+            self._shown[marks] = shown_marks(self.tokenizer, marks)
+        return self._shown[marks]
+
     def token_text(self, token: int) -> str:
         """Return the text of one token within a text; the replacement character where it is a part of a character."""
         if self.tokenizer is None:
@@ -266,10 +293,11 @@ class PromptEncoder:
                 raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
         if not tools:
             return dict(switches or {})
-        if not has_known_format(self.tokenizer):
+        if not self.formats.calls:
             raise ApiError(
                 400,
-                "'tools' is not supported with this model: its chat template's format of tool calls is not known.",
+                "'tools' is not supported with this model: its chat template's format of tool calls is not known. "
+                "Name it when the server is started (--tool-parser).",
                 param="tools",
                 code="unsupported_parameter",
             )
@@ -320,6 +348,8 @@ def _row(message: Message, place: int, read: Iterator[dict[str, Any]] | None = N
             for part in message.content
         ]
     row: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if thought := message.reasoning_content or message.reasoning:
+        row |= dict.fromkeys(THOUGHTS, thought)
     if message.name is not None:
         row["name"] = message.name
     if message.tool_call_id is not None:

@@ -32,6 +32,12 @@ class PromptDetails(BaseModel):
     audio_tokens: int = 0
 
 
+class CompletionDetails(BaseModel):
+    """Tokens of an answer's reasoning."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(BaseModel):
     """Tokens of a request."""
 
@@ -39,6 +45,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class MadeCall(BaseModel):
@@ -50,10 +57,12 @@ class MadeCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """A chat's answer."""
+    """A chat's answer; its reasoning has two names, of DeepSeek's API and of vLLM."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
     tool_calls: list[MadeCall] | None = None
 

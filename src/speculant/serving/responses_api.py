@@ -147,12 +147,12 @@ class ResponseAnswer:
         response = self._object("incomplete" if cut else "completed")
         if cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        used = usage(self._turn.exchange, self.prompt, self._turn.completion, choices=1)
+        used = usage(self._turn.exchange, self.prompt, self._turn.completion, choices=1, reasoning=self._turn.reasoning)
         response["usage"] = {
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {"cached_tokens": used.prompt_tokens_details.cached_tokens},
             "output_tokens": used.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": used.completion_tokens_details.model_dump(),
             "total_tokens": used.total_tokens,
         }
         metrics = self._service.metrics(self._turn.exchange.tickets)

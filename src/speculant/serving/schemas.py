@@ -65,6 +65,8 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | DecodingComponents | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     name: str | None = None
     tool_calls: Annotated[Rows[ToolCall], Field(max_length=1024)] | None = None
     tool_call_id: str | None = None

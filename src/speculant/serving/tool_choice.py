@@ -15,7 +15,7 @@ from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
 from speculant.serving.formats import AnswerFormat
 from speculant.serving.schemas import AllowedToolChoice, ChatRequest, FunctionDefinition, NamedTool, Tool
-from speculant.serving.tools import BEGIN, END
+from speculant.serving.tool_formats import BEGIN, END
 
 COMPACT = {"whitespace_flexible": False}
 LAYOUT = COMPACT | {"item_separator": ", ", "key_separator": ": "}  # as templates write JSON
@@ -28,22 +28,30 @@ class ToolPlan:
 
     Attributes:
         offered: for the chat template.
+        allowed: names of those that may be called, None for all.
+        limit: of the number of calls, None for any.
         format: what the answer must match because of them; None for nothing.
         forced: whether the answer is calls and nothing else.
     """
 
     offered: Sequence[Tool] = ()
+    allowed: frozenset[str] | None = None
+    limit: int | None = None
     format: AnswerFormat | None = None
     forced: bool = False
 
 
-def plan_tools(body: ChatRequest, answer: AnswerFormat | None, text_tokens: Sequence[str] = ()) -> ToolPlan:
+def plan_tools(
+    body: ChatRequest, answer: AnswerFormat | None, text_tokens: Sequence[str] = (), *, own: bool = False
+) -> ToolPlan:
     """Return what a request's tools mean.
 
     Args:
         body: the request.
         answer: what an answer without calls must match; None for anything.
         text_tokens: that free text may hold although they are special to llguidance, such as `<think>`.
+        own: whether the model writes calls in a format of its own, which grammars do not know: where it is free to
+            call, they are only counted and compared with the allowed ones.
 
     Raises:
         ApiError: a tool or the choice of one cannot be honoured.
@@ -65,7 +73,8 @@ def plan_tools(body: ChatRequest, answer: AnswerFormat | None, text_tokens: Sequ
         allowed, forced = _select_named(tools, choice.allowed_tools.tools), choice.allowed_tools.mode == "required"
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     strict = any(tool.function.strict for tool in allowed)
-    if forced or strict or answer is not None or not several or len(allowed) < len(tools):
+    narrow = strict or not several or len(allowed) < len(tools)
+    if forced or answer is not None or (narrow and not own):
         functions = [tool.function for tool in allowed]
 
         def rules(named: bool) -> str:
@@ -81,7 +90,8 @@ def plan_tools(body: ChatRequest, answer: AnswerFormat | None, text_tokens: Sequ
             lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False))
         )
         return ToolPlan(offered=tools, format=AnswerFormat(constraint, "tools"), forced=forced)
-    return ToolPlan(offered=tools)
+    names = frozenset(tool.function.name for tool in allowed) if len(allowed) < len(tools) else None
+    return ToolPlan(offered=tools, allowed=names, limit=None if several else 1)
 
 
 def _select_named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Tool]:

@@ -1,30 +1,20 @@
-"""Tool calls in the text of an answer, for models that write them as `<tool_call>` and JSON (Qwen, Hermes).
-
-Other formats are refused before decoding: a call that is not recognised would reach the client as text.
-"""
+"""Tool calls in the text of an answer, in the format that its model writes them in."""
 
 from __future__ import annotations
 
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
+from speculant.serving.call_readers import Call
+from speculant.serving.call_values import Schemas
 from speculant.serving.stops import StopFilter
+from speculant.serving.tool_formats import BEGIN, END, HERMES, ObjectEnd, ToolFormat
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 _ANGLES = re.compile(r"</?[A-Za-z0-9_.|-]+>")
 _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
-
-
-def has_known_format(tokenizer: Any) -> bool:
-    """Return whether a tokenizer's chat template asks for calls in this format, and its texts keep their marks."""
-    template = getattr(tokenizer, "chat_template", None)
-    if not isinstance(template, str) or BEGIN not in template or "tools" not in template:
-        return False
-    ids = tokenizer(f"{BEGIN}{END}", add_special_tokens=False)["input_ids"]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    return BEGIN in text and END in text
 
 
 def text_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -44,12 +34,32 @@ class ToolCallParser:
         calls: found so far, in OpenAI's form.
     """
 
-    def __init__(self, *, forced: bool = False) -> None:
-        """Begin an answer; `forced`: a grammar forces its calls."""
+    def __init__(
+        self,
+        form: ToolFormat = HERMES,
+        *,
+        forced: bool = False,
+        schemas: Schemas | None = None,
+        allowed: frozenset[str] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Begin an answer.
+
+        Args:
+            form: of the calls.
+            forced: whether a grammar forces its calls, in Hermes' format.
+            schemas: of the arguments of each tool, by its name.
+            allowed: names of tools that may be called; calls of others are text. None for any.
+            limit: of the number of calls, beyond which they are text; None for any.
+        """
         self.calls: list[dict[str, Any]] = []
-        self._forced = forced
-        self._outside = StopFilter([BEGIN])
+        self._form, self._forced, self._schemas = form, forced, schemas or {}
+        self._allowed, self._limit = allowed, limit
+        self._outside = StopFilter(form.begins)
+        self._bare = bool(form.bare)  # whether calls without a mark may begin here
+        self._begin = ""  # the mark that began what is inside
         self._inside: str | None = None
+        self._rest = ""  # what followed the calls that were read last
         self._object: ObjectEnd | None = None  # of the arguments of a call that is passed on as it grows
 
     def push(self, text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -57,32 +67,69 @@ class ToolCallParser:
         content, found = "", list[dict[str, Any]]()
         while text:
             if self._inside is None:
-                content += self._outside.push(text)
-                if not self._outside.stopped:
+                passed, text = self._pass(text)
+                content += passed
+                if self._inside is None:
                     return content, found
-                text, self._inside, self._outside = self._outside.rest, "", StopFilter([BEGIN])
             self._inside += text
             if self._forced:
                 found += self._grow()
-            place = _end_of(self._inside)
-            if place < 0 or (self._object is not None and not self._object.ended):
+                if self._object is not None and not self._object.ended:
+                    return content, found
+            reading = self._form.read(self._inside, False, self._schemas)
+            if reading is None:
                 return content, found
-            inside, text = self._inside[:place], self._inside[place + len(END) :]
-            self._inside = None
-            if self._object is not None:
-                self._object = None
-            elif call := _parse(inside):
-                found.append(self._add(call["name"], call["arguments"]))
-            else:
-                content += f"{BEGIN}{inside}{END}"
+            passed, calls = self._take(*reading)
+            content, found, text = content + passed, found + calls, self._rest
         return content, found
 
-    def flush(self) -> str:
+    def flush(self) -> tuple[str, list[dict[str, Any]]]:
         """Return what was held back, at the end of the answer; an incomplete call is text, unless it was passed on."""
-        if self._inside is None:
-            return self._outside.flush()
-        text, self._inside = BEGIN + self._inside, None
-        return text if self._object is None else ""
+        content, found = "", list[dict[str, Any]]()
+        while self._inside is not None:
+            reading = None if self._object else self._form.read(self._inside, True, self._schemas)
+            if reading is None:
+                text, self._inside = self._begin + self._inside, None
+                return content + ("" if self._object else text), found
+            passed, calls = self._take(*reading)
+            content, found = content + passed, found + calls
+            if self._rest:
+                passed, calls = self.push(self._rest)
+                content, found = content + passed, found + calls
+        return content + self._outside.flush(), found
+
+    def _pass(self, text: str) -> tuple[str, str]:
+        """Return what of a text is outside of calls, and what follows; a call may have begun."""
+        if self._bare:
+            place = len(text) - len(text.lstrip())
+            if place < len(text) and text[place] in self._form.bare:
+                self._begin, self._inside = "", ""
+                return text[:place], text[place:]
+        passed = self._outside.push(text)
+        if passed.strip():
+            self._bare = False
+        if not self._outside.stopped:
+            return passed, ""
+        self._begin, self._inside, text = self._outside.found or "", "", self._outside.rest
+        self._outside = StopFilter(self._form.begins)
+        return passed, text
+
+    def _take(self, length: int, calls: list[Call]) -> tuple[str, list[dict[str, Any]]]:
+        """Return a text that was no call, and the calls that were read; what follows is the rest."""
+        assert self._inside is not None
+        inside, self._rest, self._inside = self._inside[:length], self._inside[length:], None
+        if self._object is not None:
+            self._object = None
+            return "", []
+        if not calls or not self.accepts(calls):
+            self._bare = False
+            return self._begin + inside, []
+        return "", [self.add(call) for call in calls]
+
+    def accepts(self, calls: Sequence[Call]) -> bool:
+        """Return whether calls may be made."""
+        allowed = all(self._allowed is None or call.name in self._allowed for call in calls)
+        return allowed and (self._limit is None or len(self.calls) + len(calls) <= self._limit)
 
     def _grow(self) -> list[dict[str, Any]]:
         """Return what is new of the call that grows, and take it away from the text inside."""
@@ -93,7 +140,7 @@ class ToolCallParser:
             if head is None:
                 return found
             self._inside, self._object = self._inside[head.end() :], ObjectEnd()
-            found.append(self._add(json.loads(head[1]), ""))
+            found.append(self.add(Call(json.loads(head[1]), "")))
         length = self._object.take(self._inside)
         if length:
             arguments, self._inside = self._inside[:length], self._inside[length:]
@@ -101,65 +148,15 @@ class ToolCallParser:
             found.append({"index": len(self.calls) - 1, "function": {"arguments": arguments}})
         return found
 
-    def _add(self, name: str, arguments: str) -> dict[str, Any]:
+    def add(self, call: Call) -> dict[str, Any]:
         """Return a new call as a stream holds it."""
-        identity = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        self.calls.append(identity | {"function": {"name": name, "arguments": arguments}})
-        return {"index": len(self.calls) - 1} | identity | {"function": {"name": name, "arguments": arguments}}
+        identity = {"id": call.identity or new_id(self._form), "type": "function"}
+        self.calls.append(identity | {"function": {"name": call.name, "arguments": call.arguments}})
+        return (
+            {"index": len(self.calls) - 1} | identity | {"function": {"name": call.name, "arguments": call.arguments}}
+        )
 
 
-class ObjectEnd:
-    """Finds where a JSON object ends in text that comes in pieces.
-
-    Attributes:
-        ended: whether it has.
-        quoted: whether the text so far ends within a string.
-    """
-
-    def __init__(self) -> None:
-        self.ended, self.quoted = False, False
-        self._depth, self._escaped = 0, False
-
-    def take(self, text: str) -> int:
-        """Add text; return how many of its characters belong to the object."""
-        if self.ended:
-            return 0
-        for place, symbol in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self.quoted:
-                self.quoted, self._escaped = symbol != '"', symbol == "\\"
-            elif symbol == '"':
-                self.quoted = True
-            else:
-                self._depth += (symbol in "{[") - (symbol in "}]")
-                if not self._depth:
-                    self.ended = True
-                    return place + 1
-        return len(text)
-
-
-def _end_of(text: str) -> int:
-    """Return where what ends a call stands in a text, -1 for nowhere; within a string of JSON it ends nothing."""
-    place, begin = text.find(END), text.find("{")
-    while place >= 0:
-        reading = ObjectEnd()
-        reading.take(text[begin:place] if 0 <= begin < place else "")
-        if not reading.quoted:
-            return place
-        place = text.find(END, place + 1)
-    return -1
-
-
-def _parse(text: str) -> dict[str, str] | None:
-    """Return the name and the arguments, in JSON, of a whole call; None where the text is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {"name": value["name"], "arguments": arguments}
+def new_id(form: ToolFormat) -> str:
+    """Return an id for a call, as the model's chat template takes it."""
+    return uuid.uuid4().hex[:9] if form.short_ids else f"call_{uuid.uuid4().hex[:24]}"

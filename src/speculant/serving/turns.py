@@ -6,19 +6,23 @@ A `ChatRequest` is the request that the other protocols are translated to; each 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from speculant.serving.answer_parser import AnswerParser
 from speculant.serving.answers import Service, deltas
 from speculant.serving.errors import ApiError, validation_error
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import AnswerFormat, format_of
+from speculant.serving.harmony import HarmonyParser
 from speculant.serving.logprobs import Entries, entries_of
 from speculant.serving.prompts import join_content
+from speculant.serving.reasoning import ReasoningParser
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import ToolPlan, plan_tools
+from speculant.serving.tool_formats import HERMES
 from speculant.serving.tools import ToolCallParser
 
 
@@ -56,6 +60,34 @@ class TurnPlan:
     format: AnswerFormat | None
     tools: ToolPlan
 
+    @property
+    def free(self) -> bool:
+        """Whether the answer may hold reasoning: it is neither calls alone nor text of a form."""
+        return self.format is None and not self.tools.forced
+
+    def make_parser(self, prompt: Sequence[int]) -> AnswerParser | HarmonyParser:
+        """Return what separates an answer into its parts."""
+        formats, plan = self.service.prompts.formats, self.tools
+        tools = None
+        if plan.offered:
+            form = formats.tools or HERMES
+            if plan.format is not None:  # a grammar knows Hermes' format
+                form = replace(HERMES, short_ids=form.short_ids)
+            schemas = {tool.function.name: tool.function.parameters or {} for tool in plan.offered}
+            tools = ToolCallParser(form, forced=plan.forced, schemas=schemas, allowed=plan.allowed, limit=plan.limit)
+        if formats.harmony and self.free:
+            return HarmonyParser(tools, reasons=formats.reasons)
+        reasoning = None
+        if formats.reasoning is not None and self.free:
+            reasoning = ReasoningParser(formats.reasoning, begun=self.service.prompts.begins_reasoning(prompt))
+        return AnswerParser(reasoning, tools)
+
+    def _marks(self) -> dict[int, str]:
+        """Return the special tokens that are part of the texts."""
+        own = bool(self.tools.offered) and self.tools.format is None
+        prompts = self.service.prompts
+        return prompts.shown(prompts.formats.marks(reasons=self.free, tools=own)) if self.free or own else {}
+
     async def begin(self, exchange: Exchange, *, tenant: str) -> Turn:
         """Submit its texts.
 
@@ -67,6 +99,7 @@ class TurnPlan:
         found = await service.prompts.messages(body.messages, self.tools.offered, switches)
         prediction = await self._read_prediction()
         constraint = await service.compiled(body, self.tools.format or self.format)
+        marks = self._marks()
         for choice in range(body.choices):
             options = service.options(body, len(found.ids), choice=choice) | {"constraint": constraint}
             job = Job(
@@ -75,6 +108,7 @@ class TurnPlan:
                 media_tokens=found.media_tokens,
                 options=options,
                 stop=body.stops,
+                marks=marks,
                 tenant=tenant,
                 prediction=prediction,
                 priority=body.priority or 0,
@@ -109,7 +143,7 @@ def plan_turn(service: Service, body: ChatRequest) -> TurnPlan:
     """
     service.check_shape(body, body.choices)
     answer = format_of(body.response_format, body.structured_outputs)
-    tools = plan_tools(body, answer, service.prompts.text_tokens)
+    tools = plan_tools(body, answer, service.prompts.text_tokens, own=service.prompts.formats.tools is not HERMES)
     if body.prediction is not None and not service.predicts:
         message = "'prediction' is not supported by this server's drafting method. Leave it out."
         raise ApiError(400, message, param="prediction", code="unsupported_parameter")
@@ -123,13 +157,13 @@ class Turn:
 
     Attributes:
         plan, exchange, prompt: what is decoded: the request, its texts and the prompt's ids.
-        completion: tokens of the parts that were read so far.
+        completion, reasoning: tokens of the parts that were read so far, and how many of them are reasoning.
     """
 
     def __init__(self, plan: TurnPlan, exchange: Exchange, prompt: list[int]) -> None:
         """Take what is being decoded."""
         self.plan, self.exchange, self.prompt = plan, exchange, prompt
-        self.completion = 0
+        self.completion = self.reasoning = 0
 
     @property
     def forced(self) -> bool:
@@ -145,22 +179,36 @@ class Turn:
         Raises:
             ApiError: a text failed.
         """
-        parsers = [ToolCallParser(forced=self.forced) for _ in range(self.plan.body.choices)]
+        parsers = [self.plan.make_parser(self.prompt) for _ in range(self.plan.body.choices)]
         async for index, delta in deltas(self.exchange, first):
             self.completion += delta.tokens
-            text, calls, parser = delta.text, list[dict[str, Any]](), parsers[index]
-            if self.plan.tools.offered:
-                text, calls = parser.push(text)
-                text += parser.flush() if delta.last else ""
+            parser, reasoning, text, calls = parsers[index], "", "", list[dict[str, Any]]()
+            for piece, tokens in _pieces(delta):
+                before = parser.inside
+                found = parser.push(piece)
+                self.reasoning += tokens if before or parser.inside else 0
+                reasoning, text, calls = reasoning + found[0], text + found[1], calls + found[2]
+            if delta.last:
+                found = parser.flush()
+                reasoning, text, calls = reasoning + found[0], text + found[1], calls + found[2]
             if self.forced and not text.strip():  # between calls
                 text = ""
             reason = "tool_calls" if parser.calls and delta.finish_reason == "stop" else delta.finish_reason
             yield Part(
                 index=index,
                 text=text,
+                reasoning=reasoning,
                 calls=calls,
                 logprobs=entries_of(delta),
                 tokens=delta.tokens,
                 ids=delta.ids,
                 finish_reason=reason,
             )
+
+
+def _pieces(delta: Delta) -> list[tuple[str, int]]:
+    """Return a delta's text token by token, with the number of tokens; whole where a stop string holds some back."""
+    texts = [] if delta.piece is None else delta.piece.texts[: delta.tokens]
+    if "".join(texts) != delta.text:
+        return [(delta.text, delta.tokens)]
+    return [(text, 1) for text in texts]

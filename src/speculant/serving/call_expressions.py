@@ -1,0 +1,126 @@
+"""Calls that are written as expressions: Python's, in a list (Llama 4), and Gemma's, whose strings have marks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from speculant.serving.call_readers import Call, Reading, dump, read_objects
+from speculant.serving.call_values import Schemas
+
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(?=\s*:)")
+_WORD = re.compile(r"(?<=[:\[,])(\s*)(?!\s|true\b|false\b|null\b|-?\d)([^\s{}\[\],\"][^{}\[\],\"]*)")
+_STRINGS = re.compile(r"'''|\"\"\"|'|\"")
+_END = "<|python_end|>"
+
+
+def read_pythonic(text: str, final: bool, schemas: Schemas) -> Reading:
+    """Read a list of Python calls of tools that there are; JSON objects, which these models write too, as such."""
+    begin = len(text) - len(text.lstrip())
+    if text.startswith("{", begin):
+        return read_objects(text, final, schemas)
+    if not text.startswith("[", begin):
+        return None if begin == len(text) else (begin + 1, [])
+    length = _list_end(text, begin)
+    if not length:
+        return None
+    try:
+        calls = [_read(node, schemas) for node in _elements(text[begin:length])]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return length, []
+    behind = text[length:].lstrip()
+    if not final and len(behind) < len(_END) and _END.startswith(behind):
+        return None
+    return (len(text) - len(behind) + len(_END) if behind.startswith(_END) else length), calls
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedStrings:
+    """Calls as `call:NAME{key:value}`, whose strings are between marks.
+
+    Attributes:
+        end: the mark that ends a call.
+        quote: the mark on both sides of a string.
+    """
+
+    end: str
+    quote: str
+
+    def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
+        """Read a call."""
+        place = text.find(self.end)
+        while place >= 0 and text.count(self.quote, 0, place) % 2:
+            place = text.find(self.end, place + 1)
+        if place < 0:
+            return None
+        length, inside = place + len(self.end), text[:place].strip()
+        name, brace, arguments = inside.removeprefix("call:").partition("{")
+        parts = f"{brace}{arguments}".split(self.quote)
+        parts[::2] = [_WORD.sub(_quote, _KEY.sub(_quote, part)) for part in parts[::2]]
+        parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
+        try:
+            value = json.loads("".join(parts))
+        except (ValueError, RecursionError):
+            return length, []
+        whole = inside.startswith("call:") and name.strip() and isinstance(value, dict)
+        return length, [Call(name.strip(), dump(value))] if whole else []
+
+
+def _quote(found: re.Match[str]) -> str:
+    return found[1] + json.dumps(found[2].strip(), ensure_ascii=False)
+
+
+def _list_end(text: str, begin: int) -> int:
+    """Return where the list that begins at a place ends, 0 where it does not yet; brackets in strings do not count."""
+    depth, place = 0, begin
+    while place < len(text):
+        symbol = text[place]
+        if quote := _STRINGS.match(text, place):
+            closed = re.compile(rf"(?:\\.|(?!{quote[0]}).)*{quote[0]}", re.DOTALL).match(text, quote.end())
+            if closed is None:
+                return 0
+            place = closed.end()
+            continue
+        depth += (symbol in "([{") - (symbol in ")]}")
+        place += 1
+        if not depth:
+            return place
+    return 0
+
+
+def _elements(text: str) -> list[ast.expr]:
+    body = ast.parse(text, mode="eval").body
+    if not isinstance(body, ast.List) or not body.elts:
+        raise ValueError("no list of calls")
+    return body.elts
+
+
+def _read(node: ast.expr, schemas: Schemas) -> Call:
+    if not isinstance(node, ast.Call) or node.args or ast.unparse(node.func) not in schemas:
+        raise ValueError("no call of a tool")
+    arguments = dict[str, Any]()
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("arguments without a name")
+        arguments[keyword.arg] = _value(keyword.value)
+    return Call(ast.unparse(node.func), dump(arguments))
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else ast.literal_eval(key) for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("a key is no text")
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | None):
+        raise ValueError("no value of JSON")
+    return value

@@ -1,0 +1,174 @@
+"""Calls of tools in what follows the mark that begins them: JSON between marks, JSON alone, and tags.
+
+A reader is given the text behind the mark so far, whether the answer has ended, and the schemas of the tools. It
+returns None while it has to wait, else how many characters it has read and the calls in them, none where they are no
+calls.
+Whether it waits depends on the text alone, so that pieces of any size yield the same calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from speculant.serving.call_values import Schemas, read_value, schema_of
+
+_JSON = json.JSONDecoder()
+_NAMED = re.compile(r"\s*([^\s\[\]{}]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: its name, its arguments in JSON, and the id that the model gave it."""
+
+    name: str
+    arguments: str
+    identity: str | None = None
+
+
+Reading = tuple[int, list[Call]] | None
+Reader = Callable[[str, bool, Schemas], Reading]
+
+
+def read_call(value: Any) -> Call | None:
+    """Return the call that a JSON object is, None where it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    identity = value.get("id")
+    return Call(value["name"], dump(arguments), identity if isinstance(identity, str) else None)
+
+
+def dump(arguments: Any) -> str:
+    """Return arguments in JSON; text is taken for JSON."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Calls one after the other up to a mark.
+
+    Attributes:
+        end: the mark; the end of the answer will do too.
+        call: matches a call, with the groups `name` and `arguments`, and perhaps `id`.
+    """
+
+    end: str
+    call: re.Pattern[str]
+
+    def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
+        """Read a section."""
+        place = text.find(self.end)
+        if place < 0 and not final:
+            return None
+        inside, length = (text, len(text)) if place < 0 else (text[:place], place + len(self.end))
+        calls, rest = list[Call](), 0
+        for found in self.call.finditer(inside):
+            if inside[rest : found.start()].strip() or not _is_object(found["arguments"]):
+                return length, []
+            groups = found.groupdict()
+            calls.append(Call(found["name"], found["arguments"].strip(), groups.get("id")))
+            rest = found.end()
+        return length, [] if inside[rest:].strip() else calls
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """A call whose arguments are tags.
+
+    Attributes:
+        end: the mark that ends the call.
+        call: matches a whole call without it, with the groups `name` and `arguments`.
+        argument: matches an argument, with the groups `name` and `value`.
+        opens, closes: what is around a value; `end` is part of a value within them.
+    """
+
+    end: str
+    call: re.Pattern[str]
+    argument: re.Pattern[str]
+    opens: str
+    closes: str
+
+    def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
+        """Read a call."""
+        place = text.find(self.end)
+        while place >= 0 and text.count(self.opens, 0, place) > text.count(self.closes, 0, place):
+            place = text.find(self.end, place + 1)
+        if place < 0:
+            return None
+        length, found = place + len(self.end), self.call.fullmatch(text[:place])
+        if found is None:
+            return length, []
+        arguments, rest, name = dict[str, Any](), 0, found["name"].strip()
+        for each in self.argument.finditer(found["arguments"]):
+            if found["arguments"][rest : each.start()].strip():
+                return length, []
+            key = each["name"].strip()
+            value = each["value"].removeprefix("\n").removesuffix("\n")
+            arguments[key] = read_value(value, schema_of(schemas, name, key))
+            rest = each.end()
+        whole = name and not found["arguments"][rest:].strip()
+        return length, [Call(name, dump(arguments))] if whole else []
+
+
+def read_mistral(text: str, final: bool, _schemas: Schemas) -> Reading:
+    """Read a list of JSON objects, or a name and JSON."""
+    if text.lstrip().startswith("["):
+        value, length = _decode(text, final)
+        if not length:
+            return None
+        calls = [read_call(each) for each in value] if isinstance(value, list) else [None]
+        return length, [call for call in calls if call] if all(calls) else []
+    head = _NAMED.match(text)
+    if head is None:
+        return None
+    value, length = _decode(text[head.end() :], final)
+    if not length:
+        return None
+    return head.end() + length, [Call(head[1], dump(value), head[2])]
+
+
+def read_objects(text: str, final: bool, schemas: Schemas) -> Reading:
+    """Read JSON objects with semicolons between them, calls of tools that there are."""
+    calls, place = list[Call](), 0
+    while True:
+        value, length = _decode(text[place:], final)
+        if not length:
+            return (place, calls) if final and calls else None
+        call = read_call(value)
+        if call is None or call.name not in schemas:
+            return (place, calls) if calls else (length, [])
+        calls.append(call)
+        place += length
+        behind = re.compile(r"\s*;?\s*").match(text, place)
+        assert behind is not None
+        if behind.end() == len(text):
+            return (len(text), calls) if final else None
+        if text[behind.end()] != "{":
+            return place, calls
+        place = behind.end()
+
+
+def _decode(text: str, final: bool) -> tuple[Any, int]:
+    """Return the JSON that a text begins with, and its length; 0 where it is not whole.
+
+    It is tried where the text so far may end it, so that a long one is not read again with each piece.
+    """
+    if not final and not text.rstrip().endswith(("}", "]")):
+        return None, 0
+    begin = len(text) - len(text.lstrip())
+    try:
+        value, end = _JSON.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None, 0
+    return value, end
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,44 @@
+"""Values of calls' arguments that are written as plain text, read by the schema of the tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool, by its name
+
+
+def read_value(text: str, schema: Any) -> Any:
+    """Return a value; text where the schema says so or where it is no JSON."""
+    kinds = set(_types(schema))
+    bare = text.strip()
+    if "null" in kinds and bare in ("null", "None"):
+        return None
+    if "string" in kinds:
+        return text
+    if "boolean" in kinds and bare in ("True", "False"):
+        return bare == "True"
+    try:
+        return json.loads(bare)
+    except (ValueError, RecursionError):
+        return text
+
+
+def schema_of(schemas: Schemas, tool: str, argument: str) -> Any:
+    """Return the schema of an argument, None where there is none."""
+    properties = schemas.get(tool, {}).get("properties")
+    return properties.get(argument) if isinstance(properties, dict) else None
+
+
+def _types(schema: Any) -> Iterator[str]:
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    yield from [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
+    for name in ("anyOf", "oneOf"):
+        for each in schema[name] if isinstance(schema.get(name), list) else []:
+            yield from _types(each)
+    values = schema.get("enum")
+    if kind is None and isinstance(values, list) and any(isinstance(value, str) for value in values):
+        yield "string"
