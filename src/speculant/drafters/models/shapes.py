@@ -165,7 +165,7 @@ class Chain(Shape):
         self._acceptance, self._stop, self._threshold, self._length = acceptance, stop, threshold, length
 
     def forecast(self, nodes: int) -> Float64:
-        return self._acceptance.chain_gains(min(nodes, self.passes))
+        return self._acceptance.chain_gains(nodes)
 
     def expand(self, level: Level) -> list[Candidate]:
         if level.depth > 1 and self._stops(level):
