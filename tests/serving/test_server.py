@@ -58,6 +58,7 @@ def test_further_hangups_do_not_cut_the_drain_short(server: Server, monkeypatch:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_hangup_reads_files_again(server: Server, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards SIGHUP of service managers, and of users whose terminal is open: it ends nothing."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under `nohup`, whose servers ignore it
     server._has_terminal = terminal
     monkeypatch.setattr(module, "has_terminal", lambda: terminal)
     calls: list[int] = []

@@ -10,7 +10,7 @@ from transformers import cache_utils
 
 from architecture_matrix.catalogue import names
 from architecture_matrix.compare import examine
-from architecture_matrix.table import table
+from architecture_matrix.table import page
 from models import PHI3, TRANSFORMERS
 
 ROOT = Path(__file__).parents[3]
@@ -59,5 +59,5 @@ def test_the_table_in_the_documentation_is_that_of_the_results() -> None:
     results = json.loads(RESULTS.read_text("utf-8"))
     if results["versions"]["transformers"] != str(TRANSFORMERS):
         pytest.skip("the results are those of another release, which has other architectures")
-    assert (ROOT / "docs" / "architectures.md").read_text("utf-8") == table(results, names())
+    assert (ROOT / "docs" / "architectures.md").read_text("utf-8") == page(results, names())
     assert all(not found["mismatches"] for found in results["architectures"].values())
