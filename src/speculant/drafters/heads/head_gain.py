@@ -10,10 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 
 _EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # tokens that the memory expects
-_DECAY, _REST = (
-    0.98,
-    0.99,
-)  # per round of a band, with the head and without, so that it tends to what all gained of late
+_DECAY = 0.98  # per round of a band with the head, so that a band tends to what all gained of late
+_REST = 0.99  # the same, per round without it
 _PRIOR = 12.0  # rounds of a band as which the rounds of all bands count: rounds differ by more tokens than heads gain
 _FIRST_GAIN, _FIRST_LEVELS, _FIRST = 2.0, 3.0, 12.0  # of a round, before any, and how many rounds they count as
 _WAIT, _LONGEST = 16, 512  # rounds without the head until it is tried all the same
