@@ -153,9 +153,10 @@ class Preparation:
             PromptError, UnsupportedError: it cannot be decoded.
         """
         engine = self._engine
-        if call.model is not engine.model:
+        foreign = call.model is not engine.model
+        if foreign and not any(call.model is each for each in engine.model.modules()):
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
-        undrafted = not self.drafts(call)
+        undrafted = foreign or not self.drafts(call)
         ids = call.ids[:, call.start :]
         self._check_length(ids, None if call.padding is None else call.padding[:, call.start :])
         generator = None if seed is None else _generator(engine.model.device, seed)
@@ -186,7 +187,8 @@ class Preparation:
         )
         notes = list(engine.notes)
         if undrafted and engine.capabilities.drafts:
-            notes.append(f"{engine.obstacle(call)}: decoded plainly, without drafts.")
+            reason = "this class lets a model within it write the text" if foreign else engine.obstacle(call)
+            notes.append(f"{reason}: decoded plainly, without drafts.")
         sequence = DecodedSequence(
             cache,
             sampler,

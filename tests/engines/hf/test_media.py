@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from media_models import build_media_model
+from media_models import PLACEHOLDER, build_media_model
 from speculant import Speculator
 from speculant.engines.hf.media import MediaPrompt
 from speculant.engines.hf.prompt import UnusualPromptError, slices_by_length
@@ -88,3 +89,26 @@ def test_prompts_given_as_embeddings_are_not_taken() -> None:
     call.inputs = call.inputs | {"inputs_embeds": torch.zeros(1, inputs["input_ids"].shape[1], 32)}
     with pytest.raises(UnusualPromptError, match="embeddings"):
         MediaPrompt(call)
+
+
+def test_models_that_let_another_write_are_decoded_plainly() -> None:
+    """Guards BLIP-2's kind, whose `generate` calls that of a model within: its text, and no error."""
+    text = transformers.OPTConfig(
+        vocab_size=128, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    text.update({"word_embed_proj_dim": 32, "eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1})
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Blip2Config(
+        vision_config=small | {"image_size": 8, "patch_size": 4},
+        qformer_config=small | {"encoder_hidden_size": 32, "vocab_size": 128},
+        text_config=text.to_dict(),
+        num_query_tokens=4,
+        image_token_index=PLACEHOLDER,
+    )
+    torch.manual_seed(7)
+    model = transformers.Blip2ForConditionalGeneration(config).eval()
+    ids = torch.tensor([[1, *[PLACEHOLDER] * 4, 9, 17, 33, 9]])
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 8, 8), "attention_mask": torch.ones_like(ids)}
+    expected = _generate(model, inputs, do_sample=False)
+    speculator = Speculator.from_transformers(model, method="mix")
+    assert _generate(model, inputs, do_sample=False, custom_generate=speculator) == expected
