@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from servers import Connect, client_of, make_app, running
+from servers import Connect, chat, client_of, make_app, running
 from speculant import __version__
 from speculant.options.serving import ServingOptions
 from speculant.serving.loading import answering
@@ -49,7 +49,7 @@ async def test_readiness_follows_the_engine(speculator: Any) -> None:
 
 
 async def test_a_dead_engine_is_neither_ready_nor_healthy(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards both probes against a decoding thread that has ended."""
+    """Guards both probes against a decoding thread that has ended, and requests, which would wait for ever."""
     from speculant.serving.engine_loop import EngineLoop
 
     app = make_app(speculator)
@@ -59,6 +59,9 @@ async def test_a_dead_engine_is_neither_ready_nor_healthy(speculator: Any, monke
         answer = await client.get("/ready")
         assert (answer.status_code, answer.json()["status"]) == (503, "failed")
         assert (await client.get("/health")).json()["error"]["code"] == "not_running"
+        for path, body in (("chat/completions", chat()), ("embeddings", {"input": "A text"})):
+            answer = await client.post(f"/v1/{path}", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_running")
 
 
 def test_requests_are_answered_while_the_model_loads() -> None:

@@ -12,12 +12,12 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
 from speculant.api.detokenizer import LEFT_OUT, SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media
-from speculant.api.options import check_logit_bias, check_number, check_stop, unknown_option
+from speculant.api.options import check_logit_bias, check_stop
+from speculant.api.request_checks import check_options, limit_new_tokens
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
@@ -31,23 +31,11 @@ from speculant.engines.hf.sampling.logprobs import TopLogprobs
 from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties
 from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
 from speculant.options.kinds import read_temperature
-from speculant.options.request import RequestKeywords, RequestOptions
+from speculant.options.request import RequestOptions
 from speculant.registry import METHODS, find_method
 
-MAX_NEW_TOKENS = 256
-MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
 WATCHED_CHUNK = 128  # rows of a prompt whose logits, V floats each, are held at a time
-MAX_PENALTY = 2  # either way, as there
 DRAFTING_STREAM = 1  # the spawn key of drafters' random numbers, apart from the sampler's
-_ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
-_DRAFTING = "what drafts is chosen by the speculator's `method`"
-REFUSED = {
-    "past_key_values": "give the cache of an earlier turn as `cache`",
-    **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), _ELSEWHERE),
-    **dict.fromkeys(("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens"), _DRAFTING),
-    "custom_generate": "this is what a speculator is",
-}
-INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor | Mapping[str, Any]
@@ -83,7 +71,7 @@ class Preparation:
             UnsupportedError, UsageError: an option cannot be honoured.
         """
         options = dict(asked.generation)
-        _check(options, asked)
+        check_options(options, asked)
         temperature = None if asked.temperature is None else read_temperature(asked.temperature)
         bias = check_logit_bias(asked.logit_bias, self._engine.capabilities.vocabulary)
         strings = check_stop(asked.stop)
@@ -92,7 +80,7 @@ class Preparation:
         padding = options.get("attention_mask")
         self._check_length(ids, padding)
         positions, taken = self._engine.capabilities.positions, self._positions_taken(ids, padding)
-        maximum, notes = _maximum(ids.shape[1], asked.max_new_tokens, options), list[str]()
+        maximum, notes = limit_new_tokens(ids.shape[1], asked.max_new_tokens, options), list[str]()
         if maximum < 1:
             raise UsageError(f"new tokens must be 1 or more, not {maximum}: see max_new_tokens and max_length.")
         if positions is not None and taken + maximum > positions:
@@ -321,65 +309,6 @@ def _read_by_drafters(call: Call, ids: torch.Tensor, unread: Sequence[int]) -> I
 
 def _is_chat(prompt: Any) -> TypeGuard[Sequence[Message]]:
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(each, dict) for each in prompt)
-
-
-def _check(options: dict[str, Any], asked: RequestOptions) -> None:
-    """Refuse options that do not exist, cannot be honoured, or have values that transformers would misread."""
-    known = {*GenerationConfig().to_dict(), *INPUTS}
-    for name, value in options.items():
-        if name in REFUSED and value is not False:
-            raise UsageError(f"`{name}` is not taken here: {REFUSED[name]}.")
-        if name not in known:
-            raise unknown_option(name, {*known, *RequestKeywords.__annotations__} - set(REFUSED))
-    check_number("temperature", asked.temperature, minimum=0)
-    check_number("top_p", asked.top_p, minimum=0, maximum=1, above=True)
-    check_number("top_k", asked.top_k, minimum=0, whole=True)
-    check_number("min_p", options.get("min_p"), minimum=0, maximum=1)
-    check_number("repetition_penalty", options.get("repetition_penalty"), minimum=0, above=True)
-    for name in ("logits_processor", "stopping_criteria"):
-        parts = options.get(name, [])
-        if not isinstance(parts, list) or not all(callable(part) for part in parts):
-            raise UsageError(f"{name} is a list of callables (transformers' classes, or functions), not {parts!r:.60}.")
-    for name in ("presence_penalty", "frequency_penalty"):
-        check_number(name, getattr(asked, name), minimum=-MAX_PENALTY, maximum=MAX_PENALTY)
-    for name in ("logprobs", "prompt_logprobs"):
-        check_number(name, getattr(asked, name), minimum=0, maximum=MAX_LOGPROBS, whole=True)
-    if asked.prompt_logprobs is not None:
-        _check_whole_prompt(asked.cache, options)
-    if asked.constraint is not None:
-        _check_constrained(options)
-
-
-def _check_constrained(options: dict[str, Any]) -> None:
-    """Refuse options that can rule out every token that a constraint allows."""
-    config = options.get("generation_config")
-    for name in ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"):
-        if options.get(name) or getattr(config, name, None):
-            raise UsageError(f"`{name}` can contradict a constraint, which decides where the text ends; leave it out.")
-
-
-def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:
-    """Refuse what keeps tokens of the prompt from being computed, where their log-probabilities are wanted."""
-    padding = options.get("attention_mask")
-    if cache is not None:
-        raise UsageError("`prompt_logprobs` needs the whole prompt computed; leave out `cache`.")
-    if padding is not None and not bool(torch.as_tensor(padding).all()):
-        raise UsageError("`prompt_logprobs` has no meaning for padding; leave out `attention_mask`.")
-
-
-def _maximum(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:
-    """Return how many tokens may follow a prompt of so many; `max_length` leaves the options."""
-    config, length = options.get("generation_config"), options.pop("max_length", None)
-    check_number("max_new_tokens", max_new_tokens, minimum=1, whole=True)
-    check_number("max_length", length, minimum=1, whole=True)
-    found = max_new_tokens
-    if found is None and length is not None:
-        found = length - prompt
-    if found is None and config is not None:
-        found = config.max_new_tokens
-        if found is None and config.max_length not in (None, GenerationConfig().max_length):
-            found = config.max_length - prompt
-    return MAX_NEW_TOKENS if found is None else found
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator:

@@ -204,6 +204,7 @@ def add_embedding_routes(app: FastAPI, service: Service, queue: EmbeddingQueue) 
         service.check_model(body.model)
         if queue.refusal:
             raise ApiError(400, queue.refusal, code="unsupported")
+        service.engine.check_alive()
         if body.dimensions is not None and body.dimensions > queue.size:
             message = f"{body.dimensions} dimensions were asked for, and the model has {queue.size}."
             raise ApiError(400, message, param="dimensions", code="invalid_value")

@@ -129,6 +129,16 @@ class EngineLoop:
             return "draining"
         return "ready" if self.alive else "failed"
 
+    def check_alive(self) -> None:
+        """Refuse work that nobody would do.
+
+        Raises:
+            ApiError: the thread has ended by a fault.
+        """
+        if self.status == "failed":
+            message = "the decoding thread does not run; the server needs a restart."
+            raise ApiError(503, message, type=SERVER, code="not_running")
+
     def prefixes(self, tenant: str | None = None) -> PrefixCacheStats:
         """Return what the prefix cache did so far, for one tenant or for all."""
         cache = self._batch.prefix_cache
@@ -180,10 +190,11 @@ class EngineLoop:
         """Return an exchange for so many texts of a tenant.
 
         Raises:
-            ApiError: too many requests wait already, or the model does not decode texts.
+            ApiError: too many requests wait already, the model does not decode texts, or the thread has ended.
         """
         if self._refusal:
             raise ApiError(400, self._refusal, code="unsupported")
+        self.check_alive()
         if self._used.total() + places > self._places:
             raise queue_full(self._places, "texts")
         self._used[tenant] += places

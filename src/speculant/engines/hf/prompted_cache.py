@@ -26,30 +26,18 @@ from speculant.engines.hf.rotary_limit import RotaryLimit
 class PromptedCache(ABC):
     """What of one sequence a model has read; `HFTargetCache` adds the passes behind its prompt."""
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        ids: Tensor,
-        *,
-        cache: DynamicCache | None = None,
-        padding: Tensor | None = None,
-        positions: Tensor | None = None,
-        prompt: Prompt | None = None,
-    ) -> None:
+    def __init__(self, runner: ModelRunner, prompt: Prompt, cache: DynamicCache | None) -> None:
         """Prepare a sequence.
 
         Args:
             runner: of the model.
-            ids: Int64[1, T], the whole prompt, cached part included.
-            cache: what is cached of it already; fewer tokens than T.
-            padding: Int64[1, T], 0 at padding, or None.
-            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
-            prompt: the prompt where it is more than text, instead of padding and positions.
+            prompt: the whole prompt, cached part included.
+            cache: what is cached of it already; None for nothing.
 
         Raises:
             UnsupportedError: the cache is of a kind that cannot be rolled back.
         """
-        self._runner, self._prompt = runner, prompt or Prompt(ids, padding=padding, positions=positions)
+        self._runner, self._prompt = runner, prompt
         self._limit = RotaryLimit(runner, self._prompt)
         self._reader = PromptReader(runner, self._prompt, self._limit)
         self.cache = runner.empty_cache(cache)

@@ -59,8 +59,20 @@ class HFTargetCache(PromptedCache):
         positions: Tensor | None = None,
         prompt: Prompt | None = None,
     ) -> None:
-        """Prepare a sequence; see `PromptedCache`."""
-        super().__init__(runner, ids, cache=cache, padding=padding, positions=positions, prompt=prompt)
+        """Prepare a sequence.
+
+        Args:
+            runner: of the model.
+            ids: Int64[1, T], the whole prompt, cached part included.
+            cache: what is cached of it already; fewer tokens than T.
+            padding: Int64[1, T], 0 at padding, or None.
+            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+            prompt: the prompt where it is more than text, instead of padding and positions.
+
+        Raises:
+            UnsupportedError: the cache is of a kind that cannot be rolled back.
+        """
+        super().__init__(runner, prompt or Prompt(ids, padding=padding, positions=positions), cache)
         self._rows = DraftRows()
         self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
         self._waiting = WaitingRows(runner, self)  # see `read_exit`
