@@ -1,0 +1,183 @@
+"""A table and a chart like Spec-Bench's, of recorded outputs: every method, chains and trees, by kind of task.
+
+Reads what `speculant replay ... --chain --tree --nodes ... --step-cost FILE --json FILE` wrote. MAT is that of the
+largest drafts of a method and shape, the speed-up that of the size which is best on average, since users choose one.
+
+    python benchmarks/spec_table.py benchmarks/results/spec-table.json -o benchmarks/spec-table.md \
+        --chart docs/images/spec-table.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+TASKS = {
+    "vicuna-7b-mtbench": "MT-Bench",
+    "vicuna-7b-alpaca": "instructions",
+    "llama31-8b-sharegpt": "chat",
+    "llama31-8b-cnn": "summaries",
+    "llama31-8b-gsm8k": "maths",
+    "llama31-8b-instructcoder": "code edits",
+}
+NAMES = {"recorded:eagle": "EAGLE-3, as recorded", "recorded:vllm-ngram": "vLLM's n-gram drafter, as recorded"}
+PEERS = {"peer:arctic": "Arctic's suffix decoding", "peer:draftretriever": "ADED, its authors' code"}
+SHAPES = {"tree": "#2463b0", "chain": "#d98a2b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A method with drafts of one shape.
+
+    Attributes:
+        mats: of the largest drafts, by task.
+        speedups: of drafts of `nodes`, by task; empty where the cost of drafting was not recorded.
+        nodes: the size that is best on average.
+        draft_us: the median time of a draft of that size, averaged over the tasks; None if it was not recorded.
+    """
+
+    method: str
+    shape: str
+    mats: Mapping[str, float]
+    speedups: Mapping[str, float]
+    nodes: int | None
+    draft_us: float | None
+
+    @property
+    def mean(self) -> float:
+        """The mean speed-up, for the order; of what has none, below all others and by MAT."""
+        return mean(self.speedups.values()) if self.speedups else mean(self.mats.values()) - 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--chart", type=Path, required=True)
+    args = parser.parse_args()
+    rows = [row for path in args.files for row in json.loads(path.read_text())["rows"]]
+    lines = read_lines(rows)
+    args.out.write_text(render(lines, rows), "utf-8")
+    options: Any = {"svg.fonttype": "none", "svg.hashsalt": "spec", "font.family": "sans-serif", "font.size": 9}
+    with matplotlib.rc_context(options):
+        draw(lines).savefig(args.chart, format="svg", metadata={"Date": None})
+
+
+def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Return a line for each method and shape, the fastest first."""
+    found = list[Line]()
+    for method, shape in dict.fromkeys((row["method"], row["shape"]) for row in rows):
+        own = [row for row in rows if (row["method"], row["shape"]) == (method, shape)]
+        sizes = sorted({row["nodes"] for row in own})
+        speeds = {
+            size: {row["file"]: row["speedup"] for row in own if row["nodes"] == size and row["speedup"] is not None}
+            for size in sizes
+        }
+        timed = [size for size in sizes if speeds[size]]
+        best = max(timed, key=lambda size: mean(speeds[size].values()), default=None)
+        drafts = [row["draft_us"]["p50"] for row in own if row["nodes"] == best]
+        found.append(
+            Line(
+                method,
+                shape,
+                {row["file"]: row["mat"] for row in own if row["nodes"] == sizes[-1]},
+                {} if best is None else speeds[best],
+                best,
+                mean(drafts) if drafts else None,
+            )
+        )
+    return sorted(found, key=lambda line: -line.mean)
+
+
+def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page."""
+    requests = {row["file"]: row["requests"] for row in rows}
+    counts = ", ".join(f"{requests[file]} {task}" for file, task in TASKS.items() if file in requests)
+    parts = [
+        "# Methods by kind of task",
+        "",
+        "<!-- written by `python benchmarks/spec_table.py` -->",
+        "",
+        "Recorded outputs of Llama-3.1-8B and Vicuna-7B, replayed in order; memories begin empty and learn from",
+        f"request to request ({counts}).",
+        "Methods that need the target's logits or a model cannot be replayed; see [methods](methods.md) for those.",
+        "",
+        "**Speed** is over plain decoding, at the measured costs of passes of a 0.5 B model in bf16 on one CPU thread,",
+        "drafting and learning included, with drafts of the size that is best on average. Rows of a pass are dear",
+        "there; where they are nearly free, as for one request on a GPU, speed comes near MAT. The size is a fixed",
+        "limit here: `mix` always fills it, `suffix` drafts less where it is unsure. In use, each round has its own.",
+        "",
+        "![Speed by method](../docs/images/spec-table.svg)",
+        "",
+        *table(lines, "speed", speeds=True),
+        "",
+        "**MAT** of the largest drafts, 63 tokens; recorded chains are of 20:",
+        "",
+        *table(sorted(lines, key=lambda line: -mean(line.mats.values())), "MAT", speeds=False),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
+    """Return the lines of a table of Markdown."""
+    sizes = " size | draft us |" if speeds else ""
+    found = [
+        f"| method | draft |{sizes} mean {title} | {' | '.join(TASKS.values())} |",
+        "|" + " --- |" * (3 + 2 * speeds + len(TASKS)),
+    ]
+    for line in lines:
+        values = line.speedups if speeds else line.mats
+        if not values:
+            continue
+        cells = [f"{values[file]:.2f}" if file in values else "-" for file in TASKS]
+        middle = mean(values.values()) if len(values) == len(TASKS) else None
+        size = [str(line.nodes), f"{line.draft_us:.0f}"] if speeds else []
+        mark = "-" if middle is None else f"**{middle:.2f}**"
+        found.append(f"| {' | '.join([label(line.method), line.shape, *size, mark, *cells])} |")
+    return found
+
+
+def draw(lines: Sequence[Line]) -> Figure:
+    """Return the chart: mean speed of each method as tree and chain, with its worst and best task."""
+    timed = [line for line in lines if line.speedups]
+    methods = list(dict.fromkeys(line.method for line in timed))[::-1]
+    figure = Figure(figsize=(8.2, 0.42 * len(methods) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for shape, color in SHAPES.items():
+        own = [line for line in timed if line.shape == shape]
+        middle = [line.mean for line in own]
+        spread = [
+            [value - min(line.speedups.values()) for value, line in zip(middle, own, strict=True)],
+            [max(line.speedups.values()) - value for value, line in zip(middle, own, strict=True)],
+        ]
+        shift, above = (0.16, 4) if shape == "tree" else (-0.16, -11)
+        places = [methods.index(line.method) + shift for line in own]
+        axes.errorbar(middle, places, xerr=spread, fmt="o", color=color, label=f"{shape}s", capsize=2, linewidth=1)
+        for value, place in zip(middle, places, strict=True):
+            axes.annotate(
+                f"{value:.2f}", (value, place), (0, above), textcoords="offset points", ha="center", fontsize=7
+            )
+    axes.axvline(1.0, color="#444444", linewidth=0.8)
+    axes.set_yticks(range(len(methods)), [label(method).replace("`", "") for method in methods])
+    axes.set_xlabel("speed over plain decoding: mean, and the worst and best task")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def label(method: str) -> str:
+    """Return what the table calls a method."""
+    return NAMES.get(method) or PEERS.get(method) or f"`{method}`"
+
+
+if __name__ == "__main__":
+    main()
