@@ -31,6 +31,8 @@ OPERATIONS = [
     ("POST", "/v1/messages", 150),
     ("POST", "/v1/messages/count_tokens", 100),
     ("POST", "/v1/embeddings", 100),
+    ("POST", "/v1/audio/transcriptions", 30),
+    ("POST", "/v1/audio/translations", 30),
     ("POST", "/tokenize", 150),
     ("POST", "/detokenize", 150),
     ("GET", "/v1/models", 5),
@@ -42,6 +44,7 @@ OPERATIONS = [
     ("GET", "/props", 5),
     ("GET", "/slots", 20),
 ]
+WITH_BODY = [each for each in OPERATIONS if each[0] == "POST" and "{" not in each[1]]
 REFUSED = {each.name for each in PARAMETERS if not each.honoured} | {"tools", "tool_choice", "parallel_tool_calls"}
 
 
@@ -77,10 +80,10 @@ def test_good_requests(schema: Any, method: str, path: str, examples: int) -> No
         tried["served"] += answer.status_code == 200
 
     attempt(schema[path][method].as_strategy().map(usable), answered, examples)
-    assert tried["served"] or "{name}" in path
+    assert tried["served"] or "{name}" in path or "/audio/" in path  # this model does not hear
 
 
-@pytest.mark.parametrize(("method", "path", "examples"), [each for each in OPERATIONS if each[0] == "POST"])
+@pytest.mark.parametrize(("method", "path", "examples"), WITH_BODY)
 def test_bad_requests(schema: Any, method: str, path: str, examples: int) -> None:
     """Guards every endpoint with what its schema rules out: it is refused, as described."""
 

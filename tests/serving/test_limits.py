@@ -27,6 +27,8 @@ pytestmark = pytest.mark.anyio
         ({"n": 17}, "n", 400),
         ({"n": True}, "n", 400),
         ({"max_tokens": 1000}, "max_tokens", 400),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", 400),
+        ({"min_tokens": 16_000}, "min_tokens", 400),
         ({"stop": [""]}, "stop.0", 400),
         ({"model": "other"}, "model", 404),
         ({"model": "\ud800"}, "model", 404),

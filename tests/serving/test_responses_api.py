@@ -170,3 +170,5 @@ def test_the_store_is_bounded() -> None:
     store.delete("k", "d")
     with pytest.raises(ApiError):
         store.delete("k", "d")
+    with pytest.raises(ApiError, match="no response"):
+        store.delete("another key", "d")

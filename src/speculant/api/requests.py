@@ -16,7 +16,7 @@ import torch
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
 from speculant.api.detokenizer import LEFT_OUT, SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media
-from speculant.api.options import check_logit_bias, check_stop
+from speculant.api.options import check_logit_bias, check_number, check_stop
 from speculant.api.request_checks import check_options, limit_new_tokens
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
@@ -86,6 +86,7 @@ class Preparation:
         if positions is not None and taken + maximum > positions:
             maximum = positions - taken
             notes.append(f"only {maximum} new tokens: the model has {positions} positions.")
+        check_number("min_new_tokens", options.get("min_new_tokens"), minimum=0, maximum=maximum, whole=True)
         options.setdefault("attention_mask", torch.ones_like(ids))
         presence, frequency = asked.presence_penalty or 0, asked.frequency_penalty or 0
         if presence or frequency:

@@ -114,7 +114,8 @@ class Service:
             choice: number of the text, which shifts the seed.
 
         Raises:
-            ApiError: prompt and text are longer than the model's positions.
+            ApiError: prompt and text are longer than the model's positions, or the text would have to be longer than it
+                may.
         """
         positions, maximum = self.prompts.positions, request.token_limit
         left = self.settings.max_new_tokens if positions is None else positions - prompt
@@ -126,8 +127,12 @@ class Service:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+        most = min(left, self.settings.max_new_tokens) if maximum is None else max(1, maximum)
+        if (request.min_tokens or 0) > most:
+            message = f"'min_tokens' is {request.min_tokens}, and the text may have {most} tokens at most."
+            raise ApiError(400, message, param="min_tokens", code="invalid_value")
         options: dict[str, Any] = {
-            "max_new_tokens": min(left, self.settings.max_new_tokens) if maximum is None else max(1, maximum),
+            "max_new_tokens": most,
             "repetition_penalty": request.repetition_penalty,
             "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
             "presence_penalty": request.presence_penalty or None,

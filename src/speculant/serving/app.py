@@ -31,7 +31,7 @@ from speculant.serving.lifespan import make_lifespan
 from speculant.serving.llamacpp_routes import add_llamacpp_routes
 from speculant.serving.media import MediaReader
 from speculant.serving.memory_keeper import MemoryKeeper
-from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
+from speculant.serving.message_schemas import CountRequest, MessageError, MessageObject, MessagesRequest, TokenCount
 from speculant.serving.messages_api import count_tokens, create_message
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
@@ -62,6 +62,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from speculant.api.speculator import Speculator
+
+
+_TYPED = "an event, as its `type` says"
+
+
+def _chunks(kind: str) -> str:
+    return f"an object `{kind}`, or an error; at last `[DONE]`"
 
 
 def create_app(
@@ -189,19 +196,19 @@ def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> 
 
 
 def _add_text_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", response_model=ChatResponse, responses=texts("chat.completion.chunk"))
+    @app.post("/v1/chat/completions", response_model=ChatResponse, responses=texts(_chunks("chat.completion.chunk")))
     async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
         """Answer a chat."""
         return _response(await create_chat(service, body, request))
 
-    @app.post("/v1/completions", response_model=CompletionResponse, responses=texts("text_completion"))
+    @app.post("/v1/completions", response_model=CompletionResponse, responses=texts(_chunks("text_completion")))
     async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
         """Continue a text."""
         return _response(await create_completion(service, body, request))
 
 
 def _add_response_routes(app: FastAPI, service: Service, store: ResponseStore) -> None:
-    @app.post("/v1/responses", response_model=ResponseObject, responses=texts("response"))
+    @app.post("/v1/responses", response_model=ResponseObject, responses=texts(_TYPED))
     async def responses(body: Annotated[ResponseRequest, Body()], request: Request) -> Response:
         """Answer in the form of OpenAI's Responses API."""
         return _response(*await create_response(service, store, body, request))
@@ -231,12 +238,12 @@ def _add_response_routes(app: FastAPI, service: Service, store: ResponseStore) -
 
 
 def _add_message_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/messages", response_model=MessageObject, responses=texts("message"))
+    @app.post("/v1/messages", response_model=MessageObject, responses=texts(_TYPED, model=MessageError))
     async def messages(body: Annotated[MessagesRequest, Body()], request: Request) -> Response:
         """Answer in the form of Anthropic's Messages API."""
         return _response(*await create_message(service, body, request))
 
-    @app.post("/v1/messages/count_tokens", responses=errors(*BODY))
+    @app.post("/v1/messages/count_tokens", responses=errors(*BODY, model=MessageError))
     async def count_message_tokens(body: Annotated[CountRequest, Body()]) -> TokenCount:
         """Return how many tokens a prompt has."""
         return await count_tokens(service, body)

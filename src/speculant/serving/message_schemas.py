@@ -131,3 +131,17 @@ class TokenCount(BaseModel):
     """Tokens of a prompt."""
 
     input_tokens: int
+
+
+class MessageErrorBody(BaseModel):
+    """Why a request was not answered."""
+
+    type: str
+    message: str
+
+
+class MessageError(BaseModel):
+    """An error in Anthropic's form."""
+
+    type: Literal["error"] = "error"
+    error: MessageErrorBody

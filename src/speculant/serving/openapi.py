@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from speculant.serving.parameters import CHAT, COMPLETIONS, PARAMETERS
 from speculant.serving.responses import ErrorResponse
@@ -32,17 +33,24 @@ BODY = (400, 401, 404, 408, 413, 415)  # and one with a body
 DECODING = (*BODY, 429, 499, 500, 503, 504)  # and one for a text
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of these statuses, in OpenAI's form of errors."""
-    return {status: {"model": ErrorResponse, "description": DESCRIPTIONS[status]} for status in statuses}
+def errors(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of these statuses, in OpenAI's form of errors or another one."""
+    return {status: {"model": model, "description": DESCRIPTIONS[status]} for status in statuses}
 
 
-def texts(kind: str) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of an endpoint for texts, whose streams consist of chunks of a kind."""
-    data = {"type": "string", "description": f"JSON of object `{kind}` or an error; at last `[DONE]`."}
-    each = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+def texts(data: str, *, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of an endpoint for texts.
+
+    Args:
+        data: what an event of its streams holds, such as "an object `response`".
+        model: the form of errors.
+    """
+    field = {"type": "string", "description": f"JSON of {data}."}
+    each = {"type": "object", "properties": {"data": field}, "required": ["data"]}
     described = "The text; with `stream` as server-sent events, of which the schema describes each."
-    return {200: {"description": described, "content": {"text/event-stream": {"schema": each}}}} | errors(*DECODING)
+    return {200: {"description": described, "content": {"text/event-stream": {"schema": each}}}} | errors(
+        *DECODING, model=model
+    )
 
 
 def add_openapi(app: FastAPI, *, keys: bool) -> None:

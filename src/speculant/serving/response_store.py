@@ -90,7 +90,8 @@ class ResponseStore:
         Raises:
             ApiError: it is not kept.
         """
-        self._sizes[tenant] -= self.get(tenant, name).size
+        kept = self.get(tenant, name)
+        self._sizes[tenant] -= kept.size
         del self._kept[tenant][name]
 
     def begin(self, tenant: str, name: str, running: Running) -> None:
