@@ -127,12 +127,12 @@ class Service:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        most = min(left, self.settings.max_new_tokens) if maximum is None else max(1, maximum)
-        if (request.min_tokens or 0) > most:
-            message = f"'min_tokens' is {request.min_tokens}, and the text may have {most} tokens at most."
+        limit = min(left, self.settings.max_new_tokens) if maximum is None else max(1, maximum)
+        if (request.min_tokens or 0) > limit:
+            message = f"'min_tokens' is {request.min_tokens}, and the text may have {limit} tokens."
             raise ApiError(400, message, param="min_tokens", code="invalid_value")
         options: dict[str, Any] = {
-            "max_new_tokens": most,
+            "max_new_tokens": limit,
             "repetition_penalty": request.repetition_penalty,
             "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
             "presence_penalty": request.presence_penalty or None,

@@ -15,7 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 UNUSED = "x-speculant-unused"  # header that names what was taken and has no effect
-MOST = 20  # that are named; a header has little room
+MAX_NAMED = 20  # that are named; a header has little room
 LONGEST = 80  # characters of a name
 
 _members: ContextVar[UnusedMembers | None] = ContextVar("speculant_unused", default=None)
@@ -98,5 +98,5 @@ class Lenience:
 
 def _shown(paths: Sequence[str]) -> list[str]:
     """Return paths as a header may have them: clients choose names freely."""
-    shown = [quote(path[:LONGEST], safe="._-[]$", errors="replace") for path in paths[:MOST]]
-    return [*shown, "..."] if len(paths) > MOST else shown
+    shown = [quote(path[:LONGEST], safe="._-[]$", errors="replace") for path in paths[:MAX_NAMED]]
+    return [*shown, "..."] if len(paths) > MAX_NAMED else shown

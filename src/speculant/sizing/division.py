@@ -52,10 +52,10 @@ def best_size(gains, curve, base, room, price, drafting):  # type: ignore[no-unt
 @njit(cache=True)
 def least_cost(curve, base, few, maximum):  # type: ignore[no-untyped-def]
     """Return the least cost by the node of passes over `few` to `maximum` nodes and `base` rows beside them."""
-    last, least = len(curve) - 1, np.inf
+    last, cheapest = len(curve) - 1, np.inf
     for count in range(few, maximum + 1):
-        least = min(least, (curve[min(base + count, last)] - curve[min(base, last)]) / count)
-    return max(0.0, least)
+        cheapest = min(cheapest, (curve[min(base + count, last)] - curve[min(base, last)]) / count)
+    return max(0.0, cheapest)
 
 
 def share(gains: Sequence[Float64], nodes: int) -> list[int]:
