@@ -20,7 +20,8 @@ from speculant.serving.bodies import BodyLimit
 from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
 from speculant.serving.docs_page import add_docs_page
-from speculant.serving.embeddings import EmbeddingQueue, add_embedding_routes
+from speculant.serving.embedding_queue import EmbeddingQueue
+from speculant.serving.embeddings import add_embedding_routes
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.grammars import GrammarCompiler

@@ -1,12 +1,10 @@
-"""`POST /v1/embeddings`: texts are read by the thread that decodes, a pass between two rounds."""
+"""`POST /v1/embeddings`: vectors of texts, from the hidden states of the model's last layer."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import time
-from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -14,17 +12,16 @@ from fastapi import Body, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from speculant.api.embeddings import EmbeddedText, Embedder, Pooling, shorten
-from speculant.core.errors import UnsupportedError
+from speculant.api.embeddings import EmbeddedText, Pooling, shorten
 from speculant.serving.access import note
 from speculant.serving.bounds import Rows, Strict
-from speculant.serving.errors import SERVER, ApiError, api_error, queue_full
+from speculant.serving.embedding_queue import EmbeddingQueue
+from speculant.serving.errors import ApiError, api_error
 from speculant.serving.openapi import DECODING, errors
 from speculant.serving.streams import while_connected
 from speculant.serving.token_types import TokenId
 
 if TYPE_CHECKING:
-    from speculant.core.model_engine import ModelEngine
     from speculant.serving.answers import Service
 
 MAX_INPUTS = 2048  # of a request, as in OpenAI's API
@@ -84,115 +81,6 @@ class EmbeddingList(BaseModel):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
-
-
-class _Asked:
-    """The texts of a request, and who waits for them."""
-
-    def __init__(self, texts: Sequence[EmbeddedText], *, seconds: float) -> None:
-        self.texts, self.deadline = texts, time.monotonic() + seconds
-        self.loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[None] = self.loop.create_future()
-        self.left = False  # whether nobody waits any more
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Let the request go on; on the thread that decodes."""
-
-        def settle() -> None:
-            if self.answer.done():
-                return
-            if error is None:
-                self.answer.set_result(None)
-            else:
-                self.answer.set_exception(error)
-
-        self.loop.call_soon_threadsafe(settle)
-
-
-class EmbeddingQueue:
-    """What is to be embedded: `embed` is for the event loop, all else for the thread that decodes, see `SideWork`."""
-
-    def __init__(self, engine: ModelEngine, *, chunk: int | None, places: int, seconds: float) -> None:
-        """Prepare.
-
-        Args:
-            engine: runs the model.
-            chunk: the most tokens of a pass; None for as many as suit the device.
-            places: requests that may wait.
-            seconds: that a request may take.
-        """
-        self.refusal, self._embedder = "", None
-        try:
-            self._embedder = Embedder(engine, chunk=chunk)
-        except UnsupportedError as error:
-            self.refusal = str(error)
-        self._places, self._seconds, self._used = places, seconds, 0
-        self._new: SimpleQueue[_Asked] = SimpleQueue()
-        self._asked: list[_Asked] = []
-
-    @property
-    def size(self) -> int:
-        """How many dimensions vectors have; 0 where there are none."""
-        return 0 if self._embedder is None else self._embedder.size
-
-    async def embed(self, texts: Sequence[EmbeddedText], wake: Callable[[], None]) -> None:
-        """Have texts read; `wake` tells the thread that there are some.
-
-        Raises:
-            ApiError: there is no room, or a text failed.
-        """
-        if self._used >= self._places:
-            raise queue_full(self._places, "requests")
-        asked = _Asked(texts, seconds=self._seconds)
-        self._used += 1
-        self._new.put(asked)
-        wake()
-        try:
-            await asked.answer
-        finally:
-            self._used -= 1
-            asked.left = True
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to do."""
-        return bool(self._asked) or not self._new.empty()
-
-    def step(self) -> None:
-        """Run a pass, and tell those whose texts are read."""
-        assert self._embedder is not None
-        self._take_new(self._embedder)
-        now = time.monotonic()
-        for asked in [each for each in self._asked if each.left or each.deadline < now]:
-            message = "the request took longer than the server allows. Send fewer texts."
-            self._end(asked, ApiError(504, message, type=SERVER, code="timeout"))
-        self._embedder.step()
-        for asked in list(self._asked):
-            failed = next((text.error for text in asked.texts if text.error is not None), None)
-            if failed is not None or all(text.done for text in asked.texts):
-                self._end(asked, failed)
-
-    def stop(self, error: BaseException) -> None:
-        """End what waits."""
-        if self._embedder is not None:
-            self._take_new(self._embedder)
-        for asked in list(self._asked):
-            self._end(asked, error)
-
-    def _take_new(self, embedder: Embedder) -> None:
-        while True:
-            try:
-                asked = self._new.get(block=False)
-            except Empty:
-                return
-            self._asked.append(asked)
-            embedder.add(asked.texts)
-
-    def _end(self, asked: _Asked, error: BaseException | None) -> None:
-        self._asked.remove(asked)
-        if self._embedder is not None and error is not None:
-            self._embedder.remove(asked.texts)
-        asked.finish(error)
 
 
 def add_embedding_routes(app: FastAPI, service: Service, queue: EmbeddingQueue) -> None:
