@@ -109,7 +109,7 @@ async def test_a_model_without_hidden_states_says_so(connect: Connect, speculato
 async def test_requests_end_with_their_client_and_in_time(connect: Connect, speculator: Speculator) -> None:
     """Guards the queue: a client that leaves and a deadline free the places, and nothing is left behind."""
     many = {"input": ["Once upon a time there was a dog"] * 400}
-    async with connect(prompt_chunk=8, request_seconds=0.05, max_concurrency=1, max_queue=0) as client:
+    async with connect(prompt_chunk=8, request_seconds=1e-6, max_concurrency=1, max_queue=0) as client:
         late = await client.post("/v1/embeddings", json=many)
         assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
     async with connect(prompt_chunk=8, max_concurrency=1, max_queue=0) as client:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from servers import Connect, chat, completion
-from speculant.serving.lenience import MOST, UNUSED
+from speculant.serving.lenience import MAX_NAMED, UNUSED
 
 pytestmark = pytest.mark.anyio
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "Once", "cache_control": {}}], "mood": "good"}]
@@ -95,6 +95,6 @@ async def test_names_cannot_break_the_header(connect: Connect) -> None:
     assert "set-cookie" not in answer.headers
     shown = answer.headers[UNUSED].split(", ")
     assert shown[:2] == ["a%0D%0Aset-cookie%3A%20x", "b%2C%20c"]
-    assert len(shown) == MOST + 1
+    assert len(shown) == MAX_NAMED + 1
     assert shown[-1] == "..."
     assert len(answer.headers[UNUSED]) < 2000

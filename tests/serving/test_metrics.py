@@ -123,7 +123,7 @@ async def test_our_names_have_the_same_kinds(connect: Connect) -> None:
 
 async def test_errors_and_clients_that_leave_are_reasons_by_vllms_names(connect: Connect) -> None:
     """Guards error ratios of vLLM's dashboards, which divide by all reasons."""
-    async with connect(metrics_prefix="vllm:", request_seconds=0.3) as client:
+    async with connect(metrics_prefix="vllm:", request_seconds=1e-6) as client:
         late = await client.post("/v1/completions", json=completion(max_tokens=400))
         assert late.status_code == 504
         _, values = read((await client.get("/metrics")).text)
