@@ -94,8 +94,10 @@ class UnitedSession(Session):
         nodes = self._reach.proposed(self._proposed, budget.nodes)
         self._recalled = self._memory.propose(Budget(nodes=nodes, depth=budget.depth, trees=budget.trees))
         self._expected = float(self._recalled.weights.sum())
+        # The memory's own draft would fill the same rows of the pass: only the time of the levels is the head's price.
+        level_price = max(0.0, budget.level_price - budget.node_price)
         return not budget.level_price or self._head_gain.pays(
-            self._expected, start_price=budget.start_price, level_price=budget.level_price
+            self._expected, start_price=budget.start_price, level_price=level_price
         )
 
     def recalled(self, budget: Budget) -> DraftTree:
@@ -128,12 +130,13 @@ class UnitedSession(Session):
             self._mixture.update(lambda weights: learn(candidates, tokens, weights))
         self.own.text.observe(verified)
         if len(self._drafted):
-            path = follow(self._drafted.tokens, self._drafted.parents, len(self._drafted), tokens)
+            path = follow(self._drafted.tokens, self._drafted.parents, tokens)
             self.own.learn(self._drafted, path.tolist())
-            self._reach.observe(len(path), len(follow(recalled.tokens, recalled.parents, len(recalled), tokens)))
+            right = follow(recalled.tokens, recalled.parents, tokens)
+            self._reach.observe(len(path), len(right))
             size = len(verified.tree)
-            if size >= _TELLING:  # alone, the memory would have had as many nodes verified
-                alone = len(follow(recalled.tokens, recalled.parents, size, tokens))
+            if size >= _TELLING:  # alone, the memory would have had its first nodes verified, as many as these
+                alone = int(np.count_nonzero(right < size))
                 self._head_gain.observe(self._expected, len(verified.path) - alone, self.own.levels)
         self._drafted, self._recalled, self._candidates = DraftTree.empty(), DraftTree.empty(), None
         self._memory.observe(verified)

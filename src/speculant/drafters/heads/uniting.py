@@ -159,12 +159,12 @@ def _probability(features, weights):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def follow(tokens: Array, parents: Array, limit: int, committed: Array) -> Array:
-    """Return the nodes Int64[A] among the first `limit` of a draft that committed tokens Int32[n] lead to."""
+def follow(tokens: Array, parents: Array, committed: Array) -> Array:
+    """Return the nodes Int64[A] of a draft that committed tokens Int32[n] lead to, in rising order."""
     parent, found, path = ROOT, 0, np.empty(len(committed), np.int64)
     for token in committed:
         child = ROOT
-        for node in range(max(parent, 0), min(limit, len(tokens))):
+        for node in range(max(parent, 0), len(tokens)):
             if parents[node] == parent and tokens[node] == token:
                 child = node
                 break
@@ -180,4 +180,4 @@ def warm_up() -> None:
     weights, node = np.zeros(FEATURES), (np.zeros(1, np.int32), np.full(1, ROOT, np.int32), np.ones(1, np.float32))
     candidates, _ = unite(node, node, weights, 1)
     learn(candidates, node[0], weights)
-    follow(*node[:2], 1, node[0])
+    follow(*node[:2], node[0])
