@@ -15,8 +15,8 @@ from speculant.options.drafting import DraftingOptions
 
 REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "seed", "harmony")
 TOOL_PARSERS = (
-    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "kimi", "llama3", "llama4", "gemma4", "functiongemma"),
-    "harmony",
+    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "deepseek_v32", "kimi", "minimax", "llama3", "llama4"),
+    *("gemma4", "functiongemma", "harmony"),
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
