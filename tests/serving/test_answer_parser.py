@@ -103,8 +103,8 @@ CALLS = [
     ),
     (
         "deepseek_v32",
-        'Ok<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Rom é 東'
-        '</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
+        'Ok<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">'
+        'Rom é 東</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
         'string="true">Oslo</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         "Ok",
@@ -323,6 +323,8 @@ def test_ids_are_as_the_model_takes_them() -> None:
         ("{{ tools }}<tool_call><arg_key><think>", "think", "glm"),
         ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
         ("{{ tools }}<｜tool▁calls▁begin｜><think>", "think", "deepseek"),
+        ("{{ tools }}{% set mark = '｜DSML｜' %}<think>", "think", "deepseek_v32"),
+        ("{{ tools }}<minimax:tool_call><think>", "think", "minimax"),
         ("{{ tools }}<|tool_calls_section_begin|>◁think▷", "kimi", "kimi"),
         ("{{ tools }}<|tool_call><|channel>", "gemma4", "gemma4"),
         ("{{ tools }}<start_function_call>", None, "functiongemma"),
