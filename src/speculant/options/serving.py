@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,8 @@ from speculant.options.drafting import DraftingOptions
 
 REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "seed", "harmony")
 TOOL_PARSERS = (
-    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "kimi", "llama3", "llama4", "gemma4", "functiongemma"),
-    "harmony",
+    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "deepseek_v32", "kimi", "minimax", "llama3", "llama4"),
+    *("gemma4", "functiongemma", "harmony"),
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
@@ -37,6 +38,11 @@ def read_key(value: Any) -> str:
     return value
 
 
+def split_named(given: Sequence[str]) -> dict[str, str]:
+    """Return what texts NAME=VALUE name, by name."""
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
     """Where the server listens, who may ask, what it keeps, and its limits.
@@ -50,6 +56,12 @@ class ServingOptions:
         allowed_hosts: allowed values of the header `Host`; empty for the loopback names where it listens on loopback
             without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
         log_format: "text" for key=value lines, "json" for JSON lines.
+        aliases: further names of the model.
+        add_models: further models, as NAME=PATH or NAME=ID, that are loaded when a request names them.
+        loras: LoRA adapters of the model, in the same form; each is served as a model of its own, with the adapter
+            merged into a copy of the weights.
+        models_memory: maximum bytes of the weights of all models that are loaded; beyond, the one of `add_models` and
+            `loras` that was not used for longest is unloaded. 0 for no limit.
         metrics_prefix: "speculant_", or "vllm:" for vLLM's names, labels and buckets of metrics.
         reasoning_parser: how the model marks reasoning; "auto" for what its chat template shows, "none" to leave it in
             the text.
@@ -124,6 +136,27 @@ class ServingOptions:
         several=True,
     )
     log_format: str = _server("text", "text or json", kinds.choice("text", "json"))
+    aliases: tuple[str, ...] = _server(
+        (),
+        "a further name of the model; may be repeated",
+        kinds.text("it is empty", metavar="NAME"),
+        flag="--alias",
+        several=True,
+    )
+    add_models: tuple[str, ...] = _server(
+        (),
+        "serve this model too, loaded when a request names it; may be repeated",
+        kinds.named("a folder, a hub id or a .gguf file", metavar="NAME=PATH|ID"),
+        flag="--add-model",
+        several=True,
+    )
+    loras: tuple[str, ...] = _server(
+        (),
+        "serve the model with this LoRA adapter too, as a model of its own; may be repeated",
+        kinds.named("the folder or hub id of an adapter", metavar="NAME=PATH|ID"),
+        flag="--lora",
+        several=True,
+    )
     metrics_prefix: str = _server(
         OWN_PREFIX,
         "speculant_, or vllm: for the names that dashboards of vLLM ask for",
@@ -147,6 +180,12 @@ class ServingOptions:
     max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))
     prefix_cache: int = _limit(
         256 << 20, "size for what prompts have in common; default: 256MiB, 0 for none", kinds.size(none=True)
+    )
+    models_memory: int = _limit(
+        0,
+        "size of the weights of all loaded models, beyond which the one unused for longest is unloaded; default: no "
+        "limit",
+        kinds.size(none=True),
     )
     prompt_chunk: int = _limit(
         0, "maximum prompt tokens between two rounds; default: 128 on CPUs, 512 on other devices", kinds.whole(0)
@@ -216,6 +255,11 @@ class ServingOptions:
             )
         if self.memory_scope == "key" and not self.takes_keys:
             raise UsageError("memory scope 'key' needs API keys; add --api-key, or leave it 'shared'.")
+        names = [*self.aliases, *(each.partition("=")[0] for each in (*self.add_models, *self.loras))]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"two models would be called '{twice[0]}'; give each a name of its own.")
+        if self.models_memory and not (self.add_models or self.loras):
+            raise UsageError("models_memory would be ignored: one model is served. Add --add-model or --lora.")
 
     @property
     def takes_keys(self) -> bool:

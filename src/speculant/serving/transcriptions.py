@@ -29,7 +29,7 @@ from speculant.serving.streams import event, while_connected
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
     from speculant.api.transcription import Segment, Transcript
-    from speculant.serving.answers import Service
+    from speculant.serving.model_pool import ModelPool
 
 Form_ = Literal["json", "text", "srt", "verbose_json", "vtt"]
 TRANSLATED = ("file", "model", "prompt", "response_format", "temperature")
@@ -152,19 +152,18 @@ class Transcriber:
         )
 
 
-def add_audio_routes(app: FastAPI, service: Service, transcriber: Transcriber) -> None:
+def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
     """Add the endpoints of recordings."""
 
     async def answer(request: Request, file: UploadFile, model: str | None, asked: Asked) -> Response:
         _check_fields(await request.form(), TRANSCRIBED if asked.task == "transcribe" else TRANSLATED)
-        service.check_model(model)
-        if not transcriber.works:
-            raise ApiError(400, READS, code="unsupported")
-        data = await file.read()
-        sound = await service.media.sound(data)
-        if not len(sound):
-            raise ApiError(400, "the recording is empty.", param="file", code="invalid_media")
-        found = await while_connected(request, transcriber.transcribe(sound, asked))
+        async with models.lend(model, request) as lent:
+            if not lent.transcriber.works:
+                raise ApiError(400, READS, code="unsupported")
+            sound = await lent.service.media.sound(await file.read())
+            if not len(sound):
+                raise ApiError(400, "the recording is empty.", param="file", code="invalid_media")
+            found = await while_connected(request, lent.transcriber.transcribe(sound, asked))
         note(request, audio_seconds=round(found.seconds, 1))
         if asked.stream:
             return StreamingResponse(_events(found), media_type="text/event-stream")
