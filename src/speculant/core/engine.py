@@ -72,12 +72,14 @@ class Pass:
         top_ids: Int32[R, k] of the best tokens, best first; None if none were asked for. On the host, but to be read
             only after the engine's next `read`, which waits for the device.
         top_logits: Float32[R, k], their logits.
+        early: the share of the pass that was run before, when its rows were drafted; see `core.exit_cache`.
     """
 
     logits: Array
     hidden: Array = None
     top_ids: Int32 | None = None
     top_logits: Float32 | None = None
+    early: float = 0.0
 
     def head(self, rows: int) -> Pass:
         """Return the pass over the first rows."""

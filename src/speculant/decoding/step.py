@@ -57,12 +57,14 @@ class Rounds:
         each: by sequence.
         draft_seconds, target_seconds: of drafting and of the pass, which they shared.
         observe_seconds: of learning, all together.
+        early: the share of the pass that drafting has run, see `core.engine.Pass`.
     """
 
     each: list[Round]
     draft_seconds: float
     target_seconds: float
     observe_seconds: float = 0.0
+    early: float = 0.0
 
 
 def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
@@ -87,7 +89,8 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         _walk(sequences, drafts, passes, parts, walked)
         target_seconds = clock() - began
         committed, observe_seconds = _commit(walked, parts)
-        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds)
+        early = passes[0].early if len(passes) == 1 else 0.0
+        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds, early)
         _observe([sequence for sequence, _ in committed], result, parts)
     except BaseException:
         _commit(walked, parts)  # interrupted between sequences: tokens that were drawn cannot be taken back
@@ -327,12 +330,15 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         stats.draft_seconds += rounds.draft_seconds / len(each)
         stats.target_seconds += rounds.target_seconds
         stats.seconds = parts.clock() - (sequence.began or 0.0)
+    # What drafting has run of the pass is time of the pass: it is not what the draft costs.
+    pass_seconds = rounds.target_seconds / (1 - rounds.early)
+    drafting = rounds.draft_seconds + rounds.observe_seconds - (pass_seconds - rounds.target_seconds)
     parts.sizing.observe(
         [_state(sequence) for sequence in sequences],
         [done.draft for done in each],
         [done.walk for done in each],
-        target_seconds=rounds.target_seconds,
-        draft_seconds=rounds.draft_seconds + rounds.observe_seconds,
+        target_seconds=pass_seconds,
+        draft_seconds=max(0.0, drafting),
     )
 
 

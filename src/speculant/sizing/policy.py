@@ -146,7 +146,7 @@ class AdaptiveSizing:
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
             state.levels = _levels_of(draft) if state.by_level and state.asked else 0
-            if state.by_level and not len(draft):
+            if state.by_level and not len(draft) and not state.levels:
                 state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
         if not any(len(draft) or len(draft.queries) for draft in drafts):
             return list(drafts)

@@ -16,7 +16,17 @@ OPTIMIZERS = ("adamw", "muon")
 PRECISIONS = ("float32", "bfloat16")
 KEPT = ("best", "last")
 MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
-COUNTS = ("depth", "texts", "anchors", "accumulate", "evaluate_every", "held_out", "opening", "new_tokens")  # 1 or more
+COUNTS = (  # 1 or more
+    "depth",
+    "texts",
+    "anchors",
+    "accumulate",
+    "evaluate_every",
+    "held_out",
+    "before_tokens",
+    "opening",
+    "new_tokens",
+)
 
 
 _option = partial(option.option, panel="Training")
@@ -46,6 +56,7 @@ class TrainSettings:
         patience: measurements without gain after which it ends; 0 for never.
         held_out: texts that acceptance is measured on.
         keep: the weights that are kept: "best" by the tokens of a greedy round on held-out texts, or "last".
+        before_tokens: that a draft model of `Files.before` has to predict for a position to be left out (Col-BT).
         on_policy: the share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
         temperature: at which it writes them.
         opening: tokens of a text that it continues, where the length of the text's prompt is not known.
@@ -100,6 +111,11 @@ class TrainSettings:
         "best",
         "the weights that are written: the best ones in greedy decoding on held-out texts (default), or the last",
         kinds.name(metavar="best|last"),
+    )
+    before_tokens: int = _draft_model(
+        1,
+        "tokens in a row that a draft model of --before has to predict for a position to be left out; default: 1",
+        kinds.whole(1),
     )
     on_policy: float = _draft_model(
         0.0,

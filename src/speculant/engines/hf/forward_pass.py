@@ -57,11 +57,13 @@ class PassOutput:
         logits: [R, V], of all rows or of those that were wanted.
         hidden: [n, L', D], the tapped layers, of a prompt's part maybe its last row's alone; None if none were.
         cache: what the model returned as its cache.
+        early: see `core.engine.Pass`.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
     cache: Any = None
+    early: float = 0.0
 
 
 class ModelRunner:
@@ -241,7 +243,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
 def finish_pass(output: PassOutput, needs: RequestedOutputs) -> Pass:
     """Return what a drafter and a verifier get of a pass; the best tokens are on their way to the host."""
     ids, logits = top_on_host(output.logits, needs.top_k) if needs.top_k else (None, None)
-    return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits)
+    return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits, early=output.early)
 
 
 def as_ids(numbers: Int64) -> Tensor:

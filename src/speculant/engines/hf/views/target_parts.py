@@ -53,6 +53,7 @@ class HFTargetParts:
         self._embeddings, self._output = embeddings, output
         self._factor, self._cap = _logit_factor(self.config), getattr(self.config, "final_logit_softcapping", None)
         self._norm = _final_norm(model, place.path, int(output.weight.shape[-1]))
+        self._views = dict[nn.Module, nn.Module]()  # see `first_layers`
         self.hidden_size = int(output.weight.shape[-1])
 
     def same_model(self, other: HFTargetParts) -> bool:
@@ -131,7 +132,7 @@ class HFTargetParts:
         return find_plain_shape(layer, norms) if isinstance(layer, OwnLayer) else None
 
     def first_layers(self, count: int) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
-        return view_first_layers(self._model, count)
+        return view_first_layers(self._model, count, self._views)
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()
