@@ -79,6 +79,7 @@ class PromptReader:
             output = self._runner.run(
                 given, cache, needs=part.needs, wanted=self._wanted(part), total=part.end
             )  # fmt: skip
+            self._prompt.note_output(output.returned)
         if self.watcher is not None:
             self.watcher(part.start, output.logits)
         return PassOutput(output.logits[-1:], output.hidden)
