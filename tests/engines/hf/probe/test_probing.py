@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("llama (a window left in its config)", "sdpa", "trees"),
         ("doge", "sdpa", "refused"),
         ("janus", "sdpa", "trees"),
+        ("paligemma", "sdpa", "trees"),
     ],
 )
 def test_what_no_config_says_is_found(name: str, attention: str, verdict: str) -> None:

@@ -88,6 +88,7 @@ class HFCapabilities(Capabilities):
         placing: the modules that place rows by slots, and are told the positions of a tree's rows by a view.
         encoder: whether there is an encoder, whose states every pass reads beside the rows.
         text_alone: whether the model reads prompts without media.
+        both_ways: whether the tokens of a prompt attend to later ones, too, so that it is read in one pass.
         source_layers: the layers of cross-attention in a decoder, whose cached rows are those of an image.
     """
 
@@ -109,6 +110,7 @@ class HFCapabilities(Capabilities):
     placing: tuple[str, ...] = ()
     encoder: bool = False
     text_alone: bool = True
+    both_ways: bool = False
     source_layers: tuple[int, ...] = ()
 
     @property
@@ -231,6 +233,7 @@ def check_model(model: Any) -> HFCapabilities:
         mixers=mixers,
         replays=replays,
         placing=placing,
+        both_ways=attention != "eager" and getattr(text, "use_bidirectional_attention", None) is True,
         source_layers=tuple(getattr(text, "cross_attention_layers", None) or ()),
         cache_argument=next((each for each in CACHE_ARGUMENTS if each in parameters), CACHE_ARGUMENTS[0]),
         notes=tuple(notes),
