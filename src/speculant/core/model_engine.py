@@ -55,7 +55,12 @@ class ModelEngine(Engine, Protocol):
 
     @property
     def model(self) -> Any:
-        """The model, as the engine's library has it."""
+        """The model that writes, as the engine's library has it."""
+
+    @property
+    def whole(self) -> Any:
+        """The model that was given, without adapters: the one that writes, or one with media that holds it."""
+        return self.model
 
     @property
     def capabilities(self) -> Capabilities: ...
