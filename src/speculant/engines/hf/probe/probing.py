@@ -19,6 +19,7 @@ state of the model (`model_state`); a model with code that no file can name is p
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -258,8 +259,7 @@ def _result_file(
         None if entry is None else str(type(entry)),
         state,
         largest,
-        _source_digest(),
-        *(version(name) for name in ("torch", "transformers", "speculant")),
+        *_code_identity(),
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     try:
@@ -268,12 +268,16 @@ def _result_file(
         return None
 
 
-def _source_digest() -> str:
-    """Return a digest of this engine's code, which decides what its passes do as much as a version does."""
+@functools.cache
+def _code_identity() -> tuple[str, ...]:
+    """Return a digest of this engine's code, which decides what its passes do as much as versions do, and versions.
+
+    They are read once in a process, which goes on with the code that it has imported.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest(), *(version(name) for name in ("torch", "transformers", "speculant"))
 
 
 def _read(path: Path) -> ProbeOutcome | None:
