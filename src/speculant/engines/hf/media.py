@@ -115,7 +115,7 @@ class MediaPrompt(Prompt):
         self._own = tuple(name for name, shape in shapes.items() if shape != getattr(two.get(name), "shape", ()))
         wrong = [name for name in self._own if shapes[name][1:2] != (1,) or two[name].shape[1] != 2]
         if wrong:
-            raise UnusualPromptError(f"the rows behind such a prompt read {' and '.join(wrong)} in pieces")
+            raise UnusualPromptError(f"every token behind such a prompt reads a further piece of {' and '.join(wrong)}")
 
     def whole_cache(self, cache: DynamicCache) -> Any:
         """Return the text's rows, with those of an image that the class keeps beside them."""

@@ -36,9 +36,14 @@ class HFTargetParts:
             fast: whether heads may run compiled code, where it is available.
 
         Raises:
-            UnsupportedError: the model's decoder layers or its final norm cannot be told.
+            UnsupportedError: the model's decoder layers or its final norm cannot be told, or it is an encoder-decoder.
         """
         model = base_model(model)
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise UnsupportedError(
+                f"{type(model).__name__} is an encoder-decoder: trained heads read the states of all tokens of a "
+                "decoder-only model. Use a method that copies, such as 'mix', 'lookup' or 'sad', or a draft model."
+            )
         place, embeddings, output = find_layers(model), model.get_input_embeddings(), model.get_output_embeddings()
         if place is None or embeddings is None or output is None:
             raise UnsupportedError(
