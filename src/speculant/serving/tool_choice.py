@@ -1,7 +1,7 @@
 r"""Which calls an answer may hold, by `tools`, `tool_choice` and `parallel_tool_calls`, as a grammar of the answer.
 
 A call is `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, as Qwen's and Hermes' chat templates ask for it.
-Qwen3-Coder's format is in `tag_grammars`. Where the model is free to call what it likes as it likes, there is no grammar.
+`tag_grammars` has Qwen3-Coder's. Where the model is free to call what it likes as it likes, there is no grammar.
 """
 
 from __future__ import annotations
