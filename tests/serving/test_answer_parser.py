@@ -104,9 +104,9 @@ CALLS = [
     (
         "deepseek_v32",
         'Ok<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">'
-        'Rom é 東</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter '
-        'name="city" string="true">Oslo</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3'
-        "</｜DSML｜parameter>\n"
+        'Rom é 東</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         "Ok",
         [ROME, OSLO],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,22 +29,24 @@ NAMES = (MODEL, "second", "third")
 
 @pytest.fixture(scope="module")
 def models(model: Any) -> dict[str, Any]:
-    """Return random models by name, of one shape."""
-    found = {MODEL: model}
-    for seed, name in enumerate(NAMES[1:], start=1):
-        torch.manual_seed(seed)
-        found[name] = endless("llama", vocab_size=4096, max_position_embeddings=512)
-        for weight in found[name].parameters():
-            torch.nn.init.normal_(weight, std=0.05)
-    return found
+    """Return random models by name: the first one, another, and the first one with a LoRA adapter."""
+    peft = pytest.importorskip("peft")
+    other = endless("llama", vocab_size=4096, max_position_embeddings=512)
+    torch.manual_seed(1)
+    for weight in other.parameters():
+        torch.nn.init.normal_(weight, std=0.05)
+    config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    tuned = peft.get_peft_model(copy.deepcopy(model), config).merge_and_unload().eval()
+    return dict(zip(NAMES, (model, other, tuned), strict=True))
 
 
 class Loads:
     """Further models of a server, and what was loaded of them."""
 
-    def __init__(self, models: dict[str, Any], tokenizer: Any, *, wait: float = 0.0) -> None:
-        self.models, self.tokenizer, self.wait = models, tokenizer, wait
+    def __init__(self, models: dict[str, Any], tokenizer: Any) -> None:
+        self.models, self.tokenizer = models, tokenizer
         self.loaded: list[str] = []
+        self.alive: list[weakref.ref[Any]] = []
         self.fails = False
 
     def further(self) -> list[FurtherModel]:
@@ -54,7 +57,9 @@ class Loads:
             if self.fails:
                 raise UsageError("the weights are gone.")
             self.loaded.append(name)
-            return make_speculator(copy.deepcopy(self.models[name]), self.tokenizer), None
+            own = copy.deepcopy(self.models[name])
+            self.alive.append(weakref.ref(own))
+            return make_speculator(own, self.tokenizer), None
 
         return [
             FurtherModel(name=name, size=size, load=lambda _threads, own=name: load(own))
@@ -106,6 +111,7 @@ async def test_each_name_has_its_model(models: dict[str, Any], tokenizer: Any) -
         for (name, options), text in zip(asked, texts, strict=True):
             assert text == expected(models[name], tokenizer, **({"temperature": 0} | options))
         assert sorted(loads.loaded) == ["second", "third"]
+        assert len({texts[2 * place] for place in range(3)}) == 3
         answer = await client.post("/v1/chat/completions", json=chat(model="gpt-4o"))
         assert answer.json()["model"] == MODEL
         assert (await client.get("/v1/models/second")).json()["max_model_len"] == 512
@@ -131,6 +137,7 @@ async def test_unloading_and_loading_under_load(models: dict[str, Any], tokenize
             texts = await asyncio.gather(*(text_of(client, name) for name in NAMES * 4))
             assert texts == [wanted[name] for name in NAMES * 4]
         assert len(loads.loaded) > 2
+        assert sum(each() is not None for each in loads.alive) == 1
         listed = {each["id"]: each["loaded"] for each in (await client.get("/v1/models")).json()["data"]}
         assert listed.pop(MODEL)
         assert sorted(listed.values()) == [False, True]

@@ -106,6 +106,7 @@ def create_app(
             *_middleware(settings, keys, body_bytes=_body_bytes(settings, service.media if not further else None)),
         ],
     )
+    app.state.models = models
     app.state.unused_memories = first.keeper.unused
     app.state.reloader = Reloader(keys, settings, tenants, lambda: [each.reloader for each in models.loaded])
     add_error_handlers(app)

@@ -17,7 +17,7 @@ from speculant.serving.prompts import PromptEncoder
 from speculant.serving.reloading import MemoryReloader
 from speculant.serving.routing import can_route, route
 from speculant.serving.scoped_metrics import ScopedMetrics, watch_engine
-from speculant.serving.transcriptions import HEARS, Transcriber, hears
+from speculant.serving.transcriber import HEARS, Transcriber, hears
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
