@@ -71,11 +71,11 @@ typecheck: setup
 	$(PIP) --no-deps --upgrade --target .oldest -r constraints-oldest.txt
 	@touch $@
 
-# What meets classes of transformers: kernels, drafters, rules and llama.cpp do not.
+# What meets classes of transformers: kernels, drafters, rules, llama.cpp and Ctrl-C in our own lines do not.
 OLDEST := tests/engines/hf tests/decoding tests/api/test_speculator.py tests/test_stories.py
-APART  := tests/engines/hf/cpu/test_packing.py tests/engines/hf/cpu/test_measuring.py tests/decoding/test_branches.py \
-	tests/decoding/test_speculative_sampling.py tests/engines/hf/quantized \
-	tests/engines/hf/cpu/test_quantized_layers.py
+APART  := $(addprefix tests/engines/hf/,quantized test_interrupts.py test_topk.py $(patsubst %,cpu/test_%.py,packing measuring \
+	quantized quantized_layers head_code huge_pages kernel_table packaged)) \
+	$(patsubst %,tests/decoding/test_%.py,branches speculative_sampling interrupts pauses)
 test-oldest: .oldest/.ready
 	PYTHONPATH=.oldest $(PYTEST) $(OLDEST) $(addprefix --ignore ,$(APART))
 
@@ -106,8 +106,8 @@ $(VENV)/.llamacpp: $(VENV)/.ready
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
-	$(PYTEST) tests/engines/llamacpp tests/engines/hf/quantized tests/api/test_gguf.py tests/api/test_gguf_engine.py \
-		tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
+	$(PYTEST) tests/engines/llamacpp tests/engines/hf/quantized/gguf tests/engines/hf/quantized/test_rounding.py \
+		tests/api/test_gguf.py tests/api/test_gguf_engine.py tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
 
 # Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
 .sglang/.ready: $(VENV)/.ready constraints-sglang.txt
