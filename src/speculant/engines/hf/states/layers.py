@@ -146,7 +146,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         self.tokens, self._stamp = tokens, self._stamped()
 
     def _stamped(self) -> list[tuple[int, int | Tensor]]:
-        """Return what changes when others write to the states: versions, or values in inference mode, which has none."""
+        """Return what changes when others write to the states: versions, or values in inference mode."""
         states = [state for state in self.conv_states.values() if state is not None]
         return [(id(state), state.clone() if state.is_inference() else state._version) for state in states]
 
