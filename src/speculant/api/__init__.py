@@ -1,1 +1,1 @@
-"""What users import: models with drafters, results, batches."""
+"""The public interface: models with drafters, results, batches."""

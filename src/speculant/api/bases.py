@@ -1,4 +1,4 @@
-"""The frozen bases that a drafter begins with: those that were named, or those of the user's folder."""
+"""The frozen bases that a drafter starts with: named files, or those in the user's folder."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def open_bases(
     """Return the bases of a drafter.
 
     Args:
-        method: the drafter's.
-        base: files, "bundled" for the one that comes with the package, or bases that are open already, whose tokenizer
-            is not checked again; "auto" for those of the user's folder that fit, and for the bundled one if that fits,
-            where the method takes any; None for none.
+        method: the drafter's method.
+        base: files, "bundled" for the one that comes with the package, or already open bases, whose tokenizer is not
+            checked again; "auto" for the matching ones in the user's folder plus the bundled one, if the method takes
+            any; None for none.
         vocabulary: V, the number of token ids.
-        tokenizer: its fingerprint.
+        tokenizer: fingerprint of the tokenizer.
 
     Raises:
-        UnsupportedError: the method takes no bases, or a base is of another vocabulary.
+        UnsupportedError: the method takes no bases, or a base has another vocabulary.
         FileError: there is no such file.
-        MemoryFileError: a file cannot be used. Of the user's folder such files are left out, and logged as warnings.
+        MemoryFileError: a file cannot be used. Such files in the user's folder are skipped with a logged warning.
     """
     if base in (AUTOMATIC, (AUTOMATIC,)):
         return _automatic(vocabulary, tokenizer) if method.takes_bases else ()

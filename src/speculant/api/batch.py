@@ -1,13 +1,13 @@
-"""Several requests decoded together: one target pass a round for all, which join and leave between rounds.
+"""Several requests decoded together, with one target pass per round; they join and leave between rounds.
 
     with speculator.batch() as batch:
         generations = [batch.add(prompt, max_new_tokens=64) for prompt in prompts]
         for generation, piece in batch:
             ...
 
-Each request has its own cache, options, random stream and stop, yields what it would yield alone, and fails alone.
-Prompts are read between rounds, long ones in chunks, so that they hold up neither the texts of the others nor short
-prompts, and short ones several in a pass (Orca, Yu et al., OSDI 2022).
+Each request has its own cache, options, random stream and stop conditions, yields the same as if decoded alone, and
+fails alone. Prompts are read between rounds, long ones in chunks, so that they delay neither other texts nor short
+prompts, and several short ones share a pass (Orca, Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BatchError(SpeculantError):
     """Some requests of a batch failed.
 
     Attributes:
-        results: of all requests, in order; a failed one's holds its text until then.
-        errors: why requests failed, by their place.
+        results: results of all requests, in order; a failed one's has its text up to the failure.
+        errors: errors of failed requests, by index.
     """
 
     def __init__(self, results: list[Result], errors: dict[int, BaseException]) -> None:
@@ -52,11 +52,11 @@ class BatchError(SpeculantError):
 
 
 class Batch:
-    """Decodes up to `size` requests at a time; more wait. Not for several threads at once.
+    """Decodes up to `size` requests at a time; others wait. Not thread-safe.
 
     Attributes:
-        stats: what happened so far.
-        prefix_cache: where prompts find what they share with earlier ones, or None.
+        stats: statistics so far.
+        prefix_cache: cache of shared prompt prefixes, or None.
     """
 
     def __init__(
@@ -70,20 +70,21 @@ class Batch:
         prefixes: PrefixCache | None = None,
         prompt_chunk: int | None = None,
     ) -> None:
-        """Begin an empty batch; `Speculator.batch` is the usual way in.
+        """Create an empty batch; users normally call `Speculator.batch`.
 
         Args:
-            prepare: returns the request that a prompt and options make.
-            parts: what decodes.
-            engine: the same as in `parts`.
-            size: the most requests in a pass.
-            keep_caches: whether results hold their caches for a next turn. Those of many requests fill the memory.
-            prefixes: where prompts find what they share with earlier ones, or None.
-            prompt_chunk: the most prompt tokens of a pass, which is how long texts may wait between two rounds; None
-                for as many as suit the device.
+            prepare: returns the request for a prompt and options.
+            parts: the decoding components.
+            engine: the same engine as in `parts`.
+            size: maximum requests per pass.
+            keep_caches: whether results keep their caches for a next turn. The caches of many requests can fill the
+                memory.
+            prefixes: cache of shared prompt prefixes, or None.
+            prompt_chunk: maximum prompt tokens per pass, which bounds the delay of other texts between two rounds; None
+                for a value that suits the device.
 
         Raises:
-            UsageError: there would be no room, or `prefixes` are another model's.
+            UsageError: a size is too small, or `prefixes` belong to another model.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
@@ -97,12 +98,12 @@ class Batch:
             prefixes.attach(engine)
         self._waiting: deque[Generation] = deque()
         self._admitted: list[Generation] = []
-        self._pieces: deque[tuple[Generation, Piece]] = deque()  # not handed out yet
+        self._pieces: deque[tuple[Generation, Piece]] = deque()  # not yielded yet
         self._interrupt: BaseException | None = None
         self.stats = BatchStats(size=size)
 
     def __len__(self) -> int:
-        """Return how many requests have not left yet."""
+        """Return the number of requests that have not finished."""
         return len(self._waiting) + len(self._admitted)
 
     def add(self, prompt: Any, *, seed: int | None = None, **options: Any) -> Generation:
@@ -110,22 +111,22 @@ class Batch:
 
         Args:
             prompt: as in `Speculator.stream`.
-            seed: of its random stream; None draws one from torch's default stream, since a stream shared by several
-                texts would give none of them what it yields alone.
+            seed: seed of its random stream; None draws one from torch's default stream, since with a shared stream no
+                text would be the same as when decoded alone.
             options: as in `Speculator.stream`.
 
         Raises:
-            PromptError, UnsupportedError, UsageError: it cannot be decoded; the others go on.
+            PromptError, UnsupportedError, UsageError: the request cannot be decoded; the others continue.
         """
         if seed is None:
             seed = int(torch.randint(1 << 62, (1,)))
         return self.submit(self._prepare(prompt, seed=seed, **options))
 
     def submit(self, generation: Generation) -> Generation:
-        """Queue a request that is ready.
+        """Queue a prepared request.
 
         Raises:
-            UsageError: it is decoded elsewhere, or was.
+            UsageError: it is or was decoded elsewhere.
         """
         generation.sequence.claim()
         generation.takes_prefix = self._takes_prefix(generation)
@@ -133,10 +134,10 @@ class Batch:
         return generation
 
     def remove(self, generation: Generation) -> None:
-        """Retire a request before its end; its text so far is in its result. One that has left stays as it is.
+        """Remove a request before its end; its text so far is in its result. A finished request is unchanged.
 
         Raises:
-            UsageError: it is another batch's.
+            UsageError: it belongs to another batch.
         """
         if generation.done:
             return
@@ -147,7 +148,7 @@ class Batch:
         self._raise_interrupt()
 
     def close(self) -> None:
-        """Retire every request."""
+        """Remove all requests."""
         for generation in [*self._waiting, *self._admitted]:
             self._retire(generation)
         self._raise_interrupt()
@@ -159,9 +160,9 @@ class Batch:
         self.close()
 
     def __iter__(self) -> Iterator[tuple[Generation, Piece]]:
-        """Decode until every request has left, those added meanwhile too; yield what each round adds to each text.
+        """Decode until all requests, including added ones, have finished; yield what each round adds to each text.
 
-        Whoever stops early gets the rest of the round's pieces from the next iteration or step.
+        If iteration stops early, the rest of the round's pieces are yielded by the next iteration or step.
         """
         while self._pieces or len(self):
             if not self._pieces:
@@ -170,13 +171,13 @@ class Batch:
                 yield self._pieces.popleft()
 
     def step(self) -> list[tuple[Generation, Piece]]:
-        """Run a round, then read prompts by a pass; return what was added to each text, an empty piece if one failed.
+        """Run a round, then a prompt pass; return what was added to each text, an empty piece for failed ones.
 
         Raises:
             OutOfMemoryError: the pass, or the prompt of the next request, does not fit. Nothing is lost: `remove` a
-                request, then go on.
-            KeyboardInterrupt: it came. The request that it met, if any, has failed; the pieces of the others come with
-                the next step.
+                request, then continue.
+            KeyboardInterrupt: the interrupted request, if any, has failed; the pieces of the others are returned by the
+                next step.
         """
         self._advance()
         pieces = list(self._pieces)
@@ -184,7 +185,7 @@ class Batch:
         return pieces
 
     def run(self, generations: Sequence[Generation]) -> list[Result]:
-        """Decode until every request has left; return the results of these.
+        """Decode until all requests have finished; return the results of these.
 
         Raises:
             BatchError: some failed; it holds all results.
@@ -193,7 +194,7 @@ class Batch:
             try:
                 for _ in self:
                     pass
-            except OutOfMemoryError as error:  # nothing here can decide which should go first
+            except OutOfMemoryError as error:  # only the caller can decide which one to remove
                 for generation in generations:
                     if not generation.done:
                         self._fail(generation, error)
@@ -215,7 +216,7 @@ class Batch:
             self.stats.notes = list(self._engine.notes)
 
     def _round(self) -> None:
-        self._collect([generation for generation in self._admitted if generation.left])  # an interrupt kept them here
+        self._collect([generation for generation in self._admitted if generation.left])  # left here by an interrupt
         active = [generation for generation in self._admitted if generation.sequence.active]
         if not active:
             return
@@ -236,7 +237,7 @@ class Batch:
         self._collect(active)
 
     def _read_prompts(self, chosen: Sequence[tuple[Generation, int]]) -> None:
-        """Read tokens of prompts by one pass, and take the first tokens of those that are read."""
+        """Read prompt tokens in one pass, and take the first tokens of completed prompts."""
         began, generations = time.perf_counter(), [generation for generation, _ in chosen]
         try:
             self._read(chosen)
@@ -245,7 +246,7 @@ class Batch:
             if any(each.sequence.active for each in self._admitted):
                 self._wait_again(unread)
                 raise
-            if not any(each.sequence.sources for each in self._admitted):  # nobody leaves and makes room for it
+            if not any(each.sequence.sources for each in self._admitted):  # no running request will free memory for it
                 self._fail(unread.pop(0), error)
             self._wait_again(unread)
         finally:
@@ -258,15 +259,15 @@ class Batch:
         self._raise_interrupt()
 
     def _read(self, chosen: Sequence[tuple[Generation, int]]) -> None:
-        """Read tokens of prompts by one pass; where that fails for several, by one for each."""
+        """Read prompt tokens in one pass; if that fails for several prompts, read each in its own pass."""
         if len(chosen) > 1:
             try:
                 prefill([each.sequence for each, _ in chosen], self._parts, maximum=[count for _, count in chosen])
                 return
-            except Exception as error:  # what fails alone, too, is reported then
+            except Exception as error:  # a prompt that fails alone too is reported then
                 logging.getLogger(__name__).info("prompts are read one after the other: %s", error)
             except BaseException as error:
-                self._interrupt = error  # those that have not begun are read again
+                self._interrupt = error  # prompts not started are read again
                 return
         for generation, count in chosen:
             if not generation.left and not generation.sequence.sources:
@@ -278,28 +279,28 @@ class Batch:
                     self._fail(generation, error)
 
     def _wait_again(self, generations: Sequence[Generation]) -> None:
-        """Queue requests whose prompts found no room; there may be some when others have left."""
+        """Requeue requests whose prompts did not fit in memory; they may fit when others have finished."""
         for generation in reversed(generations):
             self._admitted.remove(generation)
             self._unread.remove(generation)
             self._waiting.appendleft(generation)
 
     def _next_prompts(self) -> list[tuple[Generation, int]]:
-        """Admit waiting requests; return those whose prompts the next pass reads, and how many tokens of each."""
+        """Admit waiting requests; return the prompts of the next pass, with the number of tokens to read of each."""
         while self._waiting and len(self._admitted) < self._size:
             self._admitted.append(self._waiting.popleft())
             self._unread.add(self._admitted[-1], cached=self._sharing.known(self._admitted[-1]))
         return self._unread.next()
 
     def _takes_prefix(self, generation: Generation) -> bool:
-        """Return whether a prompt may begin with cached rows; not where all of it is to be computed."""
+        """Return whether a prompt may start with cached rows; not if all of it must be computed."""
         whole = self._parts.drafter.needs.prompt or generation.sequence.records_prompt
         return self.prefix_cache is not None and not whole and generation.target.shares_prefixes
 
     def _collect(self, generations: Sequence[Generation]) -> None:
-        """Take what a round added to the texts, since the caches have it; retire requests that ended or failed."""
+        """Collect what a round added to the texts; remove requests that finished or failed."""
         for generation in generations:
-            if generation.done:  # another request's streamer removed it meanwhile, or an interrupt kept it here
+            if generation.done:  # removed meanwhile by another request's streamer, or left by an interrupt
                 self._retire(generation)
                 continue
             try:
@@ -321,7 +322,7 @@ class Batch:
         return piece
 
     def _fail(self, generation: Generation, error: BaseException) -> None:
-        """Retire a request because of an error. An interrupt is kept until the others are served."""
+        """Remove a request because of an error. An interrupt is stored until the others are served."""
         if generation.error is None:
             generation.fail(error)
             self._pieces.append((generation, Piece("", [], [], [])))
@@ -340,7 +341,7 @@ class Batch:
             generation.sequence.cache.release()
             generation.result.cache = None
         self._unread.remove(generation)
-        for queue in (self._waiting, self._admitted):  # last: what an interrupt left undone is done in the next round
+        for queue in (self._waiting, self._admitted):  # last, so that after an interrupt the next round completes it
             if generation in queue:
                 queue.remove(generation)
 

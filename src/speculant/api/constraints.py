@@ -1,9 +1,9 @@
-"""Structured output: what a text must match, and its compilation for a model's tokenizer by llguidance.
+"""Structured output: constraints on a text, and their compilation for a model's tokenizer by llguidance.
 
     speculator.generate(prompt, constraint=Constraint.json_schema({"type": "object", ...}))
 
-A grammar is compiled once and copied for each request. Its size and the work of matching it are limited, since servers
-take constraints from their clients.
+A grammar is compiled once and copied for each request. Its size and matching cost are limited, since servers accept
+constraints from their clients.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from speculant.api.repetitions import max_repeats, patterns_of
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.engines.hf.sampling.grammar_state import GrammarState, first_line
 
-MAX_CHARACTERS = 65_536  # of a schema, regular expression or grammar
-MAX_REPEATS = 10_000  # of counted repetitions, those inside others multiplied
-MAX_OPEN_PARTS = 401  # in sequence; with 400, or a character repeated up to 10,000 times, a token takes 0.2 s
-COMPILED = 32  # grammars that are kept
-TOKENIZERS = 4  # forms of the tokenizer that are kept, one for each set of tokens that end texts
+MAX_CHARACTERS = 65_536  # maximum length of a schema, regular expression or grammar
+MAX_REPEATS = 10_000  # maximum counted repetitions; nested ones multiply
+MAX_OPEN_PARTS = 401  # maximum in sequence; 400, or a character repeated up to 10,000 times, cost 0.2 s per token
+COMPILED = 32  # number of cached grammars
+TOKENIZERS = 4  # number of cached tokenizer forms, one per set of end tokens
 LIMITS = {
     "max_grammar_size": 20_000,
     "initial_lexer_fuel": 100_000,
@@ -37,14 +37,14 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a generated text must match as a whole; independent of any tokenizer.
+    """A constraint that a whole generated text must match; independent of any tokenizer.
 
     Attributes:
-        kind: how `text` is to be read.
+        kind: format of `text`.
         text: a JSON schema in JSON, a regular expression, or a grammar in llguidance's dialect of Lark.
-        compact: of JSON: whether there is no whitespace between its parts.
-        tokens: special tokens that a grammar names, such as `<tool_call>`.
-        spelled: the grammar for tokenizers that lack one of these, where they are text.
+        compact: for JSON, whether whitespace between its parts is excluded.
+        tokens: special tokens named by a grammar, such as `<tool_call>`.
+        spelled: the grammar for tokenizers that lack one of these and encode it as text.
     """
 
     kind: Literal["json", "regex", "lark"]
@@ -82,14 +82,14 @@ class Constraint:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> Constraint:
-        """Return the constraint that the text is JSON which a schema describes.
+        """Return a constraint to JSON that matches a schema.
 
         Args:
-            schema: a JSON schema, as an object or in JSON. Keywords that llguidance cannot enforce are refused.
-            compact: whether to rule out whitespace between the parts.
+            schema: a JSON schema, as an object or as JSON. Keywords that llguidance cannot enforce are refused.
+            compact: whether to exclude whitespace between the parts.
 
         Raises:
-            UsageError: it is no JSON.
+            UsageError: it is not valid JSON.
         """
         try:
             found = json.loads(schema) if isinstance(schema, str) else schema
@@ -102,22 +102,22 @@ class Constraint:
 
     @classmethod
     def json_object(cls, *, compact: bool = False) -> Constraint:
-        """Return the constraint that the text is a JSON object, of any kind."""
+        """Return a constraint to any JSON object."""
         return cls("json", '{"type": "object"}', compact)
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
-        """Return the constraint that the whole text matches a regular expression (Rust's syntax, no look-around)."""
+        """Return a constraint to texts that fully match a regular expression (Rust's syntax, no look-around)."""
         return cls("regex", pattern)
 
     @classmethod
     def grammar(cls, lark: str, *, tokens: tuple[str, ...] = (), spelled: str = "") -> Constraint:
-        """Return the constraint that a grammar in llguidance's dialect of Lark derives the text from `start`.
+        """Return a constraint to texts derived from `start` by a grammar in llguidance's dialect of Lark.
 
         Args:
             lark: the grammar.
-            tokens: special tokens that it names. To llguidance every added token in angle brackets is one, whether it
-                is text to its tokenizer or not, and only the name matches it: a literal would lead into a dead end.
+            tokens: special tokens that it names. llguidance treats every added token in angle brackets as special, even
+                if it is text to the tokenizer, and only its name matches it: a literal would never match.
             spelled: the grammar for tokenizers that lack one of them.
         """
         return cls("lark", lark, tokens=tokens, spelled=spelled)
@@ -125,12 +125,12 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledConstraint:
-    """A constraint that is ready for requests; `Speculator.compile_constraint` makes it.
+    """A compiled constraint for requests; created by `Speculator.compile_constraint`.
 
     Attributes:
-        constraint: what it was compiled from.
-        ends: the tokens that end a text.
-        matcher: an `llguidance.LLMatcher` at the grammar's start, to be copied for each request.
+        constraint: the source constraint.
+        ends: ids of the tokens that end a text.
+        matcher: an `llguidance.LLMatcher` at the grammar's start, to copy for each request.
     """
 
     constraint: Constraint
@@ -139,25 +139,25 @@ class CompiledConstraint:
 
 
 class ConstraintCompiler:
-    """Compiles constraints for one model's tokenizer. For several threads at once: none waits for another's grammar."""
+    """Compiles constraints for one model's tokenizer. Thread-safe; no thread waits for another's grammar."""
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         """Take the tokenizer, or None, and the model's vocabulary; nothing is compiled yet."""
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._tokenizers: OrderedDict[frozenset[int], Any] = OrderedDict()
         self._compiled: OrderedDict[tuple[Constraint, frozenset[int]], CompiledConstraint] = OrderedDict()
-        self._lock = threading.Lock()  # of these; held for look-ups only
+        self._lock = threading.Lock()  # guards these; held for look-ups only
 
     def open(self, constraint: Constraint | CompiledConstraint, *, prompt: int, ends: frozenset[int]) -> GrammarState:
-        """Return the state of a new request.
+        """Return the grammar state of a new request.
 
         Args:
-            constraint: what its text must match. One that was compiled takes no time.
+            constraint: the constraint on its text. A compiled one takes no time.
             prompt: the length of its prompt.
-            ends: the tokens that end its text.
+            ends: ids of the tokens that end its text.
 
         Raises:
-            UsageError, TokenizerError, UnsupportedError: as `compile`.
+            UsageError, TokenizerError, UnsupportedError: see `compile`.
         """
         if isinstance(constraint, CompiledConstraint):
             compiled = constraint if constraint.ends == ends else self.compile(constraint.constraint, ends=ends)
@@ -166,16 +166,16 @@ class ConstraintCompiler:
         return GrammarState(compiled.matcher.deep_copy(), prompt=prompt, ends=ends)
 
     def compile(self, constraint: Constraint, *, ends: frozenset[int]) -> CompiledConstraint:
-        """Return the compiled constraint; those of late are kept. The global interpreter lock is released meanwhile.
+        """Compile a constraint, caching recent ones. The global interpreter lock is released meanwhile.
 
         Args:
-            constraint: what texts must match.
-            ends: the tokens that end them.
+            constraint: the constraint on texts.
+            ends: ids of the tokens that end them.
 
         Raises:
-            UsageError: the constraint is no valid one, or too complex, or nothing ends the text.
+            UsageError: the constraint is invalid or too complex, or nothing ends the text.
             TokenizerError: there is no tokenizer.
-            UnsupportedError: llguidance is not installed, or does not know this kind of tokenizer.
+            UnsupportedError: llguidance is not installed, or does not support this kind of tokenizer.
         """
         if not isinstance(constraint, Constraint):
             raise UsageError(
@@ -195,7 +195,7 @@ class ConstraintCompiler:
         tokenizer = self._tokens(ends)
         matcher = library.LLMatcher(tokenizer, _grammar(library, constraint, tokenizer), log_level=0, limits=limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # some limits are met only here
+            matcher.compute_bitmask()  # some limits are only checked here
         if matcher.is_error():
             raise UsageError(f"the constraint is refused: {first_line(matcher.get_error())}")
         found = CompiledConstraint(constraint, ends, matcher)
@@ -204,7 +204,7 @@ class ConstraintCompiler:
         return found
 
     def _tokens(self, ends: frozenset[int]) -> Any:
-        """Return llguidance's form of the tokenizer, which takes about a second to make for a large vocabulary."""
+        """Return llguidance's form of the tokenizer; creating it takes about a second for a large vocabulary."""
         with self._lock:
             found = self._tokenizers.get(ends)
         if found is None:
@@ -215,7 +215,7 @@ class ConstraintCompiler:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Check a regular expression or a JSON schema as far as that needs no tokenizer.
+    """Check a regular expression or a JSON schema as far as possible without a tokenizer.
 
     Raises:
         UsageError: it is refused.
@@ -226,7 +226,7 @@ def check_constraint(constraint: Constraint) -> None:
 
 
 def _put(kept: OrderedDict[Any, Any], key: Any, value: Any, *, maximum: int) -> None:
-    """Keep a value as the latest one, and only so many."""
+    """Store a value as the most recent one, evicting the oldest beyond `maximum`."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > maximum:
@@ -242,13 +242,13 @@ def _library() -> Any:
 
 
 def _grammar(library: Any, constraint: Constraint, tokenizer: Any) -> str:
-    """Return llguidance's form of a constraint; what is wrong with it shows when it is compiled."""
+    """Return llguidance's form of a constraint; errors in it are found by compilation."""
     text: str = constraint.text
     if constraint.kind == "json":
         options = {"whitespace_flexible": False} if constraint.compact else None
         try:
             text = library.LLMatcher.grammar_from_json_schema(text, overrides=options)
-        except ValueError as error:  # only with options, where it reads the schema at once
+        except ValueError as error:  # only with options, when it parses the schema at once
             raise UsageError(f"the constraint is refused: {first_line(str(error))}") from error
     elif constraint.kind == "regex":
         text = library.LLMatcher.grammar_from_regex(text)
@@ -259,7 +259,7 @@ def _grammar(library: Any, constraint: Constraint, tokenizer: Any) -> str:
 
 
 def _is_special(tokenizer: Any, text: str) -> bool:
-    """Return whether a text is one token that is special to llguidance."""
+    """Return whether a text is a single token that llguidance treats as special."""
     ids = tokenizer.tokenize_str(text)
     return len(ids) == 1 and bool(tokenizer.is_special_token(ids[0]))
 

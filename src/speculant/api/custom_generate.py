@@ -1,7 +1,7 @@
 """A speculator as a decoding method of transformers: `model.generate(..., custom_generate=speculator)`.
 
-One row is decoded by itself. Several are requests of a `Batch`: `generate` prepared them as one, so they are taken
-apart into calls of one row each, decoded together, and put side by side again as `generate` would return them.
+A single row is decoded by itself. Several rows become requests of a `Batch`: `generate` prepared them as one call, so
+they are split into calls of one row each, decoded together, and recombined as `generate` would return them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ OF_A_BATCH = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bound:
-    """A speculator's decoding method; `Speculator.bind` makes it.
+    """A speculator's decoding method; created by `Speculator.bind`.
 
     Attributes:
-        begin: returns the request that a call of one row makes.
+        begin: returns the request for a call of one row.
         drafts: returns whether drafts can be verified on a call.
-        reads_padding: returns whether padding in front of a row decides its text.
-        parts: returns what decodes a request by itself.
-        batch: returns an empty batch of a size.
+        reads_padding: returns whether padding in front of a row affects its text.
+        parts: returns the components that decode a request by itself.
+        batch: returns an empty batch of a given size.
         streamer, stop, seed, tokenizer: see `Speculator.bind`.
     """
 
@@ -74,20 +74,20 @@ class Bound:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode and return what `generate` returns: ids Int64[B, T], or an output object if it was asked for.
+        """Decode and return what `generate` returns: ids Int64[B, T], or an output object if requested.
 
-        Each of several rows yields what it would yield as a call of its own, in which processors and criteria see
-        its ids Int64[1, T], padding in front included, as they do in `generate`. They are copied for every row, so the
-        originals stay as they were; plain functions cannot be copied and are shared. Sampled rows have random
-        streams of their own; where `bind` was given no seed, theirs are drawn from torch's default stream.
+        Each of several rows yields the same as a call of its own, in which processors and criteria see its ids Int64[1,
+        T], including padding in front, as in `generate`. They are copied for every row, so the originals are unchanged;
+        plain functions cannot be copied and are shared. Sampled rows have separate random streams; if `bind` was given
+        no seed, theirs are drawn from torch's default stream.
 
-        Rows that end before the longest are filled up with pad tokens. At those, scores and logits [B, V] of the output
-        object are 0 for the pad token and -inf for all others. Its cache is None for several rows, since no cache of
-        transformers holds rows of different lengths.
+        Shorter rows are filled with pad tokens. There, scores and logits [B, V] of the output object are 0 for the pad
+        token and -inf for all others. With several rows its cache is None, since no transformers cache supports rows of
+        different lengths.
 
         Raises:
-            UnsupportedError: something that was asked for cannot be honoured; nothing was decoded.
-            BatchError: some of several rows failed; it holds all their texts.
+            UnsupportedError: a requested option is not supported; nothing was decoded.
+            BatchError: some of several rows failed; it has all their texts.
         """
         call = Call()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
@@ -97,7 +97,7 @@ class Bound:
         return _output(rows, generation_config)
 
     def _plainly(self, call: Call) -> Any:
-        """Return what the model's own decoding loop does of several rows, on which no drafts can be verified."""
+        """Decode several rows with the model's own loop, when no drafts can be verified."""
         check(call, plain=True)
         if self.seed is not None:
             raise UnsupportedError(
@@ -153,14 +153,14 @@ class Bound:
 
 
 def split(call: Call, reads_padding: bool) -> list[Call]:
-    """Return a call for each of the rows, [1, T] each, with processors and criteria of its own.
+    """Split a call into one call [1, T] per row, with its own processors and criteria.
 
     Args:
-        call: of several rows.
-        reads_padding: whether padding in front of a row is read too, since it decides what follows.
+        call: a call with several rows.
+        reads_padding: whether padding in front of a row is also read, since it affects what follows.
 
     Raises:
-        UnsupportedError: the cache is filled or of another kind, or a processor or criterion is bound to the batch.
+        UnsupportedError: the cache is not empty or of another kind, or a processor or criterion is bound to the batch.
     """
     if holds_text(usable_cache(call.cache)):
         raise UnsupportedError(
@@ -190,13 +190,13 @@ def _row(call: Call, place: int, reads_padding: bool) -> Call:
 
 
 def _parts(call: Call, place: int) -> tuple[list[Any], list[Any]]:
-    """Return a row's processors and criteria, whose state no other row touches."""
+    """Return a row's processors and criteria, whose state no other row modifies."""
     parts = [*call.processors, *call.criteria]
     held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
     kept = [part for part in parts if _stateless(part)]
     kept += [value for value in held if isinstance(value, torch.nn.Module | PreTrainedTokenizerBase)]
     try:
-        # Copied together: a processor and a criterion may share what they know of the text.
+        # Copied together: a processor and a criterion may share state about the text.
         processors, criteria = copy.deepcopy((call.processors, call.criteria), {id(part): part for part in kept})
     except Exception as error:
         raise UnsupportedError(
@@ -211,7 +211,7 @@ def _stateless(part: Any) -> bool:
 
 
 def _for_row(processor: Any, place: int) -> Any:
-    """Return a processor that knows its row's place in the batch, which a call of one row does not show."""
+    """Return a processor that knows its row's index in the batch, which a call of one row does not show."""
     own = processor
     if isinstance(processor, logits_process.PrefixConstrainedLogitsProcessor):
         own, allowed = copy.copy(processor), processor._prefix_allowed_tokens_fn
@@ -245,7 +245,7 @@ def _output(rows: Sequence[Generation], config: Any) -> Any:
 
 
 def _steps(rows: Sequence[Sequence[Tensor]], pad: int) -> tuple[Tensor, ...]:
-    """Return [B, V] per step of what each row [1, V] has per step; behind its end only padding is possible."""
+    """Stack per-step values [1, V] of rows to [B, V] per step; after a row's end only padding is possible."""
     ids = torch.arange(rows[0][0].shape[1], device=rows[0][0].device)
     ended = torch.where(ids == pad, 0.0, -torch.inf)[None]
     return tuple(torch.cat(step) for step in zip_longest(*rows, fillvalue=ended))

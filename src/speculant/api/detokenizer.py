@@ -1,4 +1,4 @@
-"""Tokens to text as they come: only whole characters are let out, and the pieces join to the whole."""
+"""Incremental detokenization: only whole characters are emitted, and the pieces join to the whole text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """What becomes of special tokens in a text.
+    """The treatment of special tokens in a text.
 
     Attributes:
-        skip: whether they are left out.
-        spaced: whether a space that the tokenizer puts between two of them stays.
+        skip: whether they are omitted.
+        spaced: whether a space that the tokenizer puts between two of them is kept.
     """
 
     skip: bool = True
@@ -24,22 +24,22 @@ LEFT_OUT = SpecialTokens()
 
 
 class Detokenizer:
-    """Turns committed tokens into text, one piece per token; a piece is empty until its character is whole.
+    """Converts committed tokens to text, one piece per token; a piece is empty until its character is complete.
 
     Attributes:
-        marks: texts of special tokens that are part of the text, by their ids; the others are left out.
+        marks: texts of special tokens to keep in the text, by id; the others are omitted.
     """
 
     def __init__(self, tokenizer: Any, before: Sequence[int] = (), *, special: SpecialTokens = LEFT_OUT) -> None:
-        """Begin behind the tokens `before`, whose text is not given out."""
+        """Start after the tokens `before`, whose text is not emitted."""
         self._tokenizer, self._special = tokenizer, special
         self.marks: Mapping[int, str] = {}
         self._ids = list(before)
-        self._start = 0  # decoding begins here, so that a piece is spaced as it is within the text
-        self._done = len(self._ids)  # tokens whose text is out
+        self._start = 0  # decoding starts here, so that pieces are spaced as within the text
+        self._done = len(self._ids)  # number of tokens whose text was emitted
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that became whole."""
+        """Add a token and return the text that it completes."""
         if token not in self.marks:
             self._ids.append(token)
             return self._release(final=False)
@@ -49,11 +49,11 @@ class Detokenizer:
         return text
 
     def push_end(self, token: int) -> str:
-        """Add the token that ended the text, which is no part of it where it is special, whatever is left out."""
+        """Add the token that ended the text, which is not part of it if it is special, whatever is omitted."""
         return "" if not self._special.skip and self._is_special(token) else self.push(token)
 
     def flush(self) -> str:
-        """Return what is left, an unfinished character included."""
+        """Return the rest, including an incomplete character."""
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:

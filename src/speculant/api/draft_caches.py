@@ -23,14 +23,14 @@ from speculant.registry import Method, find_rule
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftCaches:
-    """Opens caches of a draft model that is loaded and prepared; speculators of one target may share it.
+    """Opens caches of a loaded and prepared draft model; speculators of one target may share it.
 
     Attributes:
-        engine: of the draft model.
+        engine: engine of the draft model.
         pair: its vocabulary and the target's.
-        tokenizer, draft_tokenizer: the target's and its own, or None.
-        text: whether prompts come in the draft model's own tokens, for methods that draft through text.
-        notes: what the user should know about the pair.
+        tokenizer, draft_tokenizer: tokenizers of the target and of the draft model, or None.
+        text: whether prompts are in the draft model's own tokens, for methods that draft through text.
+        notes: messages for the user about the pair.
     """
 
     engine: HFEngine
@@ -43,7 +43,8 @@ class DraftCaches:
     def __call__(self, prompt: Int32) -> TargetCache:
         """Return a cache for a prompt Int32[T], which is not read yet.
 
-        It takes the target's tokens, and translates them where the draft model has others; with `text` its own.
+        It takes the target's tokens, translating them if the draft model has others; with `text`, it takes the draft
+        model's.
         """
         if self.text or self.pair.relation != "different" or self.pair.translation is None:
             return self._open(prompt)
@@ -51,9 +52,9 @@ class DraftCaches:
         return TranslatedCache(prompt, translation=self.pair.translation, open_cache=self._open)
 
     def _open(self, prompt: Int32) -> TargetCache:
-        """Return a cache; of a prompt that fills most positions of the model, the first token and the end."""
+        """Return a cache; of a prompt that fills most of the model's positions, only the first token and the end."""
         known = self.engine.capabilities.vocabulary
-        if prompt.size and int(prompt.max()) >= known:  # padding of the target's vocabulary, which no text holds
+        if prompt.size and int(prompt.max()) >= known:  # padding ids of the target's vocabulary, which no text has
             prompt = np.where(prompt < known, prompt, 0).astype(np.int32)
         positions = self.engine.capabilities.positions
         if positions is not None and len(prompt) > (maximum := max(2, 3 * positions // 4)):
@@ -65,7 +66,7 @@ def default_draft_model(target: Any) -> tuple[Any, Any]:
     """Return the bundled draft model, in the target's dtype and on its device, if the target is the bundled model.
 
     Returns:
-        The model and its tokenizer; None and None for other targets, for which users name a draft model.
+        The model and its tokenizer; None and None for other targets, whose users name a draft model.
     """
     if not (source := target.name_or_path) or not is_bundled(source):
         return None, None
@@ -82,16 +83,16 @@ def open_draft_caches(
     text: bool = False,
     every: bool = False,
 ) -> DraftCaches:
-    """Return what opens caches of a draft model, which is loaded with its tokenizer where it is a name.
+    """Return the opener of a draft model's caches; a named model is loaded with its tokenizer.
 
     Args:
-        draft_model: a model, its name, or what this function returned for the same target, whose engine and tokenizers
-            are used again.
-        vocabulary: V of the target.
-        tokenizer: the target's, or None.
-        draft_tokenizer: the draft model's; None for what is loaded with it, if anything.
+        draft_model: a model, its name, or a result of this function for the same target, whose engine and tokenizers
+            are reused.
+        vocabulary: vocabulary size V of the target.
+        tokenizer: the target's tokenizer, or None.
+        draft_tokenizer: the draft model's tokenizer; None for the one loaded with it, if any.
         text: whether the method drafts through text.
-        every: whether it needs the draft model's probability of every token of the target.
+        every: whether it needs the draft model's probability of every target token.
 
     Raises:
         UnsupportedError: the two share too few tokens.
@@ -122,23 +123,23 @@ def open_draft_caches(
 
 
 def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draft_tokenizer: Any) -> list[DraftCaches]:
-    """Return what opens the caches of a method's draft models: none, one, or several where it merges them.
+    """Return the openers of a method's draft models: none, one, or several if it merges them.
 
     Args:
-        method: of the registry; where it needs a draft model and none is given, the bundled model has its own.
+        method: a registered method; if it needs a draft model and none is given, the bundled model has its own.
         model, tokenizer: the target and its tokenizer, or None.
-        draft_model: a model or its name, a list of them, what `open_draft_caches` returned, or None.
-        draft_tokenizer: the draft model's tokenizer, a list of them for a list of models, or None.
+        draft_model: a model or its name, a list of them, a result of `open_draft_caches`, or None.
+        draft_tokenizer: the draft model's tokenizer, a list for a list of models, or None.
 
     Raises:
-        UsageError: the method takes one draft model, or a tokenizer is given without a draft model.
+        UsageError: the method takes a single draft model, or a tokenizer is given without a draft model.
         UnsupportedError, TokenizerError: see `open_draft_caches`.
     """
     if draft_tokenizer is not None and draft_model is None:
         raise UsageError("draft_tokenizer belongs to a draft model; pass draft_model= too, or leave it out.")
     if draft_model is None and method.takes_draft_model:
         draft_model, draft_tokenizer = default_draft_model(model)
-        tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled ones are the same
+        tokenizer = draft_tokenizer if tokenizer is None else tokenizer  # the bundled models share theirs
     several = isinstance(draft_model, list | tuple)
     if several:
         method.check_several()
@@ -161,10 +162,10 @@ def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draf
 
 
 def check_merged(verifier: str | None, *, lossy: bool) -> None:
-    """Refuse an acceptance rule for the merged trees of several draft models, whose tokens are chosen.
+    """Refuse acceptance rules that cannot verify the merged trees of several draft models, whose tokens are chosen.
 
     Raises:
-        UnsupportedError: it does not take chosen tokens.
+        UnsupportedError: the rule does not accept chosen tokens.
     """
     if verifier is not None and "chosen" not in find_rule(verifier, lossy=lossy)[0].drafts:
         raise UnsupportedError(

@@ -1,8 +1,8 @@
-"""Embeddings of texts: hidden states of the target's last layer behind its final norm, pooled to a vector of length 1.
+"""Embeddings of texts: the last layer's hidden states after the final norm, pooled to a vector of length 1.
 
-Texts are read as prompts are, several in a pass and long ones in chunks, and nothing is decoded. Those that are added
-together take turns with those that were added before, so that many do not hold up a few (start-time fair queueing,
-Goyal et al., 1996, with a text as the unit of service).
+Texts are read like prompts, several per pass and long ones in chunks, and nothing is decoded. Newly added groups of
+texts take turns with earlier ones, so that a large group does not delay a small one (start-time fair queueing, Goyal et
+al., 1996, with a text as the unit of service).
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ _NEEDS = {
 
 
 class EmbeddedText:
-    """A text that is read.
+    """A text to embed.
 
     Attributes:
         ids: its tokens.
         pooling: "mean" of all tokens, or the "last" one.
-        vector: Float32[D] of length 1, once it is read.
-        error: why it could not be read, or None.
+        vector: Float32[D] of length 1, once computed.
+        error: why it failed, or None.
     """
 
     def __init__(self, ids: Sequence[int], pooling: Pooling) -> None:
         self.ids, self.pooling = ids, pooling
         self.vector: torch.Tensor | None = None
         self.error: BaseException | None = None
-        self.cache: RequestCache | None = None  # while it is read in parts
+        self.cache: RequestCache | None = None  # set while it is read in parts
 
     @property
     def done(self) -> bool:
-        """Whether it is read, or failed."""
+        """Whether it is finished or failed."""
         return self.vector is not None or self.error is not None
 
     @property
     def unread(self) -> int:
-        """How many of its tokens are left."""
+        """The number of tokens still to read."""
         return len(self.ids) if self.cache is None else self.cache.unread
 
     def release(self) -> None:
-        """Free what is cached of it."""
+        """Free its cache."""
         if self.cache is not None:
             self.cache.release()
             self.cache = None
 
 
 class Embedder:
-    """Reads texts by passes of one model. Not for several threads at once.
+    """Reads texts in passes of one model. Not thread-safe.
 
     Attributes:
-        size: D, of the vectors.
+        size: vector dimension D.
     """
 
     def __init__(self, engine: ModelEngine, *, chunk: int | None = None) -> None:
         """Take a model.
 
         Args:
-            engine: runs it.
-            chunk: the most tokens of a pass; None for as many as suit the device.
+            engine: engine of the model.
+            chunk: maximum tokens per pass; None for a value that suits the device.
 
         Raises:
-            UnsupportedError: the engine gives no hidden states of it.
+            UnsupportedError: the engine provides no hidden states.
         """
         if not engine.capabilities.hidden_layers:
             raise UnsupportedError(_NO_STATES)
-        from speculant.engines.hf.views.target_parts import HFTargetParts  # here, since llama.cpp needs none of it
+        from speculant.engines.hf.views.target_parts import HFTargetParts  # here, since llama.cpp does not need it
 
         try:
             parts = HFTargetParts(engine.model)
@@ -96,7 +96,7 @@ class Embedder:
         self._turn, self._numbers = 0, itertools.count()
 
     def __len__(self) -> int:
-        """Return how many texts are not read yet."""
+        """Return the number of texts that are not finished."""
         return len(self._unread)
 
     def add(self, texts: Sequence[EmbeddedText]) -> None:
@@ -107,7 +107,7 @@ class Embedder:
             heapq.heappush(self._unread, (self._turn + place, next(self._numbers), text))
 
     def remove(self, texts: Sequence[EmbeddedText]) -> None:
-        """Forget texts."""
+        """Remove texts from the queue."""
         gone = set(texts)
         self._unread = [each for each in self._unread if each[2] not in gone]
         heapq.heapify(self._unread)
@@ -115,7 +115,7 @@ class Embedder:
             text.release()
 
     def step(self) -> list[EmbeddedText]:
-        """Run a pass over texts that wait; return those that it ended, read or failed."""
+        """Run a pass over waiting texts; return those that finished or failed."""
         chosen = self._choose()
         if not chosen:
             return []
@@ -128,7 +128,7 @@ class Embedder:
         return [text for text in texts if text.done]
 
     def _choose(self) -> list[tuple[int, int, EmbeddedText]]:
-        """Take the texts of the next pass: the first, or a chunk of it, and others that fit whole and pool alike."""
+        """Take the next pass's texts: the first, or a chunk of it, and others with the same pooling that fit whole."""
         chosen, count = list[tuple[int, int, EmbeddedText]](), 0
         while self._unread:
             first, text = chosen[0][2] if chosen else None, self._unread[0][2]
@@ -142,7 +142,7 @@ class Embedder:
         return chosen
 
     def _read(self, texts: Sequence[EmbeddedText]) -> None:
-        """Read further tokens of texts by one pass."""
+        """Read further tokens of texts in one pass."""
         self._engine.probe()
         device = self._engine.model.device
         for text in texts:
@@ -158,7 +158,7 @@ class Embedder:
                 text.release()
 
     def _try(self, texts: Sequence[EmbeddedText]) -> None:
-        """Read further tokens of texts; where that fails for several, of one after the other."""
+        """Read further tokens of texts; if that fails for several, of one text at a time."""
         try:
             self._read(texts)
         except Exception as error:
@@ -173,5 +173,5 @@ class Embedder:
 
 
 def shorten(vector: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Return the first dimensions of a vector, Float32[dimensions] of length 1."""
+    """Return the first `dimensions` of a vector, normalised to length 1."""
     return torch.nn.functional.normalize(vector[:dimensions], dim=0)

@@ -15,16 +15,16 @@ from speculant.registry import find_method
 
 
 def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[ModelEngine, CpuAcceleration]:
-    """Return the engine of a model, and what was prepared for faster passes.
+    """Return the engine of a model, and its preparation for faster passes.
 
     Args:
-        model: a transformers causal LM, a PEFT model around one, or what `load_gguf` returned.
+        model: a transformers causal LM, a PEFT model around one, or a result of `load_gguf`.
         fast: see `Speculator.from_transformers`.
-        notes: what the user should know beside the engine's own notes.
-        strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
+        notes: messages for the user, in addition to the engine's own.
+        strict: whether to refuse a model on which drafts cannot be verified; otherwise it is decoded plainly.
 
     Raises:
-        UnsupportedError: the model is strict, and drafts cannot be verified on this model, or `fast` is not possible.
+        UnsupportedError: `strict` is set and drafts cannot be verified on this model, or `fast` is not possible.
     """
     if isinstance(model, LlamaCppModel):
         if fast is True:
@@ -40,7 +40,7 @@ def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) ->
 
 
 def can_verify(model: Any) -> bool:
-    """Return whether a model's class, config and adapter let drafts be verified, as far as is known before a probe."""
+    """Return whether a model's class, config and adapter allow verification of drafts, before any probe."""
     if isinstance(model, LlamaCppModel):
         return True
     try:
@@ -51,15 +51,15 @@ def can_verify(model: Any) -> bool:
 
 
 def check_engine_can(model: Any, *, method: str | None, head: Any) -> None:
-    """Refuse methods and heads that a model's engine has no passes for, before anything else is loaded.
+    """Refuse methods and heads that the model's engine does not support, before anything else is loaded.
 
     Args:
         model: the target.
         method: the drafting method's name, or None.
-        head: what was given as one, or None.
+        head: the head argument, or None.
 
     Raises:
-        UnsupportedError: its engine cannot do that; the message gives the reason and the way out.
+        UnsupportedError: its engine does not support it; the message gives the reason and the remedy.
         UsageError: the model is the path of a GGUF file.
     """
     if isinstance(model, str) and model.lower().endswith(".gguf"):
@@ -75,11 +75,11 @@ def check_engine_can(model: Any, *, method: str | None, head: Any) -> None:
 
 
 def find_layer_use(*, method: str | None, head: Any) -> str:
-    """Return why drafting needs more of its target than logits of tokens; "" if it does not.
+    """Return why drafting needs more of the target than logits; "" if it does not.
 
     Args:
         method: the drafting method's name, or None.
-        head: what was given as one, or None.
+        head: the head argument, or None.
     """
     found = None if method is None else find_method(method)
     if (found and found.heads) or head is not None:

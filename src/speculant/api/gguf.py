@@ -1,4 +1,4 @@
-"""A model of transformers as a GGUF file, for llama.cpp: loaded, written, and quantised where that was asked for."""
+"""Converts a transformers model to a GGUF file for llama.cpp, optionally quantised."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def convert_model(name: str | None, path: Path, *, kind: str | None = None) -> N
 
     Args:
         name: a folder or a hub id; None or "bundled" for the bundled model.
-        path: of the file, which is replaced. Its folder needs room for the weights twice where they are quantised.
-        kind: of `FORMATS`; None for the checkpoint's own weights.
+        path: path of the file, which is replaced. Its folder needs room for the weights twice if they are quantised.
+        kind: one of `FORMATS`; None for the checkpoint's own weights.
 
     Raises:
         ModelNotFoundError, OutOfMemoryError: the model cannot be loaded.
-        UnsupportedError: its architecture, its tokenizer or the format cannot be written.
+        UnsupportedError: its architecture or tokenizer, or the format, is not supported.
         ModelError: llama.cpp cannot quantise it.
-        FileError: there is no room, or the file cannot be written.
+        FileError: there is not enough space, or the file cannot be written.
     """
     check_gguf_format(kind)
     model, tokenizer = load_model(name, dtype=PLAIN.get(kind or "", "auto"), device="cpu")

@@ -1,9 +1,9 @@
-"""Whose passes run a GGUF file: Speculant's own where they can and are faster, llama.cpp's where not.
+"""Selects the engine for a GGUF file: Speculant's own passes if they support it and are faster, else llama.cpp.
 
-Measured on an AVX512-VNNI processor, a pass of Speculant's own over one row of quantised weights takes 0.7 to 0.9 of
-llama.cpp's time, and one over eight rows 0.2 to 0.3 (benchmarks/passes.md). So `auto` is a rule: own passes on CPUs
-with AVX2 or more, for quantised or float32 weights, where the memory is there. llama.cpp reads files of float16 and
-bfloat16 as they are, maps weights that do not fit into memory, and offloads layers to accelerators.
+Measured on an AVX512-VNNI processor, Speculant's own pass over one row of quantised weights takes 0.7 to 0.9 of
+llama.cpp's time, and over eight rows 0.2 to 0.3 (benchmarks/passes.md). So `auto` is a rule: own passes on CPUs with
+AVX2 or more, for quantised or float32 weights that fit in memory. llama.cpp reads float16 and bfloat16 files directly,
+maps weights that do not fit in memory, and offloads layers to accelerators.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from speculant.engines.hf.quantized.gguf.loading import PlannedModel, plan_model
 from speculant.options.model import ENGINES
 
 AUTO, OWN, LLAMACPP = ENGINES
-_FAST = ("AVX2", "AVX512", "AMX")  # beginnings of what PyTorch calls processors
+_FAST = ("AVX2", "AVX512", "AMX")  # prefixes of PyTorch's CPU capability names
 _HALF = ("F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GgufEngine:
-    """Whose passes run a file.
+    """The engine that runs a file.
 
     Attributes:
-        planned: what is to be loaded for Speculant's own; None for llama.cpp.
-        reason: which and why, in a line.
+        planned: the model to load for Speculant's own passes; None for llama.cpp.
+        reason: the choice and its reason, in one line.
     """
 
     planned: PlannedModel | None
@@ -47,21 +47,21 @@ def choose_engine(
     needed: str = "",
     shown: Callable[[str], str] = str,
 ) -> GgufEngine:
-    """Choose whose passes run a file; nothing of its weights is read.
+    """Choose the engine for a file; its weights are not read.
 
     Args:
-        path: of the file.
+        path: path of the file.
         engine: one of `ENGINES`.
-        dtype, attention: of Speculant's own passes; None for the defaults.
-        own: further options of theirs, by name; None is a default.
-        llamacpp: options that llama.cpp alone has, in the same way.
-        needed: why it must be Speculant's own passes; "" if it need not.
-        shown: how users know an option of a name.
+        dtype, attention: settings of Speculant's own passes; None for the defaults.
+        own: further options of Speculant's own passes, by name; None means the default.
+        llamacpp: options specific to llama.cpp, likewise.
+        needed: why Speculant's own passes are required; "" if they are not.
+        shown: returns the user-visible name of an option.
 
     Raises:
-        ModelNotFoundError, FileError, ModelError: there is no such file, or it is damaged.
-        UnsupportedError: the engine that was asked for cannot run it, or neither can.
-        UsageError: options of both were given, or options that the engine does not have.
+        ModelNotFoundError, FileError, ModelError: the file does not exist, cannot be read or is damaged.
+        UnsupportedError: the requested engine cannot run it, or neither can.
+        UsageError: options of both engines, or options that the engine does not have.
     """
     if engine not in ENGINES:
         raise UsageError(f"{shown('engine')} must be one of {', '.join(ENGINES)}, not {engine!r}.")
@@ -87,7 +87,7 @@ def choose_engine(
 
 
 def find_slower(planned: PlannedModel) -> str:
-    """Return why llama.cpp suits a file better here; "" if it does not."""
+    """Return why llama.cpp is the better choice for a file here; "" if it is not."""
     import torch
 
     plan = planned.plan
@@ -106,7 +106,7 @@ def find_slower(planned: PlannedModel) -> str:
 
 
 def _kernel_error() -> str:
-    """Return why there is no compiled code here; "" if there is."""
+    """Return why the compiled code is not available; "" if it is."""
     from speculant.engines.hf.cpu.build import BuildError, load_native
 
     try:
@@ -117,7 +117,7 @@ def _kernel_error() -> str:
 
 
 def _offloads() -> bool:
-    """Return whether llama.cpp is installed and runs layers on an accelerator."""
+    """Return whether llama.cpp is installed with accelerator support."""
     if find_spec("llama_cpp") is None:
         return False
     from speculant.engines.llamacpp.library import load_library
@@ -149,5 +149,5 @@ def _instead(why: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Return what an error says without its way out."""
+    """Return an error's message without its remedy."""
     return str(error).partition(". Use ")[0].partition("; install ")[0]

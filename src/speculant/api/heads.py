@@ -1,4 +1,4 @@
-"""Heads of a target: loaded, checked against it, and the bundled ones."""
+"""Loads heads and checks them against their target, including the bundled ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def open_head(head: Any, model: Any, *, fast: bool = True) -> LoadedHead:
     """Return a head on its target, in the target's dtype and on its device.
 
     Args:
-        head: a folder, a hub id, a checkpoint that was read, or what this function returned for the same target.
+        head: a folder, a hub id, a loaded checkpoint, or a result of this function for the same target.
         model: the target.
-        fast: whether the head may run compiled code, where it is available.
+        fast: whether the head may use compiled code, if available.
 
     Raises:
         ModelNotFoundError: there is no such checkpoint, or it is damaged.
@@ -50,7 +50,7 @@ def open_head(head: Any, model: Any, *, fast: bool = True) -> LoadedHead:
 
 
 def own_head(method: Method, model: Any, *, fast: bool = True) -> LoadedHead | None:
-    """Return the head that comes with a target and that a method drafts with: MTP layers, or a bundled one.
+    """Return the head that comes with a target for a method: MTP layers, or a bundled head.
 
     Raises:
         ModelNotFoundError, UnsupportedError: the target's MTP layers cannot be used; see `open_native_head`.

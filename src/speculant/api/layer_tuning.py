@@ -1,11 +1,11 @@
-"""Which layers `layer-skip` should leave out, by Bayesian search on a few prompts.
+"""Finds the layers for `layer-skip` to skip, by Bayesian search on a few prompts.
 
-Zhang et al., ACL 2024, arXiv 2309.08168, section 3.2, search the layers that maximise tokens per second on a few
-prompts, by decoding them with every candidate. Here each prompt is decoded once, greedily; a candidate's acceptance is
-the share of these tokens that it predicts, from one pass over each text, and its speed follows from acceptance and the
-share of the weights that it reads. So a candidate takes one pass a prompt, and results can be repeated. Sets are
-proposed by optuna's tree-structured Parzen estimator, where the paper has a Gaussian process. Optuna comes with
-`pip install 'speculant[search]'`.
+Zhang et al., ACL 2024, arXiv 2309.08168, section 3.2, search for the layers that maximise tokens per second, by
+decoding a few prompts with every candidate. Here each prompt is decoded once, greedily; a candidate's acceptance is the
+share of these tokens that it predicts, from one pass over each text, and its speed follows from its acceptance and the
+share of the weights that it reads. So a candidate takes one pass per prompt, and results are reproducible. Sets are
+proposed by optuna's tree-structured Parzen estimator instead of the paper's Gaussian process. Install optuna with `pip
+install 'speculant[search]'`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from speculant.engines.hf.probe.capabilities import optional_layers
 from speculant.engines.hf.quantized.model_weights import count_weights
 from speculant.engines.hf.views.model_view import find_layers
 
-LONGEST = 12  # tokens of a draft, as `layer-skip` has it
+LONGEST = 12  # maximum tokens of a draft, as in `layer-skip`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedLayers:
-    """The best set that was found.
+    """The best set of layers found.
 
     Attributes:
-        skipped: its layers, counted from 0.
+        skipped: the skipped layers, counted from 0.
         acceptance: share of greedy tokens that the other layers predict.
-        cost: of a drafted token, in passes of all layers.
-        length: tokens a draft at which the speed is highest.
-        speed: expected, in that of plain decoding; see `expected_speed`.
-        trials: sets that were tried.
+        cost: cost of a drafted token, in passes of all layers.
+        length: tokens per draft with the highest speed.
+        speed: expected speed relative to plain decoding; see `expected_speed`.
+        trials: number of sets tried.
     """
 
     skipped: Layers
@@ -66,15 +66,15 @@ def search_skipped_layers(
     """Return the set of layers without which the target is expected to draft fastest.
 
     Args:
-        speculator: of the target, with any method, such as 'none'.
+        speculator: a speculator of the target, with any method, such as 'none'.
         prompts: a few typical ones, each as in `Speculator.stream`.
-        tokens: to decode of each.
-        trials: sets to try; the first one is every other layer.
-        seed: of the search.
-        advance: is called after each.
+        tokens: number of tokens to decode for each prompt.
+        trials: number of sets to try; the first one is every other layer.
+        seed: seed of the search.
+        advance: called after each trial.
 
     Raises:
-        UnsupportedError: optuna is not installed, or layers of the model cannot be left out.
+        UnsupportedError: optuna is not installed, or layers of the model cannot be skipped.
         UsageError: the texts are too short, or there are no trials.
     """
     check_packages(["optuna"], what="the search of layers to skip", extra="search")
@@ -106,22 +106,22 @@ def search_skipped_layers(
 
 
 def expected_speed(acceptance: float, cost: float, length: int) -> float:
-    """Return the speed in that of plain decoding (Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8).
+    """Return the speed relative to plain decoding (Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8).
 
     A round yields 1 + a + ... + a^n tokens in the time of one pass of all layers and n of the subset.
 
     Args:
-        acceptance: a, of each token.
-        cost: of a drafted token, in passes of all layers.
-        length: n, tokens of a draft.
+        acceptance: acceptance rate a of each token.
+        cost: cost of a drafted token, in passes of all layers.
+        length: number of tokens n per draft.
     """
     return sum(acceptance**i for i in range(length + 1)) / (1 + length * cost)
 
 
 def layer_shares(model: Any) -> list[float]:
-    """Return the share of each decoder layer in the weights that a pass reads: all layers' and the head's."""
+    """Return each decoder layer's share of the weights that a pass reads: all layers and the output head."""
     place = find_layers(model)
-    assert place is not None  # its layers can be left out
+    assert place is not None  # its layers can be skipped
     head = model.get_output_embeddings()
     sizes = [count_weights(layer) for layer in place.layers]
     total = sum(sizes) + (0 if head is None else count_weights(head))
@@ -129,7 +129,7 @@ def layer_shares(model: Any) -> list[float]:
 
 
 def _decoded(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[TargetCache, list[int]]:
-    """Return the cache of a greedily decoded text, in which its last token is not, and the tokens."""
+    """Decode a text greedily; return its cache, which excludes the last token, and the tokens."""
     generation = speculator.prepare(prompt, max_new_tokens=tokens, temperature=0)
     for _ in Stream(generation, speculator.parts()):
         pass
@@ -137,7 +137,7 @@ def _decoded(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[Targe
 
 
 def _acceptance(texts: list[tuple[TargetCache, list[int]]], layers: Layers) -> float:
-    """Return the share of tokens, the first of each text left out, that the layers predict."""
+    """Return the share of tokens, excluding the first of each text, that the layers predict."""
     matched = drafted = 0
     for cache, tokens in texts:
         predicted = cache.reread(len(tokens) - 1, layers).logits.argmax(-1).tolist()
@@ -147,7 +147,7 @@ def _acceptance(texts: list[tuple[TargetCache, list[int]]], layers: Layers) -> f
 
 
 def _optimize(objective: Callable[[Any], float], first: dict[str, Any], trials: int, seed: int) -> None:
-    """Let optuna maximise; it logs nothing but warnings meanwhile."""
+    """Maximise with optuna, which logs only warnings meanwhile."""
     import optuna
 
     level = optuna.logging.get_verbosity()

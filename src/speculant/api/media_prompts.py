@@ -1,17 +1,17 @@
-"""Prompts with images, sound or video: chat messages whose content has such parts, through the model's processor.
+"""Prompts with images, audio or video: chat messages with such parts, encoded by the model's processor.
 
-Parts are written as transformers or as OpenAI's API writes them:
+Parts are written as in transformers or in OpenAI's API:
 
-| part | what it names |
+| part | content |
 |---|---|
 | `{"type": "text", "text": ...}` | text |
-| `{"type": "image", "image": ...}` | a path, a PIL image, an array, a `data:` URL |
+| `{"type": "image_url", "image_url": {"url": ...}}` | the same, in OpenAI's form |
 | `{"type": "image_url", "image_url": {"url": ...}}` | the same, in OpenAI's words |
 | `{"type": "audio", "audio": ...}` | a path or an array of samples at the rate of the model's feature extractor |
 | `{"type": "input_audio", "input_audio": {"data": ...}}` | base64 of an audio file |
 | `{"type": "video", "video": ...}` | a path or a list of frames |
 
-Nothing is fetched: a prompt that names an address on the network is refused.
+Nothing is fetched: a prompt with a network address is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NETWORK = ("http://", "https://", "ftp://")
 
 
 def split_processor(given: Any) -> tuple[Any, Any]:
-    """Return the tokenizer and the processor of what was given: a tokenizer, which has no processor, or a processor."""
+    """Split an argument into tokenizer and processor: it is a tokenizer, without a processor, or a processor."""
     tokenizer = getattr(given, "tokenizer", None)
     if tokenizer is None or not callable(getattr(given, "apply_chat_template", None)):
         return given, None
@@ -41,12 +41,12 @@ def split_processor(given: Any) -> tuple[Any, Any]:
 
 
 def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the content of a message has parts that are not text."""
+    """Return whether a message has content parts that are not text."""
     return any(part.get("type") != "text" for message in messages for part in _parts(message))
 
 
 def media_kinds(processor: Any) -> tuple[str, ...]:
-    """Return the kinds of media that a processor reads, in the order of `KINDS`."""
+    """Return the kinds of media that a processor supports, in the order of `KINDS`."""
     readers = {"image": "image_processor", "audio": "feature_extractor", "video": "video_processor"}
     return tuple(kind for kind in KINDS if getattr(processor, readers[kind], None) is not None)
 
@@ -55,14 +55,14 @@ def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]], **opt
     """Return the model's inputs for chat messages, `input_ids` Int64[1, T] among them, ready for the next answer.
 
     Args:
-        processor: of the model; None where there is none.
-        messages: {"role", "content"}, of which content may be a list of parts.
-        options: of the chat template, such as `tools`.
+        processor: processor of the model; None if there is none.
+        messages: {"role", "content"}, where content may be a list of parts.
+        options: options of the chat template, such as `tools`.
 
     Raises:
         UnsupportedError: there is no processor, or it has no chat template.
         FileError: a file cannot be read.
-        PromptError: a part is not understood, or names an address on the network.
+        PromptError: a part is not understood, or is a network address.
     """
     if processor is None:
         raise UnsupportedError(
@@ -76,13 +76,13 @@ def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]], **opt
         inputs = processor.apply_chat_template(
             read, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", **options
         )
-    except Exception as error:  # as many kinds as there are processors
+    except Exception as error:  # processors raise many kinds of errors
         raise PromptError(f"the model's processor refuses these messages: {error}") from error
     return dict(inputs)
 
 
 def check_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs that a processor made.
+    """Return the inputs created by a processor.
 
     Raises:
         PromptError: they have no token ids.
@@ -104,7 +104,7 @@ def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part as processors take it, images decoded."""
+    """Return a part as processors accept it, with images decoded."""
     kind = part.get("type")
     if kind == "text":
         return dict(part)
@@ -114,7 +114,7 @@ def _read(part: Mapping[str, Any]) -> dict[str, Any]:
         value = value.get(name) if isinstance(value, Mapping) else value
         if kind == "audio" and isinstance(value, str):
             _decode(value)
-            return {"type": kind, kind: value}  # as transformers reads it
+            return {"type": kind, kind: value}  # in transformers' form
     elif kind in KINDS:
         value = next((part[name] for name in (kind, "path", "url") if name in part), None)
     else:

@@ -8,7 +8,7 @@ from speculant.memory.kind import MemoryKind
 from speculant.registry import METHODS, Method
 from speculant.registry.methods import learns_online
 
-# Frozen bases, which are read and never written, and weights that were learned online belong to no method's row.
+# Frozen bases, which are never written, and weights learned online are not listed in any method's row.
 BASE = "speculant.drafters.mix.base_memory:BASE"
 ONLINE = "speculant.training.online.memory:ONLINE"
 
@@ -20,7 +20,7 @@ def find_memory_kind(kind: str) -> MemoryKind:
         ForeignMemoryError: no method reads it.
     """
     references = [method.memory for method in METHODS.values() if method.memory is not None]
-    for reference in dict.fromkeys([*references, BASE, ONLINE]):  # the last takes torch
+    for reference in dict.fromkeys([*references, BASE, ONLINE]):  # the last needs torch
         found: MemoryKind = load_object(reference)
         if found.name == kind:
             return found
@@ -34,7 +34,7 @@ def methods_reading(kind: str) -> list[Method]:
     """Return the methods whose drafters load memory files of that kind, as a memory or as a corpus.
 
     Raises:
-        ForeignMemoryError: none does.
+        ForeignMemoryError: no method does.
     """
     found = find_memory_kind(kind)
     if found is load_object(ONLINE):

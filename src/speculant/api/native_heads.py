@@ -1,4 +1,4 @@
-"""Heads that come with a model: MTP tensors in its own checkpoint, which transformers leaves out when it loads that."""
+"""Heads that come with a model: MTP tensors in its own checkpoint, which transformers does not load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = "mtp"
 
 
 def find_native_head(model: Any, *, fast: bool = True) -> tuple[LoadedHead | None, tuple[str, ...]]:
-    """Return the MTP head of a model's own checkpoint, and notes on one that cannot be used; see `open_native_head`."""
+    """Return the MTP head of a model's own checkpoint, and notes if it cannot be used; see `open_native_head`."""
     try:
         return open_native_head(model, fast=fast), ()
     except SpeculantError as error:
@@ -35,7 +35,7 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
 
     Args:
         model: the target, loaded from a folder or from the hub's cache.
-        fast: whether the head may run compiled code, where it is available.
+        fast: whether the head may use compiled code, if available.
 
     Raises:
         ModelNotFoundError: a file of the checkpoint is missing or damaged.
@@ -64,7 +64,7 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
 
 
 def _try(head: MtpHead, target: HFTargetParts, model: Any) -> None:
-    """Run a few rows, so that a class that does not run alone is found out before a request."""
+    """Run a few rows, so that a class that fails on its own is detected before a request."""
     state = head.open(0, target)
     with torch.inference_mode():
         following = torch.zeros(2, dtype=torch.long, device=model.device)
@@ -74,11 +74,11 @@ def _try(head: MtpHead, target: HFTargetParts, model: Any) -> None:
 
 
 def ships_head(source: str, config: Any) -> bool:
-    """Return whether the checkpoint of a model has MTP tensors, which is told by names alone.
+    """Return whether a model's checkpoint has MTP tensors, judged by their names.
 
     Args:
         source: its folder or hub id.
-        config: of its text model.
+        config: config of its text model.
 
     Raises:
         ModelNotFoundError: its index or a header is damaged.
@@ -88,13 +88,13 @@ def ships_head(source: str, config: Any) -> bool:
 
 
 def _own_names(names: Iterable[str], config: Any) -> set[str]:
-    """Return those of the names of tensors that belong to MTP modules."""
+    """Return the tensor names that belong to MTP modules."""
     layers = getattr(config, "num_hidden_layers", None)
     return {name for name in names if is_mtp(name, layers)} if layers else set()
 
 
 def _folder(source: str, commit: str | None) -> Path | None:
-    """Return the folder of a model's checkpoint; None if it was made in memory, or is not in the hub's cache."""
+    """Return the folder of a model's checkpoint; None if it was created in memory, or is not in the hub's cache."""
     if not source or Path(source).exists() or is_path(source):
         return Path(source) if source and Path(source).is_dir() else None
     from huggingface_hub import errors, try_to_load_from_cache
@@ -102,7 +102,7 @@ def _folder(source: str, commit: str | None) -> Path | None:
     for name in ("model.safetensors.index.json", "model.safetensors"):
         try:
             found = try_to_load_from_cache(source, name, revision=commit)
-        except errors.HFValidationError:  # a name that its maker chose freely
+        except errors.HFValidationError:  # a name that is not a hub id
             return None
         if isinstance(found, str):
             return Path(found).parent

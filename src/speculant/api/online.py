@@ -1,4 +1,4 @@
-"""Online distillation of the drafter that a speculator drafts with."""
+"""Online distillation of a speculator's drafter."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def open_online(
     head: LoadedHead | None,
     tokenizer: str,
 ) -> Drafter:
-    """Return the drafter that owns this one and distils it to its target.
+    """Return a drafter that wraps this one and distils it to its target.
 
     Args:
-        drafter: what the method has built.
+        drafter: the method's drafter.
         online: True, settings or a dict of them.
-        target: the model, which must not learn.
-        method: of the drafter.
+        target: the model, which must not be trained.
+        method: method of the drafter.
         drafts: its draft models.
         head: its head, or None.
         tokenizer: fingerprint of the target's tokenizer.
 
     Raises:
         UsageError: there is no such setting.
-        UnsupportedError: there is nothing that can learn, or it cannot be trained.
+        UnsupportedError: there is nothing to train, or it cannot be trained.
     """
     if not learns_online(method):
         raise UnsupportedError(

@@ -1,8 +1,9 @@
-r"""How many parts of a pattern follow each other whose ends are open: `x*`, `x?`, `(a|aa)`, repeated ones multiplied.
+r"""Counts consecutive pattern parts with open ends: `x*`, `x?`, `(a|aa)`; repeated ones are multiplied.
 
-Where a text is in a sequence of such parts is ambiguous, and llguidance follows every possibility in one step, whose
-work its limits do not count: the first token of `(a|aa){2000}` takes six seconds, that of `((a|aa)+){3000}` thirteen.
-Alternatives beside each other are cheap, as is one counted character, `[a-z]{1,5000}`, unless many of them follow.
+The position of a text in a sequence of such parts is ambiguous, and llguidance follows all possibilities in one step,
+whose work its limits do not count: the first token of `(a|aa){2000}` takes six seconds, that of `((a|aa)+){3000}`
+thirteen. Alternatives at the same place are cheap, as is one counted character, `[a-z]{1,5000}`, unless many of them
+follow each other.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from speculant.api.repetitions import COUNT, class_end
 
-MANY = 1 << 30  # stands for what has no bound, such as a terminal that contains itself
+MANY = 1 << 30  # means unbounded, such as a terminal that contains itself
 _LARK = re.compile(
     r"""//[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/ | [A-Za-z_]\w* | \{\s*\d*\s*,?\s*\d*\s*\} """
     r"""| ~\s*\d+(?:\s*\.\.\s*\d+)? | [()|?*+\[\]]""",
     re.VERBOSE,
 )
 _DEFINITION = re.compile(r"^[ \t]*([?!]?[A-Za-z_]\w*)[^:\n]*:", re.MULTILINE)
-Item = tuple[str, int]  # what stands there, and a count: of a part's own open parts, or of its repetitions
+Item = tuple[str, int]  # the symbol, and a count: of a part's own open parts, or of its repetitions
 CLOSED, RANGE = "{", "{,"  # repetitions by one count, and by two
-CHEAP = 25  # counts of a single character that are as expensive as one open part
+CHEAP = 25  # this many counted single characters cost as much as one open part
 
 
 def open_parts(pattern: str) -> int:
-    """Return the most open parts in sequence of a regular expression."""
+    """Return the maximum number of open parts in sequence in a regular expression."""
     return _longest(_regex_items(pattern))
 
 
 def open_parts_of_grammar(lark: str) -> int:
-    """Return the most open parts in sequence of any terminal of a Lark grammar.
+    """Return the maximum number of open parts in sequence in any terminal of a Lark grammar.
 
-    Rules are not counted: llguidance limits the work of its parser. What they quote is, since it may be a pattern.
+    Rules are not counted: llguidance limits its parser's work. Their quoted parts are, since these may be patterns.
     """
     places = [*_DEFINITION.finditer(lark)]
     ends = [*(place.start() for place in places[1:]), len(lark)] if places else []
@@ -44,7 +45,7 @@ def open_parts_of_grammar(lark: str) -> int:
 
 
 def _terminals(bodies: Mapping[str, str]) -> dict[str, int]:
-    """Return the open parts of each terminal, those that it refers to included."""
+    """Return the number of open parts of each terminal, including the terminals that it refers to."""
     waits = {name: _names(body) & bodies.keys() for name, body in bodies.items()}
     users = dict[str, list[str]]((name, []) for name in bodies)
     for name, used in waits.items():
@@ -58,14 +59,14 @@ def _terminals(bodies: Mapping[str, str]) -> dict[str, int]:
             waits[user].discard(name)
             if not waits[user]:
                 ready.append(user)
-    return dict.fromkeys(bodies, MANY) | known  # what is left contains itself
+    return dict.fromkeys(bodies, MANY) | known  # the remaining ones contain themselves
 
 
 def _longest(items: Iterable[Item]) -> int:
-    """Return the open parts of the longest way through a pattern."""
-    # Of each open group: its longest branch, this branch, whether there are several.
+    """Return the number of open parts on the longest way through a pattern."""
+    # For each open group: its longest branch, this branch, whether there are several.
     best, here, several = [0], [0], [False]
-    last = 0  # of the part before this place, which a repetition may multiply
+    last = 0  # count of the previous part, which a repetition may multiply
     for kind, count in items:
         if kind == "?":
             last += 1
@@ -102,7 +103,7 @@ def _regex_items(pattern: str) -> Iterator[Item]:
             yield "?", 0
         elif symbol in "()|":
             yield symbol, 0
-            step += symbol == "(" and pattern.startswith("?", place + 1)  # of flags and groups without a number
+            step += symbol == "(" and pattern.startswith("?", place + 1)  # for flags and unnumbered groups
         else:
             step = 2 if symbol == "\\" else class_end(pattern, place) - place if symbol == "[" else 1
             yield "", 0

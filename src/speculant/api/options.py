@@ -1,4 +1,4 @@
-"""Checks of what users pass: each returns the value in its proper form or raises an error that says what to pass."""
+"""Checks of user options: each returns a normalised value or raises an error that says what to pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BIAS = 100
 
 
 def check_model_object(model: Any, tokenizer: Any) -> None:
-    """Refuse what is no loaded model, and a model and a tokenizer in each other's place."""
+    """Refuse objects that are not a loaded model, and swapped model and tokenizer."""
     if isinstance(model, str):
         raise UsageError(
             f"the model is the text {model!r}. Load it first, or use Speculator.from_pretrained({model!r})."
@@ -31,7 +31,7 @@ def check_model_object(model: Any, tokenizer: Any) -> None:
 
 
 def check_alone(others: Mapping[str, Any]) -> None:
-    """Refuse options, by name, that make a drafter, beside one that is made already; None stands for not given."""
+    """Refuse options (by name) that configure a drafter when a finished drafter is given; None means not given."""
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise UsageError(
@@ -40,7 +40,7 @@ def check_alone(others: Mapping[str, Any]) -> None:
 
 
 def check_nodes(nodes: Any) -> int | str | None:
-    """Return a number of nodes, "auto" or None."""
+    """Check a number of nodes: an integer, "auto" or None."""
     whole = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 0
     if not (nodes is None or nodes == AUTO or whole):
         raise UsageError(f"nodes must be 0 or more, or '{AUTO}', not {nodes!r}.")
@@ -50,7 +50,7 @@ def check_nodes(nodes: Any) -> int | str | None:
 def check_number(
     name: str, value: Any, *, minimum: float, maximum: float = math.inf, above: bool = False, whole: bool = False
 ) -> None:
-    """Refuse an option that is no finite number from `minimum` (or above it) to `maximum`; None is let through."""
+    """Refuse an option that is not a finite number from `minimum` (or above it) to `maximum`; None is allowed."""
     if value is None:
         return
     kind = "a whole number" if whole else "a number"
@@ -63,7 +63,7 @@ def check_number(
 
 
 def check_logit_bias(bias: Any, vocabulary: int) -> dict[int, float]:
-    """Return what is added to the logits of some tokens, -100 to 100 each; None gives nothing."""
+    """Return the logit bias of tokens, -100 to 100 each; None gives an empty dict."""
     if bias is None:
         return {}
     if not isinstance(bias, Mapping):
@@ -78,7 +78,7 @@ def check_logit_bias(bias: Any, vocabulary: int) -> dict[int, float]:
 
 
 def check_stop(stop: Any) -> list[str]:
-    """Return stop strings as a list; None gives none."""
+    """Return stop strings as a list; None gives an empty list."""
     if stop is None:
         return []
     strings = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
@@ -90,7 +90,7 @@ def check_stop(stop: Any) -> list[str]:
 
 
 def unknown_option(name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for an option that does not exist, with the nearest one that does."""
+    """Return the error for an unknown option, suggesting the most similar known one."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f" Did you mean `{near[0]}`?" if near else " See help(Speculator.stream) and transformers' GenerationConfig."
     return UsageError(f"there is no option `{name}`.{hint}")

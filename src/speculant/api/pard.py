@@ -1,4 +1,4 @@
-"""PARD models, which are named like heads: loaded as models, and given to the drafter behind their caches."""
+"""PARD models, which are named like heads: loaded as models, and passed to the drafter through their caches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def open_pard(folder: Path, model: Any) -> LoadedHead:
     """Return a PARD model on its target, in the target's dtype and on its device.
 
     Args:
-        folder: of the PARD model.
+        folder: folder of the PARD model.
         model: the target.
 
     Raises:
         ModelNotFoundError, OutOfMemoryError: it cannot be loaded.
-        UnsupportedError, TokenizerError: its tokens are not the target's.
+        UnsupportedError, TokenizerError: its tokens differ from the target's.
     """
     target = HFTargetParts(model)
     draft, _ = load_model(str(folder), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))

@@ -1,13 +1,13 @@
-"""Caches of earlier texts, so that prompts which begin alike are computed once: system prompts, earlier turns.
+"""Caches of earlier texts, so that shared prefixes of prompts are computed once: system prompts, earlier turns.
 
     batch = speculator.batch(8, prefix_cache="1GB")
 
-The cache of every request that ends is kept, up to a number of bytes; the one unused for longest leaves first. A new
-prompt begins with a copy of the longest prefix that it shares with a kept text, or with one that is being decoded, so
-the original serves any number of requests. What one owner's texts leave is seen by that owner alone, since how much of
-a prompt is found tells what others have asked; the bytes are everybody's. Texts with media share with those that have
-the same media. Prefixes are found by hashes of their blocks,
-as in vLLM (Kwon et al., SOSP 2023, arXiv 2309.06180), and compared token by token before they are used.
+The cache of every finished request is kept, up to a number of bytes; the least recently used one is evicted first. A
+new prompt starts with a copy of the longest prefix that it shares with a kept text, or with one that is being decoded,
+so the original serves any number of requests. Each owner's texts are visible only to that owner, since how much of a
+prompt is found reveals what others have asked; the byte limit is common to all. Texts with media share only with those
+that have the same media. Prefixes are found by hashes of their blocks, as in vLLM (Kwon et al., SOSP 2023, arXiv
+2309.06180), and compared token by token before use.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from speculant.core.errors import UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import Int32
 
-BLOCK = 16  # tokens; also the fewest that are worth a copy
-ROOM = 128  # rows of a copy for what follows its prompt
-CANDIDATES = 8  # texts that share as many blocks, of which the one that shares most tokens is taken
+BLOCK = 16  # tokens per block; also the minimum worth copying
+ROOM = 128  # extra rows of a copy for the tokens after its prompt
+CANDIDATES = 8  # texts with equally many shared blocks to compare by shared tokens
 
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """What a prefix cache did.
+    """Statistics of a prefix cache.
 
     Attributes:
-        lookups, hits: prompts that could have begun with a kept prefix, and those that did.
+        lookups, hits: prompts that were looked up, and those that started with a kept prefix.
         lookup_tokens: tokens of the prompts that were looked up.
-        reused_tokens: tokens of prompts that were copied rather than computed.
-        texts, bytes: what is kept now.
-        stored, evictions: texts that were kept, and that left for want of room.
+        reused_tokens: prompt tokens that were copied rather than computed.
+        texts, bytes: current contents.
+        stored, evictions: texts that were stored, and that were evicted for lack of space.
     """
 
     lookups: int = 0
@@ -53,7 +53,7 @@ class PrefixCacheStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A kept text: its tokens Int32[T], its cache, the bytes of that, the hashes of its blocks, its owner and media."""
+    """A kept text: its tokens Int32[T], its cache and that cache's bytes, block hashes, owner and media."""
 
     tokens: Int32
     cache: Any
@@ -64,23 +64,23 @@ class Entry:
 
 
 class PrefixCache:
-    """Kept caches of one speculator, bounded in bytes. For the thread that decodes; others may read `stats`."""
+    """Kept caches of one speculator, bounded in bytes. Used by the decoding thread; others may read `stats`."""
 
     def __init__(self, limit: int | float | str = "1GB") -> None:
-        """Begin empty.
+        """Create an empty cache.
 
         Args:
-            limit: bytes that kept caches may take, as a number or as text such as "1GB".
+            limit: maximum bytes of kept caches, as a number or as text such as "1GB".
 
         Raises:
-            UsageError: it is no number of bytes.
+            UsageError: it is not a number of bytes.
         """
         self.limit = check_bytes(limit, name="prefix_cache")
         self.stats = PrefixCacheStats()
         self._engine: ModelEngine | None = None
-        self._changes = 0  # of its model, when the kept caches were computed
-        self._entries: OrderedDict[int, Entry] = OrderedDict()  # the one unused for longest first
-        self._blocks: dict[int, list[int]] = {}  # the entries that have a block, by its hash
+        self._changes = 0  # the model's change count when the kept caches were computed
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
+        self._blocks: dict[int, list[int]] = {}  # entries by the hashes of their blocks
         self._next = 0
         self._own: dict[str, PrefixCacheStats] = {}  # by owner
 
@@ -88,17 +88,17 @@ class PrefixCache:
         return len(self._entries)
 
     def attach(self, engine: ModelEngine) -> None:
-        """Take the engine whose caches are kept.
+        """Set the engine whose caches are kept.
 
         Raises:
-            UsageError: it keeps another engine's.
+            UsageError: it already belongs to another engine.
         """
         if self._engine not in (None, engine):
             raise UsageError("this prefix cache holds caches of another model; make one for each speculator.")
         self._engine = engine
 
     def _drop_other_models(self) -> bool:
-        """Forget what was computed before the model was changed, by an adapter, hooks, other weights; say if it was."""
+        """Drop caches if the model has changed (by adapters, hooks, other weights); return whether it has."""
         changes = 0 if self._engine is None else self._engine.changes
         changed = bool(changes != self._changes)
         if changed:
@@ -107,24 +107,24 @@ class PrefixCache:
         return changed
 
     def clear(self) -> None:
-        """Forget everything, as after a change of the model's weights."""
+        """Drop everything, as after a change of the model's weights."""
         self._entries.clear()
         self._blocks.clear()
         self._count()
 
     def stats_of(self, owner: str) -> PrefixCacheStats:
-        """Return what it did for one owner."""
+        """Return the statistics of one owner."""
         return self._own.setdefault(owner, PrefixCacheStats())
 
     def known(self, prompt: Int32, *, owner: str = "", media: str = "", minimum: int = BLOCK) -> int:
-        """Return how many first tokens of a prompt `copy_prefix` would find in kept texts."""
+        """Return how many leading tokens of a prompt `copy_prefix` would find in kept texts."""
         self._drop_other_models()
         entries = [self._entries[each] for each in self._candidates(prompt, owner, media)]
         length = max((self._reusable(prompt, entry.tokens, entry.cache) for entry in entries), default=0)
         return length if length >= minimum else 0
 
     def _reusable(self, prompt: Int32, tokens: Int32, cache: Any) -> int:
-        """Return how many tokens of a cached text a prompt can begin with; its own last one is left."""
+        """Return how many tokens of a cached text a prompt can reuse; the prompt's last token is excluded."""
         assert self._engine is not None
         return self._engine.reusable(cache, min(shared_prefix(prompt, tokens), len(prompt) - 1))
 
@@ -137,14 +137,14 @@ class PrefixCache:
         media: str = "",
         minimum: int = BLOCK,
     ) -> Any:
-        """Return a copy of the cache of the longest prefix that is known; None where none is long enough.
+        """Return a copy of the cache of the longest known prefix; None if none is long enough.
 
         Args:
             prompt: Int32[T]; at least its last token is left to be computed.
-            active: texts that are being decoded, Int32[t] as far as they are cached, and their caches.
-            owner: whose prompt it is; texts of other owners are not looked at.
-            media: a digest of what stands in the prompt beside text; nor are texts with others.
-            minimum: fewest tokens of a prefix.
+            active: texts that are being decoded: their cached tokens Int32[t], and their caches.
+            owner: owner of the prompt; texts of other owners are ignored.
+            media: digest of the prompt's media; texts with other media are ignored.
+            minimum: minimum tokens of a prefix.
         """
         assert self._engine is not None
         self._drop_other_models()
@@ -161,7 +161,7 @@ class PrefixCache:
             if length < minimum:
                 break
             copy = self._engine.copy_prefix(cache, length, room=len(prompt) + ROOM)
-            if copy is None:  # the engine needed the room
+            if copy is None:  # the engine needed the memory
                 if number is not None:
                     self._drop(number)
                 continue
@@ -174,13 +174,13 @@ class PrefixCache:
         return None
 
     def put(self, tokens: Int32, cache: Any, *, copy: bool = False, owner: str = "", media: str = "") -> None:
-        """Keep the cache of a text that has ended, where it fits.
+        """Keep the cache of a finished text, if it fits.
 
         Args:
-            tokens: Int32[T], all that the cache holds.
-            cache: of the engine's kind; nobody else goes on using it.
-            copy: whether somebody does, so that a copy is to be kept.
-            owner: whose text it is.
+            tokens: Int32[T], all tokens in the cache.
+            cache: a cache of the engine's kind, which nothing else uses any more.
+            copy: whether something else still uses it, so that a copy must be kept.
+            owner: owner of the text.
             media: as in `copy_prefix`.
         """
         assert self._engine is not None
@@ -213,7 +213,7 @@ class PrefixCache:
         self._count()
 
     def _candidates(self, prompt: Int32, owner: str, media: str) -> list[int]:
-        """Return the owner's entries that share most blocks with a prompt, the latest ones."""
+        """Return the owner's most recent entries among those that share the most blocks with a prompt."""
         found: list[int] = []
         for block in block_hashes(prompt, owner, media):
             if block not in self._blocks:
@@ -239,14 +239,14 @@ class PrefixCache:
 
 
 def shared_prefix(left: Int32, right: Int32) -> int:
-    """Return how many first tokens are the same."""
+    """Return the number of equal leading tokens."""
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     return int(differ[0]) if len(differ) else size
 
 
 def block_hashes(tokens: Int32, owner: str, media: str = "") -> Iterable[int]:
-    """Yield a hash for each whole block, of its text's owner and media and all tokens up to its end."""
+    """Yield a hash for each whole block, of the text's owner and media and all tokens up to the block's end."""
     found, listed = hash((owner, media)), tokens.tolist()
     for end in range(BLOCK, len(listed) + 1, BLOCK):
         found = hash((found, *listed[end - BLOCK : end]))
@@ -254,5 +254,5 @@ def block_hashes(tokens: Int32, owner: str, media: str = "") -> Iterable[int]:
 
 
 def open_prefix_cache(given: Any) -> PrefixCache | None:
-    """Return what an option names: a PrefixCache, or a new one of so many bytes; None for none."""
+    """Return the prefix cache for an option: a PrefixCache, or a new one with a number of bytes; None for none."""
     return given if given is None or isinstance(given, PrefixCache) else PrefixCache(given)

@@ -1,4 +1,4 @@
-"""How requests of a batch share what their texts begin with: each begins with cached rows, and leaves its own."""
+"""Sharing of prefixes among the requests of a batch: each starts with cached rows, and leaves its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from speculant.core.errors import OutOfMemoryError
 
 
 class PrefixSharing:
-    """The way between the requests of a batch and its prefix cache.
+    """Connects the requests of a batch with its prefix cache.
 
     Attributes:
-        cache: where prefixes are kept, or None to share nothing.
+        cache: the prefix cache, or None to share nothing.
     """
 
     def __init__(self, cache: PrefixCache | None, *, keep_caches: bool) -> None:
-        """Take the cache, and whether results hold caches that their users may change."""
+        """Take the cache, and whether results hold caches that users may modify."""
         self.cache, self._keep_caches = cache, keep_caches
 
     def known(self, generation: Generation) -> int:
@@ -28,7 +28,7 @@ class PrefixSharing:
         return self.cache.known(generation.prompt, **_scope(generation))
 
     def begin(self, generation: Generation, admitted: Iterable[Generation]) -> None:
-        """Let a prompt begin with what is cached of it already, also by requests that are being decoded."""
+        """Let a prompt start with its cached rows, including those of requests that are being decoded."""
         prefixes, sequence, target = self.cache, generation.sequence, generation.target
         if prefixes is None or not generation.takes_prefix:
             return
@@ -36,7 +36,7 @@ class PrefixSharing:
         try:
             found = prefixes.copy_prefix(generation.prompt, active, **_scope(generation))
         except OutOfMemoryError:
-            prefixes.clear()  # what is kept must not stand in the way of what is asked for
+            prefixes.clear()  # kept caches must not prevent the request
             return
         if found is not None:
             target.begin_with(found)
@@ -44,7 +44,7 @@ class PrefixSharing:
             sequence.stats.prompt_tokens, sequence.stats.reused_tokens = target.unread, target.length
 
     def keep(self, generation: Generation) -> None:
-        """Keep the cache of a request that leaves, for prompts that begin like its text."""
+        """Keep the cache of a finished request for prompts with the same prefix."""
         prefixes, target = self.cache, generation.target
         if prefixes is None or not generation.shareable:
             return
@@ -60,7 +60,7 @@ class PrefixSharing:
 
 
 def _scope(generation: Generation) -> dict[str, Any]:
-    """Return whose texts a prompt may begin with, and with how many tokens of them at least."""
+    """Return the owner and media whose texts a prompt may reuse, and the minimum number of tokens."""
     media = generation.target.media
     if media is None:
         return {"owner": generation.owner}

@@ -1,9 +1,9 @@
-"""Which prompts of a batch are read next, and how much of them.
+"""Selects which prompts of a batch are read next, and how much of them.
 
-A pass between two rounds reads at most a chunk, so texts that are being decoded never wait for more than one. The
-prompt with the fewest tokens left comes first: a short one waits for the chunk of a long one that is being read, not
-for all of it (shortest remaining time first). So that long ones get on however many short ones come, every fourth pass
-reads the prompt that has waited longest.
+A pass between two rounds reads at most one chunk, so texts that are being decoded never wait for more. The prompt with
+the fewest tokens left comes first: a short one waits for a chunk of a long one that is being read, not for all of it
+(shortest remaining time first). To prevent starvation of long prompts, every fourth pass reads the prompt that has
+waited longest.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from collections.abc import Callable, Sequence
 from speculant.api.prefix_cache import BLOCK, shared_prefix
 from speculant.api.result import Generation
 
-AGED = 4  # one of so many passes goes to the prompt that was read least lately
-CPU_CHUNK = 128  # tokens of a pass: on CPUs a token costs the same in larger ones
-GPU_CHUNK = 512  # where smaller passes leave the device idle
+AGED = 4  # every this many passes, the least recently read prompt is read
+CPU_CHUNK = 128  # tokens per pass: on CPUs larger passes are not cheaper per token
+GPU_CHUNK = 512  # smaller passes leave the device idle
 
 
 class PromptQueue:
-    """The prompts that are not read yet, in the order in which they were read last."""
+    """The prompts that are not read yet, ordered by when they were last read."""
 
     def __init__(self, chunk: int, *, begin: Callable[[Generation], None]) -> None:
-        """Begin empty.
+        """Create an empty queue.
 
         Args:
-            chunk: the most tokens of a pass.
-            begin: lets a prompt begin with what is cached of it; called before it is read.
+            chunk: maximum tokens per pass.
+            begin: lets a prompt start with its cached rows; called before it is read.
         """
         self._chunk, self._begin = chunk, begin
         self._unread: list[Generation] = []
-        self._cached: dict[Generation, int] = {}  # tokens that prompts will find in the prefix cache
+        self._cached: dict[Generation, int] = {}  # prompt tokens available in the prefix cache
         self._passes = 0
 
     def add(self, generation: Generation, *, cached: int = 0) -> None:
-        """Take a prompt of which so many tokens are in the prefix cache."""
+        """Add a prompt with `cached` tokens in the prefix cache."""
         self._unread.append(generation)
         self._cached[generation] = cached
 
     def remove(self, generation: Generation) -> None:
-        """Forget a prompt that is read, failed or was removed; nothing happens where it is not here."""
+        """Remove a prompt that is read, failed or was removed; unknown prompts are ignored."""
         if generation in self._cached:
             self._unread.remove(generation)
             del self._cached[generation]
 
     def next(self) -> list[tuple[Generation, int]]:
-        """Return the prompts that the next pass reads, and how many tokens of each; empty where there are none.
+        """Return the prompts of the next pass, with the number of tokens to read of each; empty if there are none.
 
-        Prompts join a pass whole, and where nothing was read of them before, so that a failed pass costs little. One
-        that begins like another of the pass waits for the next one and takes what they share from there.
+        Only unread prompts join a pass, and only whole, so that a failed pass costs little. One that shares a prefix
+        with another of the pass waits for the next one and reuses those rows.
         """
         chosen, count, maximum = list[tuple[Generation, int]](), 0, self._chunk
         for generation in self._ordered():
@@ -68,7 +68,7 @@ class PromptQueue:
         return chosen
 
     def _ordered(self) -> list[Generation]:
-        """Return the prompts in the order of their turn."""
+        """Return the prompts in their current order."""
         ordered = sorted(self._unread, key=self._left)
         if self._passes % AGED == AGED - 1 and self._unread:
             ordered.remove(self._unread[0])
@@ -79,7 +79,7 @@ class PromptQueue:
         return generation.target.unread - (0 if generation.target.length else self._cached[generation])
 
     def _waits(self, generation: Generation, chosen: Sequence[Generation]) -> bool:
-        """Return whether another prompt is about to be read that begins alike, so that the rows should be shared."""
+        """Return whether another prompt with a shared prefix is about to be read, so that its rows should be reused."""
         if generation.target.length or not generation.takes_prefix:
             return False
         begun = [each for each in self._unread if _begun(each)]
@@ -89,12 +89,12 @@ class PromptQueue:
 
 
 def _gain(generation: Generation, other: Generation) -> int:
-    """Return how many rows a prompt could take from another that has not read them yet."""
+    """Return how many rows a prompt could reuse from another that has not read them yet."""
     if not other.target.shares_prefixes or not generation.shares(other):
         return 0
     return shared_prefix(generation.prompt, other.prompt) - other.target.length
 
 
 def _begun(generation: Generation) -> bool:
-    """Return whether a part of a prompt was read."""
+    """Return whether part of a prompt was read."""
     return generation.sequence.began is not None

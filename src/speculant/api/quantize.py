@@ -1,4 +1,4 @@
-"""A model quantised into a folder of its own."""
+"""Quantises a model into a folder."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 def quantize_model(
     name: str | None, folder: str | Path, *, scheme: Literal["int8", "int4"] | None = None, sample: str | None = None
 ) -> QuantizedSummary:
-    """Write a model with quantised weights, which `Speculator.from_pretrained` loads as any other, on CPUs.
+    """Write a model with quantised weights, which `Speculator.from_pretrained` loads like any other, on CPUs.
 
     Args:
         name: a folder or a hub id; None or "bundled" for the bundled model.
-        folder: a new one, for config, tokenizer and packed weights.
-        scheme: "int8" or "int4"; None for int8, or for what a checkpoint has that is quantised already.
+        folder: a new folder for config, tokenizer and packed weights.
+        scheme: "int8" or "int4"; None for int8, or for the existing format of a quantised checkpoint.
         sample: text on which the loss is measured; None for a built-in one.
 
     Returns:
-        What was quantised, and what that changed.
+        A summary of what was quantised, and the loss.
 
     Raises:
         ModelNotFoundError: there is no such model, or it is damaged.
-        UnsupportedError: it cannot be quantised, or is already while a scheme is named.
+        UnsupportedError: it cannot be quantised, or it already is and a scheme is given.
         FileError: the folder exists, or cannot be written.
     """
     if Path(folder).exists():
         raise FileError(f"{folder} exists and is not overwritten. Name a new folder.")
     source = find_model(name)
-    load_config(source)  # for its errors, before the long waits
+    load_config(source)  # raises its errors before the long work
     from transformers import AutoConfig
 
     from speculant.engines.hf.loading import auto_class

@@ -1,6 +1,6 @@
-r"""How often a regular expression repeats its parts: counted repetitions inside counted ones multiply.
+r"""Counts how often a regular expression repeats its parts: nested counted repetitions multiply.
 
-llguidance limits the work of compiling and matching, but not that of one step in `(a{1000}){1000}`: that takes seconds.
+llguidance limits the work of compiling and matching, but not that of one step: `(a{1000}){1000}` takes seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ COUNT = re.compile(r"\{(\d{0,9}),?(\d{0,9})\}")
 
 
 def max_repeats(pattern: str) -> int:
-    """Return the largest product of counts `{m,n}` along nested groups; 1 where nothing is counted.
+    """Return the maximum product of counts `{m,n}` along nested groups; 1 without counts.
 
-    Also for grammars, in which patterns stand among other text: what looks like a group there is taken for one.
+    Also works on grammars, in which patterns appear among other text: anything that looks like a group is taken for
+        one.
     """
-    within = [1]  # of each open group
-    place, last = 0, 1  # last: of the part before this place
+    within = [1]  # by open group
+    place, last = 0, 1  # last: count of the previous part
     while place < len(pattern):
         symbol, step = pattern[place], 1
         counted = COUNT.match(pattern, place) if symbol == "{" else None
@@ -41,7 +42,7 @@ def max_repeats(pattern: str) -> int:
 
 
 def patterns_of(schema: Any) -> Iterator[str]:
-    """Yield the regular expressions of a JSON schema: `pattern`, and the keys of `patternProperties`."""
+    """Yield the regular expressions in a JSON schema: `pattern`, and the keys of `patternProperties`."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -56,7 +57,7 @@ def patterns_of(schema: Any) -> Iterator[str]:
 
 
 def class_end(pattern: str, start: int) -> int:
-    """Return the place behind a character class that begins at `start`; behind its bracket where it never ends."""
+    """Return the index after a character class that starts at `start`; after its bracket if it is not closed."""
     place = start + 1 + pattern.startswith("^", start + 1)
     place += pattern.startswith("]", place)
     while place < len(pattern) and pattern[place] != "]":

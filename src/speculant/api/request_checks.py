@@ -1,4 +1,4 @@
-"""What a request may ask for beside its prompt, checked before transformers' `generate` prepares it."""
+"""Checks of a request's options, before transformers' `generate` prepares it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from speculant.core.errors import UsageError
 from speculant.options.request import RequestKeywords, RequestOptions
 
 MAX_NEW_TOKENS = 256
-MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's and vLLM's APIs
-MAX_PENALTY = 2  # either way, as there
+MAX_LOGPROBS = 20  # maximum alternatives per token, as in the OpenAI and vLLM APIs
+MAX_PENALTY = 2  # absolute value, as there
 _ELSEWHERE = "results have no field for it; ask `model.generate(..., custom_generate=speculator)`"
 _DRAFTING = "what drafts is chosen by the speculator's `method`"
 REFUSED = {
@@ -26,7 +26,7 @@ INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criter
 
 
 def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
-    """Refuse options that do not exist, cannot be honoured, or have values that transformers would misread."""
+    """Refuse options that do not exist, are not supported, or have values that transformers would misread."""
     known = {*GenerationConfig().to_dict(), *INPUTS}
     for name, value in options.items():
         if name in REFUSED and value is not False:
@@ -53,7 +53,7 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
 
 
 def _check_constrained(options: dict[str, Any]) -> None:
-    """Refuse options that can rule out every token that a constraint allows."""
+    """Refuse options that could exclude every token that a constraint allows."""
     config = options.get("generation_config")
     for name in ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"):
         if options.get(name) or getattr(config, name, None):
@@ -61,7 +61,7 @@ def _check_constrained(options: dict[str, Any]) -> None:
 
 
 def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:
-    """Refuse what keeps tokens of the prompt from being computed, where their log-probabilities are wanted."""
+    """Refuse options that skip computing prompt tokens whose log-probabilities are requested."""
     padding = options.get("attention_mask")
     if cache is not None:
         raise UsageError("`prompt_logprobs` needs the whole prompt computed; leave out `cache`.")
@@ -70,7 +70,7 @@ def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:
 
 
 def limit_new_tokens(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:
-    """Return how many tokens may follow a prompt of so many; `max_length` leaves the options."""
+    """Return the maximum number of new tokens after a prompt; `max_length` is removed from the options."""
     config, length = options.get("generation_config"), options.pop("max_length", None)
     check_number("max_new_tokens", max_new_tokens, minimum=1, whole=True)
     check_number("max_length", length, minimum=1, whole=True)

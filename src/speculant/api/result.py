@@ -1,4 +1,4 @@
-"""What a request yields: pieces as they come, and the result."""
+"""The output of a request: pieces as they are generated, and the result."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CUT = "A text ends at its most new tokens, before it matches its constraint; all
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one round added to the text: its text, and per token the id, its text and where it came from.
+    """The text that one round added: its text, and for each token the id, its text and its source.
 
     Attributes:
-        logprobs: per token, where they were asked for; else None.
-        rounds: the draft and the walk, where `Sequence.rounds` is a list; none for the first token, which the prompt's
+        logprobs: per token, if requested; else None.
+        rounds: the draft and the walk, if `Sequence.rounds` is a list; empty for the first token, which the prompt's
             pass yields.
-        seconds: since the prompt was first read, where `Sequence.rounds` is a list.
+        seconds: time since the prompt was first read, if `Sequence.rounds` is a list.
     """
 
     text: str
@@ -50,12 +50,12 @@ class Result:
     Attributes:
         text: the new text, without the prompt; empty without a tokenizer.
         ids: the new token ids, end of text included.
-        sources: per token, whether it was plain, an accepted draft or a bonus token.
+        sources: source of each token: plain, accepted draft or bonus token.
         finish_reason: "stop", "length", "error", or "unfinished" if the stream was left early.
-        logprobs: per token, its log-probability and those of the most probable ones; None unless they were asked for.
-        prompt_logprobs: the same per token of the prompt, None for the first; None unless they were asked for.
-        stats: what happened.
-        cache: the cache of everything but the last token, for a next turn's `cache=`; None where a batch kept none.
+        logprobs: log-probability of each token and of the most probable ones; None unless requested.
+        prompt_logprobs: the same for each prompt token, None for the first; None unless requested.
+        stats: decoding statistics.
+        cache: cache of everything but the last token, for a next turn's `cache=`; None if a batch kept none.
     """
 
     text: str = ""
@@ -69,16 +69,16 @@ class Result:
 
 
 class Generation:
-    """A request: the sequence that is decoded, and its text as it grows.
+    """A request: the sequence that is being decoded, and its growing text.
 
     Attributes:
-        sequence: the state of its decoding.
-        target: its cache.
-        result: what there is of its text so far; its finish_reason is "error" if the request failed.
+        sequence: decoding state.
+        target: the sequence's cache.
+        result: the text so far; its finish_reason is "error" if the request failed.
         error: why it failed, or None.
-        done: whether nothing more will come.
-        owner: whose requests share what their prompts begin with; "" for everybody's.
-        takes_prefix: whether its prompt may begin with cached rows; its batch says so.
+        done: whether it is finished.
+        owner: only requests of the same owner share prompt prefixes; "" is an owner common to all.
+        takes_prefix: whether its prompt may start with cached rows; set by its batch.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Generation:
         """Prepare the text of a sequence.
 
         Args:
-            sequence: not decoded yet.
-            sampler: the sequence's own.
+            sequence: a sequence that is not decoded yet.
+            sampler: the sequence's sampler.
             target: the sequence's cache.
-            tokenizer: for its text, or None.
-            streamer: a transformers streamer that every token is put to, or None.
-            chunk: the most prompt tokens to read in a pass, or None for any number.
-            special: what becomes of special tokens in the text.
+            tokenizer: tokenizer for its text, or None.
+            streamer: a transformers streamer that receives every token, or None.
+            chunk: maximum prompt tokens per pass; None for no limit.
+            special: treatment of special tokens in the text.
         """
         self.sequence, self.sampler, self.target, self.chunk = sequence, sampler, target, chunk
         self.result = Result(
@@ -117,12 +117,12 @@ class Generation:
         self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist(), special=special)
 
     def show_marks(self, marks: Mapping[int, str]) -> None:
-        """Make special tokens part of the text; `marks` has their texts, by their ids."""
+        """Make special tokens part of the text; `marks` has their texts, by id."""
         self._detokenizer.marks = marks
 
     @property
     def owner(self) -> str:
-        """Whose cached prefixes it may begin with, and may give."""
+        """The owner whose cached prefixes it may use, and provide."""
         return self.sequence.start.tenant
 
     @property
@@ -132,33 +132,33 @@ class Generation:
 
     @property
     def shareable(self) -> bool:
-        """Whether other texts may begin with what is cached of this one."""
+        """Whether other texts may reuse this one's cached rows."""
         return not (self.error or self.sequence.error) and self.target.length > 0 and self.target.shares_prefixes
 
     @property
     def prompt(self) -> Int32:
-        """The tokens of the prompt's rows, those of media included, which drafters do not read."""
+        """The tokens of the prompt's rows, including those of media, which drafters do not read."""
         media = self.target.media
         return self.sequence.start.prompt if media is None else media.tokens
 
     def shares(self, other: Generation) -> bool:
-        """Return whether both may begin with rows of each other: they have one owner and the same media."""
+        """Return whether both may reuse each other's rows: they have the same owner and media."""
         digests = ["" if each.target.media is None else each.target.media.digest for each in (self, other)]
         return self.owner == other.owner and digests[0] == digests[1]
 
     def cached(self) -> Int32:
-        """Return the tokens that are cached and committed, prompt included."""
+        """Return the tokens that are cached and committed, including the prompt."""
         tokens = np.concatenate([self.prompt, np.array(self.sampler.tokens, np.int32)])
         return tokens[: self.target.length]
 
     def take(self) -> Piece | None:
-        """Return what was committed since the last call, None if nothing was; it is in the result."""
+        """Return what was committed since the last call and add it to the result; None if nothing was."""
         sequence, result = self.sequence, self.result
         known, committed = len(result.sources), len(sequence.sources)
         if known == committed:
             return None
         tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:committed]
-        result.ids[known:] = tokens  # what an interrupt left of an earlier call is overwritten
+        result.ids[known:] = tokens  # overwrites what an interrupted earlier call left
         result.sources[known:] = sources
         logprobs = sequence.logprobs[known:committed] if result.logprobs is not None else None
         if result.logprobs is not None and logprobs is not None:
@@ -178,14 +178,14 @@ class Generation:
         return Piece("".join(texts), tokens, texts, sources, logprobs, rounds, sequence.stats.seconds)
 
     def _note_cut(self) -> None:
-        """Note a text that its length ended before it matched its constraint."""
+        """Note that a text reached its length before it matched its constraint."""
         constraint, notes = self.sequence.start.constraint, self.result.stats.notes
         cut = constraint is not None and self.result.finish_reason == "length" and CUT not in notes
         if cut and constraint is not None and not constraint.complete(self.sampler.tokens):
             notes.append(CUT)
 
     def put(self, piece: Piece) -> None:
-        """Hand a piece to the streamer, token by token."""
+        """Pass a piece to the streamer, token by token."""
         if self._streamer is not None:
             for token in piece.tokens:
                 self._streamer.put(torch.tensor([token]))
@@ -207,11 +207,11 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """What there is so far."""
+        """The result so far."""
         return self._generation.result
 
     def __iter__(self) -> Iterator[Piece]:
-        """Decode, and yield each round's piece.
+        """Decode, yielding each round's piece.
 
         Raises:
             OutOfMemoryError: a pass does not fit.
@@ -226,19 +226,19 @@ class Stream:
                 if piece is not None:
                     try:
                         generation.put(piece)
-                    finally:  # the cache has it, so whoever iterates must have it
+                    finally:  # it is in the cache, so it must be yielded
                         yield piece
                 if error is not None:
                     raise error
         finally:
-            generation.take()  # an interrupt may have kept a round's tokens from the result; the cache has them
+            generation.take()  # an interrupt may have left a cached round's tokens out of the result
             sequence.close()
             generation.done = True
             if sequence.sizing is not None:
                 sequence.stats.sizes = self._parts.sizing.reason(sequence.sizing)
 
     def _advance(self) -> BaseException | None:
-        """Read a part of the prompt or run a round; return what it raised, to be raised after what it committed."""
+        """Read part of the prompt or run a round; return an exception to raise after yielding what was committed."""
         sequence = self._generation.sequence
         try:
             with torch.no_grad():

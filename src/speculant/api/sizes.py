@@ -1,4 +1,4 @@
-"""The sizes of drafts over the life of a speculator: what its requests have measured, and what they share of it."""
+"""Draft sizing over the lifetime of a speculator: measurements that its requests share."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from speculant.sizing.throughput import Throughput
 
 
 class Sizes:
-    """Opens the sizing of streams and batches; only the latency of a pass differs between them."""
+    """Creates the sizing of streams and batches; they differ only in the latency of a pass."""
 
     def __init__(self, options: DraftingOptions, needs: RequestedOutputs, *, known: StepCost | None) -> None:
         """Start without measurements.
 
         Args:
-            options: of the speculator; their `nodes` is a number or "auto".
-            needs: of the drafter.
-            known: the latency of a stream's passes, where it was measured before.
+            options: options of the speculator; their `nodes` is a number or "auto".
+            needs: outputs that the drafter requests.
+            known: latency of a stream's passes, if it was measured before.
         """
         self._options, self._needs = options, needs
         self._latencies = {1: LatencyModel(maximum=max_rows(needs, 1), known=known)}
@@ -36,7 +36,7 @@ class Sizes:
             warm_up()
 
     def of(self, size: int) -> Sizing:
-        """Return what sizes the drafts of a batch of `size` sequences."""
+        """Return the sizing of drafts for a batch of `size` sequences."""
         depth = UNLIMITED if self._options.max_depth is None else self._options.max_depth
         if isinstance(self._options.nodes, int):
             return FixedSizing(self._options.nodes, depth=depth)
@@ -54,5 +54,5 @@ class Sizes:
 
 
 def max_rows(needs: RequestedOutputs, size: int) -> int:
-    """Return the most rows beyond the first of a pass over `size` sequences."""
+    """Return the maximum number of rows beyond the first in a pass over `size` sequences."""
     return size - 1 + size * needs.queries + needs.max_nodes

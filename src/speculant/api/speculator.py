@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Speculator(Decoder):
-    """A decoder, and the ways to make one: from a loaded model, from a folder or the hub, or from a GGUF file."""
+    """A decoder with constructors for a loaded model, a folder or hub id, and a GGUF file."""
 
     @classmethod
     def from_transformers(
@@ -37,15 +37,15 @@ class Speculator(Decoder):
 
         Args:
             model: a transformers causal LM, or a PEFT model around one.
-            tokenizer: its tokenizer; without one prompts must be ids, and results have no text. Models that take images
-                or other media: their processor, which holds the tokenizer.
+            tokenizer: its tokenizer; without one prompts must be ids, and results have no text. For models that take
+                images or other media, their processor, which holds the tokenizer.
             options: fields of `DraftingOptions`, which describes them.
 
         Raises:
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
-        from speculant.api.draft_caches import check_merged, drafts_of  # here, since these load the engine
+        from speculant.api.draft_caches import check_merged, drafts_of  # imported here, since these load the engine
         from speculant.api.engines import can_verify, check_engine_can
         from speculant.api.media_prompts import split_processor
         from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
@@ -74,7 +74,7 @@ class Speculator(Decoder):
         compiled = fast is not False
         opened, notes = None, tuple[str, ...]()
         if head is not None:
-            from speculant.api.heads import open_head  # here, since most methods need none of the kinds of heads
+            from speculant.api.heads import open_head  # imported here, since most methods need no head
 
             opened = open_head(head, model, fast=compiled)
         elif not online and all(each is None for each in (method, drafter, settings, draft_model, share)):
@@ -202,24 +202,26 @@ class Speculator(Decoder):
     ) -> Speculator:
         """Load a GGUF file, weights, tokenizer and chat template, and wrap it.
 
-        Speculant's own passes run it as a model of transformers whose quantised weights stay packed, on CPUs. llama.cpp
-        runs other architectures, and layers on accelerators; trained heads and methods that run a part of the target's
-        layers are for Speculant's own passes. Which was chosen, and why, is logged by `speculant.gguf`.
+        On CPUs, Speculant's own passes run it as a transformers model whose quantised weights stay packed. llama.cpp
+        runs other architectures, and layers on accelerators; trained heads and methods that run part of the target's
+        layers need Speculant's own passes. The choice and its reason are logged by `speculant.gguf`.
 
         Args:
-            path: of the file; of a model in several files, any of them.
-            engine: "speculant", "llamacpp", or "auto" for Speculant's own where they run the file and are faster.
-            dtype: of Speculant's own passes: "float32", which None stands for, or "bfloat16".
+            path: path of the file; for a split model, of any of its files.
+            engine: "speculant", "llamacpp", or "auto" for Speculant's own passes if they support the file and are
+                faster.
+            dtype: dtype of Speculant's own passes: "float32" (the default) or "bfloat16".
             attention: transformers' attn_implementation; None for its default.
             activations: "int8" rounds inputs of quantised weights as llama.cpp does, "float" keeps them; None for int8.
-            threads: of passes on the CPU; None for PyTorch's number, which Speculant's own passes else set.
-            gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: of llama.cpp, see
+            threads: number of threads for passes on the CPU; None for PyTorch's. With Speculant's own passes this sets
+                PyTorch's number.
+            gpu_layers, context, cache_tokens, flash_attention, cache_type, sequences, mmap: options of llama.cpp, see
                 `engines.llamacpp.options.LlamaCppOptions`.
             drafting: fields of `speculant.options.drafting.DraftingOptions`.
 
         Raises:
-            ModelNotFoundError, ModelError: there is no such file, or it is damaged.
-            UnsupportedError: the engine cannot run it, llama.cpp is needed and not installed, or drafts cannot be
+            ModelNotFoundError, ModelError: the file does not exist, or is damaged.
+            UnsupportedError: the engine cannot run it, llama.cpp is needed but not installed, or drafts cannot be
                 verified on this model.
             UsageError: an option of one engine was given for the other.
             OutOfMemoryError: it does not fit.
@@ -264,7 +266,7 @@ class Speculator(Decoder):
 
 
 def check_before_loading(options: DraftingKeywords) -> None:
-    """Check what can be told before a model is loaded.
+    """Check the options as far as possible before a model is loaded.
 
     Raises:
         UnknownMethodError, UsageError: there is no such option, method or drafter.

@@ -1,8 +1,8 @@
-"""Speech to text with drafts: Whisper's own long-form decoding, of which every pass over a segment is drafted for.
+"""Speech-to-text with drafts: Whisper's own long-form decoding, with drafts in every pass over a segment.
 
 Segments, timestamps, forced language and task tokens, suppressed tokens and the fallback to higher temperatures are
-those of transformers' `generate`, which calls the speculator where its decoding loop would start. So the text is that
-of plain decoding, while a memory learns what speakers and transcripts repeat.
+those of transformers' `generate`, which calls the speculator in place of its decoding loop. So the text is that of
+plain decoding, while a memory learns recurring phrases of speakers and transcripts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 TASKS = ("transcribe", "translate")
-RATES, MAX_CHANNELS = (1000, 384_000), 8  # of recordings whose length is bounded, too
+RATES, MAX_CHANNELS = (1000, 384_000), 8  # limits for recordings of bounded length
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """What was said.
+    """The transcript of a recording.
 
     Attributes:
-        text: all of it.
-        segments: with their times; empty where no timestamps were asked for.
-        seconds: of the recording.
-        stats: of its last segment's decoding; None where nothing was decoded.
+        text: the whole text.
+        segments: segments with their times; empty if no timestamps were requested.
+        seconds: length of the recording.
+        stats: decoding statistics of the last segment; None if nothing was decoded.
     """
 
     text: str
@@ -63,17 +63,17 @@ def transcribe(
     """Return the transcript of a recording of any length.
 
     Args:
-        speculator: of a Whisper model.
-        processor: the model's, with its feature extractor.
+        speculator: a speculator of a Whisper model.
+        processor: the model's processor, with its feature extractor.
         sound: Float32[N], samples at the rate of the feature extractor.
-        language: such as "en" or "german"; None lets the model find out.
+        language: such as "en" or "german"; None to detect it.
         task: "transcribe", or "translate" into English; None for the model's default.
-        timestamps: whether segments are wanted; recordings longer than a window always have them inside.
+        timestamps: whether to return segments; recordings longer than a window always use timestamps internally.
         options: further keywords of Whisper's `generate`, such as `temperature`, `logprob_threshold`,
             `compression_ratio_threshold`, `no_speech_threshold`, `condition_on_prev_tokens`.
 
     Raises:
-        UnsupportedError: the model is none that hears.
+        UnsupportedError: the model is not a speech model.
         UsageError: Whisper refuses an option.
     """
     model, extractor = speculator.model, getattr(processor, "feature_extractor", None)
@@ -113,15 +113,15 @@ def transcribe(
 
 
 def read_sound(source: str | Path | BinaryIO, rate: int, *, max_seconds: float | None = None) -> np.ndarray[Any, Any]:
-    """Return the samples of an audio file, Float32[N], of one channel at a rate.
+    """Read an audio file as samples Float32[N] of one channel at a rate.
 
     Args:
         source: a path, or an open file.
-        rate: samples a second.
-        max_seconds: beyond which a recording is refused before it is decoded; None for any length.
+        rate: samples per second.
+        max_seconds: longer recordings are refused before they are decoded; None for any length.
 
     Raises:
-        FileError: there is no such file, it is no sound that can be read, or it is too long.
+        FileError: there is no such file, it is not readable audio, or it is too long.
         UnsupportedError: the packages that read it are not installed.
     """
     if isinstance(source, str | Path) and not Path(source).is_file():

@@ -1,8 +1,8 @@
-"""Pass latency on this device by the size of the draft, measured once and kept for sizing to begin with.
+"""Measures the pass latency on this device by draft size, and stores it as the starting point of sizing.
 
-The file lies in the user's cache folder, under a name made from everything that the latency depends on: the model's
-shape, dtype, device, threads, the code of its linear layers, torch. Sizing corrects it in every round, so an old one
-does no harm.
+The file is in the user's cache folder, under a name derived from everything that affects the latency: the model's
+shape, dtype, device, threads, the code of its linear layers, torch. Sizing corrects it in every round, so an outdated
+file does no harm.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 PREFIXES = (64, 512, 2048)
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
 _MIN_ROUNDS = 3
-_DRIFT = 256  # tokens by which the cache may outgrow the prefix while passes are timed
+_DRIFT = 256  # tokens that the cache may grow beyond the prefix while passes are timed
 
 
 def step_cost_file(engine: ModelEngine, fast: CpuAcceleration) -> Path:
-    """Return where the latency of a model's passes on its device is kept."""
+    """Return the file for the latency of a model's passes on its device."""
     model = engine.model
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
     device = model.device
@@ -51,7 +51,7 @@ def step_cost_file(engine: ModelEngine, fast: CpuAcceleration) -> Path:
         *fast.settings(),
         torch.__version__,
         *engine.latency_facts,
-        "rows of different tokens",  # earlier files hold passes over rows of one
+        "rows of different tokens",  # earlier files have passes over rows of one token
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
@@ -62,7 +62,7 @@ def stored_step_cost(engine: ModelEngine, fast: CpuAcceleration, *, maximum: int
     try:
         found = read_step_cost(step_cost_file(engine, fast))
     except (FileError, OSError):
-        return None  # no cache file, or a broken one, costs a few rounds of measuring, not the request
+        return None  # a missing or broken file only costs a few rounds of measuring
     return found if found.nodes[-1] >= maximum else None
 
 
@@ -76,15 +76,15 @@ def measure_step_cost(
 ) -> dict[str, Any]:
     """Time passes over drafts of up to `maximum` nodes.
 
-    Sizes take turns, rising and falling: every pass follows one of about its size, as in decoding. A plain pass that
-    always followed the largest one would be timed with cold caches.
+    Sizes alternate, rising and falling: every pass follows one of similar size, as in decoding. A plain pass that
+        always followed the largest one would be timed with cold caches.
 
     Args:
-        engine: whose model is run.
+        engine: engine of the model.
         maximum: nodes of the largest draft.
-        prefixes: tokens in the cache; those that the model has no room for are left out.
-        seconds: to spend per prefix; each size is timed three times at least.
-        advance: is called after each prefix.
+        prefixes: tokens in the cache; prefixes that exceed the model's limit are skipped.
+        seconds: time to spend per prefix; each size is timed at least three times.
+        advance: called after each prefix.
 
     Returns:
         {"nodes": [P], "seconds": [P], "prefix", "by_prefix": [{"prefix", "seconds": [P], "rounds"}]}, medians; the
@@ -130,7 +130,7 @@ def _at_prefix(engine: ModelEngine, prefix: int, sizes: list[int], seconds: floa
 
 
 def _tokens(engine: ModelEngine, count: int) -> Int32:
-    """Return tokens that differ, as those of drafts do: rows of one token would all choose the same experts."""
+    """Return distinct tokens, as in drafts: rows of one token would all select the same experts."""
     return np.random.default_rng(count).integers(0, engine.capabilities.vocabulary, count, np.int32)
 
 
@@ -140,6 +140,6 @@ def _timed_pass(engine: ModelEngine, cache: Any, nodes: int) -> float:
     tree = DraftTree(_tokens(engine, nodes), parents, np.ones(nodes, np.float32))
     began = time.perf_counter()
     result = engine.forward([(cache, 1, tree)])[0]
-    engine.read([result.logits.argmax(-1)])  # as the sampler does: the pass is over when its choices are known
+    engine.read([result.logits.argmax(-1)])  # as the sampler does: the pass ends when its choices are known
     cache.keep([0])
     return time.perf_counter() - began

@@ -1,1 +1,1 @@
-"""Where forward passes happen, one package per engine."""
+"""Engines, which run forward passes; one package each."""

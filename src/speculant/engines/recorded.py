@@ -1,7 +1,7 @@
 """A recorded output as an engine: its tokens are what a greedy target would choose, without a model.
 
-Passes compute nothing. So drafters can be tried on outputs of models that are not at hand, by the very round that
-decodes with a model.
+Passes compute nothing. So drafters can be tried on outputs of models that are not available, in the same decoding
+rounds as with a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
 
 class RecordedEngine(Engine):
-    """Passes over nothing; `on_pass` is called with the rows of each. Without `trees` it verifies chains alone."""
+    """Empty passes; `on_pass` is called with the rows of each. Without `trees` it verifies only chains."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class RecordedEngine(Engine):
         return self._capabilities
 
     def forward(self, batch: Sequence[tuple[Any, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
-        """Count the rows. What a drafter wants of logits and hidden states is missing: a recording has none."""
+        """Count the rows. Requested logits and hidden states are missing: a recording has none."""
         if needs.hidden_layers:
             raise UnsupportedError("a recorded output has no hidden states; this drafter needs a model.")
         self._on_pass(sum(len(draft) + 1 + len(draft.queries) for _, _, draft in batch))
@@ -44,10 +44,10 @@ class RecordedEngine(Engine):
 
 
 class RecordedCache(TargetCache):
-    """Counts what would be cached of a sequence."""
+    """Counts the tokens that a sequence would have cached."""
 
     def __init__(self, length: int = 0) -> None:
-        """Begin with so many tokens committed."""
+        """Start with `length` committed tokens."""
         self._length = length
 
     @property
@@ -96,7 +96,7 @@ class RecordedCache(TargetCache):
 
 
 class RecordedSampler(Sampler):
-    """Commits the tokens of an output in order."""
+    """Commits the tokens of a recorded output in order."""
 
     def __init__(self, output: Sequence[int]) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""What the engine asks of an acceleration: faster code for some of a model's passes, the results being the same."""
+"""The interface between the engine and accelerations: faster code for some of a model's passes, with equal results."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from speculant.engines.hf.draft_rows import DraftRows
 
 
 class GraphSequence(Protocol):
-    """What CUDA graphs need to know of a sequence."""
+    """The properties of a sequence that CUDA graphs use."""
 
     @property
     def cache(self) -> DynamicCache: ...
 
     @property
     def length(self) -> int:
-        """How many tokens are committed."""
+        """The number of committed tokens."""
 
 
 class Graphs(Protocol):
     """Passes recorded as CUDA graphs."""
 
     def forward(self, sequence: GraphSequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None) -> Any:
-        """Run a pass over rows below the committed tokens; return Logits[R, V], or None where only a plain pass can.
+        """Run a pass over rows below the committed tokens; return Logits[R, V], or None if it needs a plain pass.
 
         Args:
-            sequence: on this model, with no rows but committed ones.
+            sequence: a sequence on this model with committed rows only.
             tokens: Int64[R].
-            rows: R rows.
+            rows: the R rows.
             shift: cache slot minus position.
-            seen: Bool[T], False at the prompt's padding, or None.
+            seen: Bool[T], False at the prompt's padding; None without padding.
         """
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
-        """Do what `keep_rows` does; return False where the cache is not in the graphs' buffers."""
+        """Keep rows as `keep_rows` does; return False if the cache is not in the graphs' buffers."""
 
 
 class Acceleration(Protocol):
-    """A prepared model."""
+    """A model prepared for faster passes."""
 
     @property
     def graphs(self) -> Graphs | None: ...
@@ -50,25 +50,25 @@ class Acceleration(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
-        """Return what to call for a pass of the model over as many rows: itself, or a copy that shares its weights.
+        """Return the callable for a pass over `rows` rows: the model itself, or a copy that shares its weights.
 
         Args:
             model: the model.
-            rows: of the pass.
-            whole: whether the pass runs all of its layers, or all of some that follow each other.
-            stop: how many of the first layers it ends behind; None for all.
+            rows: number of rows in the pass.
+            whole: whether the pass runs all layers, or a contiguous range of them completely.
+            stop: number of leading layers to run; None for all.
         """
 
     def attention_for(self, implementation: str) -> str:
-        """Return the name of the attention function to use where the model's config names this one."""
+        """Return the attention function to use in place of the one that the model's config names."""
 
     def check_weights(self) -> None:
-        """Notice changes of the weights since the last request."""
+        """Detect changes of the weights since the last request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainPasses:
-    """The model's own code, possibly recorded."""
+    """Passes of the model's own code, possibly recorded."""
 
     graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
@@ -80,4 +80,4 @@ class PlainPasses:
         return implementation
 
     def check_weights(self) -> None:
-        """Nothing is kept of the weights."""
+        """Do nothing: no state depends on the weights."""

@@ -1,8 +1,8 @@
-"""Attention of a pass over several sequences: each one's rows attend to its own cache.
+"""Attention of a pass over several sequences: the rows of each attend to its own cache.
 
-Such a pass runs on a view of the model (`model_view.py`) whose layers have another config. It names the attention
-function `speculant_batch`, which is registered with transformers once and for all, and carries the `BatchCache` of this
-one pass. So nothing of it can be seen by another thread or be left behind by an interrupt.
+Such a pass runs on a view of the model (`model_view.py`) whose layers have another config. The config names the
+attention function `speculant_batch`, which is registered with transformers once, and carries the `BatchCache` of this
+pass. So other threads never see it, and an interrupt leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from speculant.engines.hf.states.recorded_cache import RecordedStates
 from speculant.engines.hf.states.recorder import StateRecorder
 
 NAME = "speculant_batch"
-FULL, SLIDING = 1, 2  # the last dimension of a stand-in for masks shows which kind of layer it was given to
+FULL, SLIDING = 1, 2  # the last dimension of a stand-in mask identifies the kind of layer
 
 
 class BatchSources(DynamicCache):  # type: ignore[misc]
-    """What several sequences have read of their encoders' sources, in the place of one such cache during a pass.
+    """The cross-attention caches of several sequences, in the place of a single one during a pass.
 
-    Layers are handed the first one's keys and values, which `BatchCache.attend` knows again.
+    Layers are handed the first sequence's keys and values, which `BatchCache.attend` recognises.
     """
 
     def __init__(self, sources: Sequence[DynamicCache]) -> None:
-        """Take the cross-attention's caches of the sequences, which are read and never changed."""
+        """Take the cross-attention caches of the sequences, which are only read."""
         super().__init__()
         self.layers = [*sources[0].layers]
         self._sources = [*sources]
@@ -59,12 +59,12 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         """Prepare for one pass.
 
         Args:
-            caches: of the sequences.
-            counts: how many rows each of them has in the pass.
-            masks: of each, as its own pass would have it; a dict where the model has two kinds of layers.
+            caches: the caches of the sequences.
+            counts: number of rows of each sequence in the pass.
+            masks: the mask of each sequence's own pass; a dict each if the model has two kinds of layers.
             own: the name of the model's own attention function.
-            recorder: what layers of states run; None where there are none.
-            sources: what their cross-attention has read; None where there is none.
+            recorder: runs layers with recurrent states; None if there are none.
+            sources: the sequences' cross-attention caches; None without cross-attention.
         """
         super().__init__()
         if recorder is not None:
@@ -80,7 +80,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         self._returned: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Append the rows and return them as they are: `attend` reads the caches itself."""
+        """Append the rows and return them unchanged: `attend` reads the caches itself."""
         split = (torch.split(states, self._counts, dim=-2) for states in (key_states, value_states))
         for cache, keys, values in zip(self._caches, *split, strict=True):
             cache.update(keys, values, layer_idx)
@@ -89,7 +89,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         return self._returned
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the longest sequence's tokens."""
+        """Return the length of the longest sequence."""
         return max(cached_length(cache) for cache in self._caches)
 
     def attend(
@@ -100,22 +100,22 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         Args:
             module: the attention module.
             query: [1, H, n, D] of all sequences.
-            key, value: what `update` returned, or of the source.
+            key, value: what `update` returned, or the source's keys and values.
             attention_mask: a stand-in, see `stand_in_masks`.
-            **kwargs: for the function; a bias by position is a tuple of each sequence's, see `row_positions.py`.
+            **kwargs: for the function; a position bias is a tuple with one bias per sequence, see `row_positions.py`.
 
         Returns:
             [1, n, H, D], and no weights.
 
         Raises:
-            RuntimeError: the layer has changed keys and values behind the cache.
+            RuntimeError: the layer has changed keys and values after they were cached.
         """
         own, bias = attention_function(module, self._own), kwargs.pop("position_bias", None)
         queries = torch.split(query, self._counts, dim=2)
         if self._sources is not None and key is self._sources.layers[module.layer_idx].keys:
             outputs = []
             for rows, (keys, values) in zip(queries, self._sources.rows(module.layer_idx), strict=True):
-                if bias is not None:  # T5's have one of zeros there
+                if bias is not None:  # T5 has a bias of zeros there
                     kwargs["position_bias"] = keys.new_zeros(1, rows.shape[1], rows.shape[2], keys.shape[2])
                 outputs.append(own(module, rows, keys, values, None, **kwargs)[0])
             self._crossed += 1
@@ -133,7 +133,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         return torch.cat(outputs, dim=1), None
 
     def held_rows(self, cache: Any) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a sequence in the layer that was updated last."""
+        """Return a sequence's keys and values in the layer that was updated last."""
         layer = cache.layers[self._layer]
         return layer.keys, layer.values
 
@@ -144,27 +144,27 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
 
     @property
     def complete(self) -> bool:
-        """Whether the sequences were separated, by some layer at least."""
+        """Whether the sequences were separated, in at least one layer."""
         crossed = self._sources is None or self._crossed == len(self._sources.layers)
         return self.separated and crossed and (self._updates > 0 or hasattr(self, "recorder"))
 
 
 def attention_function(module: Any, name: str) -> Any:
-    """Return the attention function of that name as the file of a module's class looks it up; "eager" is its own."""
+    """Return the attention function of that name as the module of a class looks it up; "eager" is the module's own."""
     home = sys.modules[type(module).__module__]
     functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     return functions.get(name) or home.eager_attention_forward
 
 
 def config_changes(cache: BatchCache) -> dict[str, Any]:
-    """Return what the config of a view's layers needs for a pass on this cache."""
+    """Return the config entries that a view's layers need for a pass on this cache."""
     if NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(NAME, _attend)
     return {"_attn_implementation_internal": NAME, "speculant_batch": cache}
 
 
 def stand_in_masks(device: torch.device, *, mixed: bool, window: int | None) -> Any:
-    """Return masks that tell `BatchCache.attend` which kind of layer calls it, and nothing else."""
+    """Return masks that only tell `BatchCache.attend` which kind of layer calls it."""
     full, sliding = (torch.zeros((1, 1, 1, kind), device=device) for kind in (FULL, SLIDING))
     if mixed:
         return {"full_attention": full, "sliding_attention": sliding}

@@ -1,12 +1,12 @@
-"""One pass over several sequences: their rows lie one behind the other, and each attends to its own cache alone.
+"""One pass over several sequences: their rows are concatenated, and each sequence attends to its own cache only.
 
-A sequence brings as many rows as its draft has, and a cache as long as its text, so nothing is padded. The model runs
-on a single sequence of all rows: whatever it does to a row by itself (products, norms, experts) is done for all at
-once. Only where rows attend to each other they are kept apart: keys and values go into the caches of their sequences,
-and the model's own attention runs once for each of them, in the shapes it has when the sequence is decoded alone.
+Each sequence contributes the rows of its draft and a cache of its own length, so nothing is padded. The model runs on
+a single sequence of all rows: row-wise operations (matrix products, norms, experts) run once for all of them. Only
+attention keeps sequences apart: keys and values go into the caches of their sequences, and the model's own attention
+runs once per sequence, in the shapes it has when the sequence is decoded alone.
 
-The rows are separated at two of transformers' seams, the cache's `update` and the attention function that the config
-names (`batch_attention.py`). A model that does not go through them is run sequence by sequence.
+The rows are separated at two extension points of transformers, the cache's `update` and the attention function that
+the config names (`batch_attention.py`). A model that does not use them is run sequence by sequence.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.engines.hf.views.layer_selection import decoder_config
 
 Request = tuple[AnySequence, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
-Joining = tuple[HFTargetCache, Int32, Int32]  # one that may share a pass
-Reading = tuple[AnySequence, int | None]  # a sequence, and the most tokens to read of its prompt
+Joining = tuple[HFTargetCache, Int32, Int32]  # a sequence that may share a pass
+Reading = tuple[AnySequence, int | None]  # a sequence, and the maximum number of prompt tokens to read
 
 
 class BatchPass:
-    """Passes over any sequences of one model. Not for several threads at once."""
+    """Passes over any sequences of one model. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._proven, self._refused = False, False
         self._refused_prompts = False
-        self.note = ""  # why sequences are run one after the other; empty if they are not
+        self.note = ""  # why sequences are run one after the other; empty if they share a pass
         self.prompt_note = ""  # the same for prompts
         if not runner.capabilities.trees:
             self.note = "this model verifies chains only, so the sequences of a batch are run one after the other."
@@ -51,14 +51,14 @@ class BatchPass:
             self.note = "passes over several texts change this model's logits, so they are run one after the other."
 
     def forward(self, requests: Sequence[Request], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass]:
-        """Run one pass over several sequences' new rows and append them; return the Pass of each.
+        """Run one pass over the new rows of several sequences and append them; return the Pass of each.
 
-        Every cache must be given `keep` or `rollback` afterwards, also where this raises.
+        Call `keep` or `rollback` on every cache afterwards, even if this raises.
         """
         groups: dict[int, list[int]] = {}
         if self.note or len(requests) < 2:
             return _one_after_the_other(requests, needs)
-        joining = cast("Sequence[Joining]", requests)  # others verify chains only
+        joining = cast("Sequence[Joining]", requests)  # other kinds verify chains only
         for place, (cache, _, _) in enumerate(joining):  # all rows of a pass are rotated by the same factors
             groups.setdefault(self._factors(cache) if cache.joins_rounds else id(cache), []).append(place)
         found: dict[int, Pass] = {}
@@ -67,12 +67,12 @@ class BatchPass:
         return [found[place] for place in range(len(requests))]
 
     def prefill(self, requests: Sequence[Reading], needs: RequestedOutputs = NO_OUTPUTS) -> list[Pass | None]:
-        """Read further prompt tokens of several sequences, those that can share a pass in one.
+        """Read further prompt tokens of several sequences, sharing a pass where possible.
 
         Returns:
-            The Pass of each; None for those of which more is to be read.
+            The Pass of each sequence; None for those with more to read.
 
-        Every cache must be given `restart` where this raises.
+        Call `restart` on every cache if this raises.
         """
         apart = self.note or self.prompt_note
         joining = [
@@ -82,7 +82,7 @@ class BatchPass:
         ]
         found: dict[AnySequence, Pass | None] = {}
         if len(joining) > 1:
-            self._runner.acceleration.check_weights()  # which takes a fraction of a pass, so once for all
+            self._runner.acceleration.check_weights()  # a fraction of a pass, so done once
             parts = [(cache, cache.plan_prompt(maximum, needs)) for cache, maximum in joining]
             try:
                 found |= zip((cache for cache, _ in parts), self._read_together(parts, needs), strict=True)
@@ -93,7 +93,7 @@ class BatchPass:
                     cache.undo_prompt(part)
                 if self._refused_prompts:
                     self.prompt_note = f"prompts are read one after the other, since this model refuses them: {error}"
-                self._refused_prompts = True  # the next prompts try again: it may have been a passing error
+                self._refused_prompts = True  # retried with the next prompts: the error may be transient
         return [found[cache] if cache in found else cache.prefill(maximum, needs=needs) for cache, maximum in requests]
 
     def _read_together(
@@ -126,7 +126,7 @@ class BatchPass:
         return found
 
     def _factors(self, cache: HFTargetCache) -> int:
-        """Return a number that only sequences whose rows may be rotated together share."""
+        """Return a number that is equal for sequences whose rows may be rotated together."""
         capabilities = self._runner.capabilities
         if capabilities.rope_limit is None or cache.position < capabilities.rope_limit:
             return -1
@@ -143,12 +143,12 @@ class BatchPass:
                 cache.drop_partial()
             if self._proven or isinstance(error, OutOfMemoryError) or not isinstance(error, Exception):
                 raise
-            passes = _one_after_the_other(requests, needs)  # else the passes are not what is wrong
+            passes = _one_after_the_other(requests, needs)  # if this fails too, shared passes are not the cause
             if self._refused:
                 self.note = (
                     f"the sequences of a batch are run one after the other, since this model refuses them: {error}"
                 )
-            self._refused = True  # the next round tries again: it may have been a passing error
+            self._refused = True  # retried in the next round: the error may be transient
             return passes
         self._proven = True
         for (cache, _, _), new in zip(requests, planned, strict=True):
@@ -169,7 +169,7 @@ class BatchPass:
                 torch.cat([each.ids for each in given], dim=1),
                 join_positions([each.positions for each in given]),
                 self._masks(),
-                {name: value for name, value in given[0].others.items() if name != "attention_mask"},  # a source's
+                {name: value for name, value in given[0].others.items() if name != "attention_mask"},  # a source's mask
                 joined_sources,
                 tuple(cache.places(new) for cache, new in zip(caches, planned, strict=True)) if placing else (),
             ),
@@ -212,7 +212,7 @@ class BatchPass:
 
 
 def join_positions(each: Sequence[Tensor]) -> Tensor:
-    """Return positions [1, n] and [A, 1, n] of several sequences side by side; text has the same on all A axes."""
+    """Return positions [1, n] and [A, 1, n] of several sequences, concatenated; text has the same on all A axes."""
     axes = max((positions.shape[0] for positions in each if positions.ndim > 2), default=None)
     if axes is not None:
         each = [positions if positions.ndim > 2 else positions.expand(axes, 1, -1) for positions in each]
@@ -224,7 +224,7 @@ def _one_after_the_other(requests: Sequence[Request], needs: RequestedOutputs) -
 
 
 def _split(whole: Pass, counts: Sequence[int]) -> list[Pass]:
-    """Return each sequence's rows of a pass."""
+    """Split a pass into the rows of each sequence."""
     ends = np.cumsum(counts).tolist()
     parts = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
     return [

@@ -1,8 +1,8 @@
-"""The rows of a cache that are not committed yet, and the attention masks of passes that add to them.
+"""The uncommitted rows of a cache, and the attention masks of passes that add to them.
 
-A pass appends its rows to the cache in flat order, whatever their depth. Who attends to whom is a matter of the mask
+A pass appends its rows to the cache in flat order, whatever their depth. The mask decides which rows attend to which
 (each row sees the committed tokens, its ancestors and itself), and positions come from depths. So a tree that is grown
-level by level gives the logits of one that is run in a single pass.
+level by level gives the same logits as one that is run in a single pass.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class DraftRows:
     """A forest of U rows below the last committed token.
 
     Attributes:
-        parents: Int64[U], the row that each follows, -1 for those that follow the last committed token.
-        depths: Int64[U], 1 for those.
+        parents: Int64[U], parent of each row; -1 for children of the last committed token.
+        depths: Int64[U], depth of each row; 1 for those children.
         ancestors: Bool[U, U], True where the column is an ancestor of the row, or the row itself.
     """
 
@@ -32,13 +32,13 @@ class DraftRows:
         return len(self.parents)
 
     def grown(self, parents: Int32 | Int64) -> DraftRows:
-        """Return these rows and further ones behind them.
+        """Return these rows with further ones appended.
 
         Args:
-            parents: Int[n], counted like `self.parents`; a row's parent comes before it.
+            parents: Int[n], numbered like `self.parents`; a parent precedes its children.
 
         Raises:
-            ValueError: a parent does not come first.
+            ValueError: a parent does not precede its child.
         """
         before, total = len(self), len(self) + len(parents)
         depths = np.ones(total, np.int64)
@@ -54,14 +54,14 @@ class DraftRows:
         return DraftRows(np.concatenate([self.parents, parents]), depths, ancestors)
 
     def is_chain(self) -> bool:
-        """Return whether every row follows the one before it."""
+        """Return whether every row follows the previous one."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
     def check_path(self, rows: list[int]) -> None:
-        """Refuse rows that are not a path down from the last committed token.
+        """Check that rows form a path down from the last committed token.
 
         Raises:
-            ValueError: they are not.
+            ValueError: they do not.
         """
         above = ROOT
         for row in rows:
@@ -78,8 +78,8 @@ class DraftRows:
             start: the first row of the pass.
             length: the number L of committed tokens.
             seen: Bool[<= L], False at padding in front of the text; None without padding.
-            window: for sliding layers, how many positions back a row sees, itself included.
-            hidden: how many tokens are cached between these L and the rows, and are not seen.
+            window: for sliding layers, number of positions a row sees, itself included.
+            hidden: number of tokens cached between the L committed ones and the rows, which are not visible.
         """
         mask = np.ones((1, 1, len(self) - start, length + len(self)), bool)
         if seen is not None:
@@ -97,13 +97,13 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewRows:
-    """Rows that a pass is going to append.
+    """Rows that a pass will append.
 
     Attributes:
         ids: Int64[n].
         positions: Int64[n].
-        mask: what the model takes as `attention_mask`.
-        rows: what the cache has beside committed rows once they are appended.
+        mask: the value passed to the model as `attention_mask`.
+        rows: the cache's uncommitted rows after the pass.
     """
 
     ids: Int64

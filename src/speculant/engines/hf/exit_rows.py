@@ -1,7 +1,7 @@
-"""What the first layers of a model computed for a draft's rows, for the pass that verifies it to go on from.
+"""The first layers' results for a draft's rows, from which the verifying pass continues.
 
-Self-speculative methods draft with the first layers of the target, whose keys, values and states of drafted tokens are
-those that the target's own pass would compute again: LayerSkip's exit query cache (Elhoushi et al. 2024, arXiv
+Self-speculative methods draft with the first layers of the target. The keys, values and states of drafted tokens are
+the same that the target's own pass would recompute: LayerSkip's exit query cache (Elhoushi et al. 2024, arXiv
 2404.16710, section 4.3.3), Kangaroo (Liu et al. 2024, arXiv 2404.18911, section 3.1).
 """
 
@@ -19,13 +19,13 @@ from speculant.engines.hf.draft_rows import DraftRows, NewRows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExitRows:
-    """U rows whose keys and values are in the first layers of a cache, behind the committed ones, and in no others.
+    """U rows whose keys and values are in the first layers of a cache only, after the committed rows.
 
     Attributes:
-        layers: how many.
+        layers: number of these layers.
         ids: Int64[U].
-        rows: below the last committed token.
-        states: [U, 1, D], the output of the last of these layers, in the parts in which it was computed.
+        rows: the rows below the last committed token.
+        states: [U, 1, D], the output of the last of these layers, split as it was computed.
     """
 
     layers: int
@@ -35,24 +35,24 @@ class ExitRows:
 
     @classmethod
     def empty(cls, layers: int) -> ExitRows:
-        """Return no rows."""
+        """Return an empty set of rows."""
         return cls(layers, np.empty(0, np.int64), DraftRows())
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def grown(self, new: NewRows, states: Tensor) -> ExitRows:
-        """Return these rows and those of a pass behind them, with their states [n, 1, D]."""
+        """Return these rows with those of a pass appended, with their states [n, 1, D]."""
         return ExitRows(self.layers, np.concatenate([self.ids, new.ids]), new.rows, (*self.states, states))
 
     def shared(self, tokens: Int32, parents: Int32) -> int:
-        """Return how many of the first rows of a pass these are, tokens and parents alike."""
+        """Return how many leading rows of a pass are the same, in tokens and parents."""
         count = min(len(self), len(tokens))
         same = (self.ids[:count] == tokens[:count]) & (self.rows.parents[:count] == parents[:count])
         return count if same.all() else int(same.argmin())
 
     def first(self, count: int) -> ExitRows:
-        """Return the first rows alone."""
+        """Return the first `count` rows."""
         if count == len(self):
             return self
         rows = self.rows

@@ -1,4 +1,4 @@
-"""Getting a model and its tokenizer, from a folder, the hub, or the package itself."""
+"""Loading of models and tokenizers from a folder, the hub, or the package itself."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUNDLED_NAME = "bundled"  # what users call it, wherever a model, draft model, tokenizer, head or base is named
+BUNDLED_NAME = "bundled"  # accepted wherever a model, draft model, tokenizer, head or base is named
 BUNDLED = "stories"
 _FOLDER = "name the folder that holds config.json and the weights"
-_OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in names of files
+_OF_TOKENIZERS = ("token", "vocab", "merges", "spiece", "sentencepiece", "bpe", "tekken")  # in file names
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 BUNDLED_DRAFT = "draft"
 BUNDLED_HEADS = ("eagle", "mtp", "eagle3", "dflash", "medusa", "exit")
 
 
 def bundled_model() -> Path:
-    """Return the folder of the story model that comes with the package."""
+    """Return the folder of the bundled story model."""
     return Path(str(files("speculant") / "models" / BUNDLED))
 
 
@@ -43,20 +43,20 @@ def bundled_heads() -> list[Path]:
 
 
 def is_bundled(name: str | None) -> bool:
-    """Whether a model's name is the bundled model's: None, "bundled" or its folder."""
+    """Return whether a name denotes the bundled model: None, "bundled" or its folder."""
     return name is None or means_bundled(name) or (bool(name) and Path(name).resolve() == bundled_model().resolve())
 
 
 def means_bundled(name: Any) -> bool:
-    """Whether a name is "bundled", and no folder or file here is called so."""
+    """Return whether a name is "bundled" and no local folder or file has that name."""
     return name == BUNDLED_NAME and not Path(name).exists()
 
 
 def find_model(name: str | None) -> str:
-    """Return the folder or hub id of a model; that of the bundled model for None and "bundled".
+    """Return the folder or hub id of a model; None and "bundled" name the bundled model.
 
     Raises:
-        ModelNotFoundError: no model is there, and the hub cannot have it. Nothing is loaded to find that out.
+        ModelNotFoundError: no model is there, and the name is no hub id. Nothing is loaded to find out.
     """
     if name is None or means_bundled(name):
         return str(bundled_model())
@@ -73,19 +73,19 @@ def find_model(name: str | None) -> str:
 
 
 def find_draft_model(name: str) -> str:
-    """Return the folder or hub id of a draft model; that of the bundled model's for "bundled".
+    """Return the folder or hub id of a draft model; "bundled" names the draft model of the bundled model.
 
     Raises:
-        ModelNotFoundError: it is a path, and no model is there.
+        ModelNotFoundError: the name is a path without a model.
     """
     return str(bundled_draft_model()) if means_bundled(name) else find_model(name)
 
 
 def find_tokenizer(name: str | None) -> str:
-    """Return the folder, file or hub id of a tokenizer; the bundled model's for None, "bundled" and its draft model.
+    """Return the folder, file or hub id of a tokenizer; None, "bundled" and its draft model use the bundled one.
 
     Raises:
-        TokenizerError: nothing is there, and the hub cannot have it.
+        TokenizerError: nothing is there, and the name is no hub id.
     """
     if name is None or means_bundled(name) or Path(name).resolve() == bundled_draft_model().resolve():
         return str(bundled_model())
@@ -95,20 +95,20 @@ def find_tokenizer(name: str | None) -> str:
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Check the name of a dtype, without PyTorch.
+    """Check the name of a dtype without importing PyTorch.
 
     Raises:
-        UsageError: weights are not loaded as that.
+        UsageError: weights cannot be loaded in this dtype.
     """
     if dtype not in (None, *DTYPES):
         raise UsageError(f"there is no dtype '{dtype}'; try float32, bfloat16, float16 or auto.")
 
 
 def check_quantize(scheme: str | None, *, dtype: str | None, device: str | None) -> None:
-    """Check how a model is to be quantised, without PyTorch.
+    """Check the quantisation options of a model without importing PyTorch.
 
     Raises:
-        UsageError: there is no such way, or not on this device or in this dtype.
+        UsageError: there is no such scheme, or not on this device or in this dtype.
     """
     if scheme is None:
         return
@@ -131,27 +131,27 @@ def load_model(
     activations: str | None = None,
     sample: str | None = None,
 ) -> tuple[Any, Any]:
-    """Load a model that writes text, causal, multimodal or with an encoder, and its tokenizer (None if it has none).
+    """Load a text-generating model (causal, multimodal or encoder-decoder) and its tokenizer (None if it has none).
 
     Args:
         name: a folder or a hub id; None or "bundled" for the bundled story model.
         dtype: a torch dtype's name or "auto"; None for float32 on a CPU, the checkpoint's own elsewhere.
         device: a torch device, or "auto" to spread the model (accelerate); None for an accelerator if there is one.
         attention: transformers' attn_implementation; None for its default.
-        quantize: "int8" or "int4" to round the matrices of a checkpoint of floats, on a CPU; None to leave them. The
-            model's `quantized_summary` says what became of it. Checkpoints that are quantised already need no option:
-            on a CPU those of GPTQ, AWQ, compressed-tensors and torchao are read packed.
-        packed_cache: whether quantised weights are kept packed in the user's cache folder, from where the next start
-            maps them; None and True for yes.
+        quantize: "int8" or "int4" to round the matrices of a floating-point checkpoint, on a CPU; None to leave them.
+            The model's `quantized_summary` reports the result. Quantised checkpoints need no option: on a CPU those of
+            GPTQ, AWQ, compressed-tensors and torchao are read packed.
+        packed_cache: whether packed quantised weights are kept in the user's cache folder and mapped from there at the
+            next start; None and True for yes.
         activations: "int8" rounds the inputs of quantised matrices by row and group of 32, "float" keeps them; None for
-            int8. Refused where no weights are quantised.
-        sample: text on which the loss of quantising is measured; None for a built-in one.
+            int8. Refused if no weights are quantised.
+        sample: text on which the quantisation loss is measured; None for a built-in one.
 
     Raises:
-        ModelNotFoundError: no model there, or the hub cannot be reached.
-        OutOfMemoryError: it does not fit.
-        UsageError: no such dtype, device or way to quantise, or not together.
-        UnsupportedError: the checkpoint cannot be quantised, or is in a way for which there is no layout.
+        ModelNotFoundError: no model is there, or the hub cannot be reached.
+        OutOfMemoryError: the model does not fit.
+        UsageError: unknown dtype, device or quantisation scheme, or a combination that is not supported.
+        UnsupportedError: the checkpoint cannot be quantised, or its quantisation has no supported layout.
     """
     source = find_model(name)
     check_dtype(dtype)
@@ -200,10 +200,10 @@ def load_model(
 
 
 def _packed(source: str, device: str) -> bool:
-    """Return whether a checkpoint is quantised in a way that is read packed on this device.
+    """Return whether a checkpoint is quantised in a format that is read packed on this device.
 
     Raises:
-        UnsupportedError: it is in a folder of `speculant quantize`, which only CPUs run.
+        UnsupportedError: it is an output folder of `speculant quantize`, which only CPUs run.
     """
     from transformers import AutoConfig
 
@@ -211,20 +211,20 @@ def _packed(source: str, device: str) -> bool:
 
     try:
         settings = quantization_settings(AutoConfig.from_pretrained(source))
-    except (OSError, ValueError):  # an adapter's folder, or what loading the model says best
+    except (OSError, ValueError):  # an adapter's folder, or an error that loading the model explains best
         return False
     return settings is not None and find_format(settings, device) is not None
 
 
 def auto_class(source: str) -> Any:
-    """Return the class of transformers that knows a model's config: causal, multimodal, or with an encoder."""
+    """Return transformers' auto class for a model's config: causal, multimodal, or encoder-decoder."""
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError):  # an adapter's folder, or what the class itself says best
+    except (OSError, ValueError):  # an adapter's folder, or an error that the class itself explains best
         return transformers.AutoModelForCausalLM
-    if getattr(config, "is_encoder_decoder", False):  # some of which have a causal class, too, of the decoder alone
+    if getattr(config, "is_encoder_decoder", False):  # some also have a causal class of the decoder alone
         kinds: tuple[str, ...] = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
     else:
         kinds = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
@@ -280,19 +280,19 @@ def load_config(source: str) -> Any:
 
     try:
         return AutoConfig.from_pretrained(source).get_text_config(decoder=True)
-    except Exception as error:  # as many as there are kinds of hubs and configs; each ends here with its reason
+    except Exception as error:  # hubs and configs fail in many ways; each ends here with its reason
         raise ModelNotFoundError(_why_not(source, error)) from error
 
 
 def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
-    """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), whose draft model has the same.
+    """Load a tokenizer from a folder, a file, the hub or the bundled model ("bundled"), which its draft model shares.
 
-    A file of SentencePiece or tiktoken only encodes and decodes text, see `speculant.engines.hf.tokenizer_files`; a
-    GGUF file has a whole tokenizer.
+    SentencePiece and tiktoken files only encode and decode text, see `speculant.engines.hf.tokenizer_files`; a GGUF
+    file has a complete tokenizer.
 
     Raises:
-        TokenizerError: it is required and there is none.
-        ModelError, UnsupportedError: it is a GGUF file that is damaged, or whose tokenizer is of another kind.
+        TokenizerError: a tokenizer is required and there is none.
+        ModelError, UnsupportedError: a GGUF file that is damaged, or whose tokenizer is of an unsupported kind.
     """
     source = find_tokenizer(source)
     if begins_as_gguf(source):
@@ -303,14 +303,14 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
         return load_tokenizer_file(Path(source))
     names = [file.name for file in Path(source).iterdir()] if Path(source).is_dir() else None
     if names is not None and not any(part in name for name in names for part in _OF_TOKENIZERS):
-        if not required:  # for some classes transformers would make a tokenizer without any tokens
+        if not required:  # transformers would create an empty tokenizer for some classes
             return None
         raise TokenizerError(f"no tokenizer in {source}: it has no file of one. Name a folder with tokenizer.json.")
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # whatever a broken tokenizer raises, the way out is the same
+    except Exception as error:  # whatever a broken tokenizer raises, the remedy is the same
         if not required:
             return None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -319,11 +319,11 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
 
 
 def load_processor(name: str | None, model: Any) -> Any:
-    """Return the processor of a model that takes images or other media; None where there is none or it cannot be used.
+    """Return the processor of a model that takes images or other media; None if there is none or it cannot be used.
 
     Args:
         name: where the model was loaded from.
-        model: of transformers.
+        model: a transformers model.
     """
     hears = getattr(model, "main_input_name", "") == "input_features"
     if model.config.get_text_config(decoder=True) is model.config and not hears:
@@ -332,14 +332,14 @@ def load_processor(name: str | None, model: Any) -> Any:
 
     try:
         found = AutoProcessor.from_pretrained(find_model(name))
-    except Exception:  # files that are missing, packages that are: text can be decoded without
+    except Exception:  # missing files or packages: text can be decoded without them
         logger.info("%s has no processor that can be used here", name, exc_info=True)
         return None
     return found if hasattr(found, "tokenizer") else None
 
 
 def default_device() -> str:
-    """Return "cuda" or "mps" where there is one, else "cpu"."""
+    """Return "cuda" or "mps" if available, else "cpu"."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Which kind of cache a sequence on a model gets."""
+"""Selects the kind of cache for a sequence on a model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def open_sequence(
     padding: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> AnySequence:
-    """Return a new sequence, of which nothing but the given cache is read yet; see `HFTargetCache`.
+    """Return a new sequence that has read nothing but the given cache; see `HFTargetCache`.
 
     Raises:
-        UnsupportedError: the cache is of a kind that cannot be rolled back.
+        UnsupportedError: this kind of cache cannot be rolled back.
     """
     if not runner.capabilities.replays:
         return HFTargetCache(runner, ids, cache=cache, padding=padding, positions=positions)

@@ -1,7 +1,7 @@
-"""Tokenizers from a single file, as models are published with: SentencePiece's, and tiktoken's of Llama 3.
+"""Tokenizers from a single file: SentencePiece models, and the tiktoken format of Llama 3.
 
-They serve where texts are only encoded, as by `speculant corpus build` and `speculant replay`: transformers reads such
-files as part of a model's folder alone, and some of them with other results than the library that wrote them.
+They serve commands that only encode text, such as `speculant corpus build` and `speculant replay`: transformers reads
+such files only as part of a model's folder, and encodes some differently from the library that wrote them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LLAMA3_PATTERN = (
 
 
 class FileTokenizer:
-    """Encodes and decodes text, without special tokens; the part of transformers' interface that texts need.
+    """Encodes and decodes text without special tokens: the part of transformers' tokenizer interface that texts need.
 
     Attributes:
         chat_template, bos_token: None, since such files have none.
-        all_special_ids: none, since they are never encoded.
+        all_special_ids: empty, since special tokens are never encoded.
     """
 
     chat_template: str | None = None
@@ -35,7 +35,7 @@ class FileTokenizer:
     def __init__(
         self, size: int, vocabulary: dict[str, int], encode: Callable[[str], list[int]], decode: Callable[..., str]
     ) -> None:
-        """Take what a library read: the number of ids, those of tokens, and functions of text and of ids."""
+        """Take the number of ids, the ids of tokens, and functions that encode a text and decode ids."""
         self._size, self._vocabulary, self._encode, self._decode = size, vocabulary, encode, decode
 
     def __call__(self, texts: str | Sequence[str], **_options: object) -> dict[str, list[list[int]]]:
@@ -54,15 +54,15 @@ class FileTokenizer:
         return self._decode([int(each) for each in ids])
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens."""
+        """Return the id of each token."""
         return dict(self._vocabulary)
 
 
 def load_tokenizer_file(path: Path) -> FileTokenizer:
-    """Return the tokenizer of a file.
+    """Load the tokenizer of a file.
 
     Raises:
-        TokenizerError: it cannot be read, is of another kind, or the package that reads it is not installed.
+        TokenizerError: the file cannot be read or is of an unknown kind, or the package that reads it is not installed.
     """
     try:
         content = path.read_bytes()
@@ -78,7 +78,7 @@ def load_tokenizer_file(path: Path) -> FileTokenizer:
 
 
 def _ranks(content: bytes) -> dict[bytes, int] | None:
-    """Return the ranks of a file of tiktoken, lines of a token in base 64 and its rank; None for another file."""
+    """Return the ranks of a tiktoken file (lines of a base64 token and its rank); None for any other file."""
     try:
         pairs = (line.split() for line in content.splitlines() if line)
         return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}

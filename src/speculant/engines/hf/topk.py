@@ -1,8 +1,8 @@
-"""The best tokens of rows of logits, found by blocks of the vocabulary.
+"""The top tokens of rows of logits, found block by block in the vocabulary.
 
-PyTorch's `topk` and `argmax` on CPUs walk along every logit; of a hundred thousand and more a row, for the rows of a
-draft, that takes about as long as a layer. The maxima of blocks are quick to get, and the k best tokens lie in the k
-blocks with the greatest of them. Elsewhere, and for small vocabularies, PyTorch's own operations are used.
+PyTorch's `topk` and `argmax` scan every logit on CPUs; with vocabularies beyond a hundred thousand tokens, that takes
+about as long as a layer for the rows of a draft. Block maxima are cheap, and the k best tokens lie in the k blocks with
+the greatest maxima. Elsewhere, and for small vocabularies, PyTorch's own operations are used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from speculant.core.tree import Float32, Int32
 
 BLOCK = 128
-FEW = 32  # blocks, for which one operation is quicker than several
+FEW = 32  # up to this many blocks, one operation is faster than several
 
 
 def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def best_token(logits: Tensor) -> Tensor:
-    """Return the first id [R] of each row's greatest logit, as `torch.argmax` of [R, V] does on CPUs."""
+    """Return the first id [R] of each row's maximum logit, as `torch.argmax` of [R, V] does on CPUs."""
     rows, vocabulary = logits.shape
     blocks = vocabulary // BLOCK
     if blocks <= FEW or not logits.is_cpu:
@@ -47,9 +47,9 @@ def best_token(logits: Tensor) -> Tensor:
 
 
 def top_on_host(logits: Tensor, k: int) -> tuple[Int32, Float32]:
-    """Return ids and logits [R, k] of each row's k best tokens, best first, as arrays of the host.
+    """Return ids and logits [R, k] of each row's k best tokens, best first, as host arrays.
 
-    From an accelerator they are copied without waiting; read them only after the device was waited for.
+    From an accelerator they are copied asynchronously; synchronise with the device before reading them.
     """
     values, ids = best_tokens(logits, min(k, logits.shape[-1]))
     on_host = ids.to(torch.int32).to("cpu", non_blocking=True), values.float().to("cpu", non_blocking=True)

@@ -1,1 +1,1 @@
-"""llama.cpp as an engine, over llama-cpp-python's low-level API."""
+"""llama.cpp as an engine, using llama-cpp-python's low-level API."""

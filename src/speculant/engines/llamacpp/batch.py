@@ -1,9 +1,8 @@
-"""The rows of a pass in llama.cpp's form: a `llama_batch` over numpy arrays, filled without a loop per row.
+"""The rows of a pass as a `llama_batch` over numpy arrays, filled without a loop per row.
 
-A row carries the ids of all sequences it belongs to. llama.cpp lets a row attend to those cached rows that belong to
-the first of its ids and lie at its position or before, so a tree needs no mask: each leaf has a sequence, and a node is
-in the sequences of all leaves at or below it (SpecInfer's tree attention, arXiv 2305.09781, in the form of llama.cpp's
-pull request 3624).
+Each row carries the ids of all sequences it belongs to. llama.cpp lets a row attend to cached rows of its first
+sequence at its position or before, so a tree needs no mask: each leaf has a sequence, and a node is in the sequences of
+all leaves at or below it (SpecInfer's tree attention, arXiv 2305.09781, in the form of llama.cpp's pull request 3624).
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Rows:
     Attributes:
         tokens: Int32[n].
         positions: Int32[n].
-        sequences: [n], the ids of the sequences that each row belongs to; at least one.
-        outputs: [n], whether the row's logits are wanted.
+        sequences: [n], the sequence ids of each row; at least one.
+        outputs: [n], whether the row's logits are requested.
     """
 
     tokens: Int32
@@ -40,7 +39,7 @@ class Rows:
 
     @staticmethod
     def plain(tokens: Sequence[int], start: int, sequence: int, *, wanted: int) -> Rows:
-        """Return rows of one sequence from a position on; the logits of the last `wanted` rows are wanted."""
+        """Return rows of one sequence starting at a position; the logits of the last `wanted` rows are requested."""
         count = len(tokens)
         return Rows(
             np.array(tokens, np.int32),
@@ -51,7 +50,7 @@ class Rows:
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
-        """Return the rows of several texts, one text behind the other."""
+        """Return the rows of several texts, concatenated."""
         if len(parts) == 1:
             return parts[0]
         return Rows(
@@ -66,7 +65,7 @@ class BatchArrays:
     """The arrays that a `llama_batch` points to."""
 
     def __init__(self, api: Any, maximum: int) -> None:
-        """Allocate arrays for so many rows; `api` is the module llama_cpp."""
+        """Allocate arrays for `maximum` rows; `api` is the module llama_cpp."""
         self._tokens, self._positions, self._counts = (np.zeros(maximum, np.int32) for _ in range(3))
         self._outputs = np.zeros(maximum, np.int8)
         self._pointers = np.zeros(maximum, np.uintp)
@@ -83,7 +82,7 @@ class BatchArrays:
         )
 
     def fill(self, rows: Rows) -> Any:
-        """Return the `llama_batch` of some rows, which holds until the next call."""
+        """Return the `llama_batch` of some rows, valid until the next call."""
         n = len(rows)
         counts = [len(ids) for ids in rows.sequences]
         self._ids = np.fromiter(itertools.chain.from_iterable(rows.sequences), np.int32, sum(counts))

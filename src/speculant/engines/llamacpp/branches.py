@@ -1,8 +1,8 @@
-"""The branches of a draft as llama.cpp's sequences: who shares which cached rows.
+"""The branches of a draft as llama.cpp sequences: which sequences share which cached rows.
 
-The committed text of a sequence has one id. Of the rows that follow a row, the first goes on with that row's id; every
-other begins a branch with an id of its own, which takes part in all rows above it. Rows of the same pass are given the
-id when they are written; rows that are cached already are given it by a copy, which llama.cpp does by marking them.
+The committed text of a sequence has one id. The first child of a row continues with that row's id; every other child
+starts a branch with an id of its own, which shares all rows above it. Rows of the same pass are given the id when they
+are written; rows that are already cached are given it by a sequence copy, which only marks them in llama.cpp.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from speculant.core.tree import ROOT, Int32
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An id that takes part in cached rows: those of the sequence `source` before the position `end`."""
+    """A sequence id that shares cached rows: those of the sequence `source` before the position `end`."""
 
     source: int
     target: int
@@ -26,14 +26,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grown:
-    """What further rows make of the branches.
+    """The effect of further rows on the branches.
 
     Attributes:
-        branches: with them.
-        positions: Int32[n], of the new rows.
+        branches: the branches including the new rows.
+        positions: Int32[n], positions of the new rows.
         sequences: [n], the ids of each new row, its own first.
-        shares: to be made before the rows are written.
-        taken: the ids that were taken for them.
+        shares: to be applied before the rows are written.
+        taken: the newly used ids.
     """
 
     branches: Branches
@@ -45,16 +45,16 @@ class Grown:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branches:
-    """Rows below a committed text that are not committed yet.
+    """Uncommitted rows below a committed text.
 
     Attributes:
         text: the id of the committed text.
-        length: how many tokens that has.
-        parents: of each row, the row that it follows; -1 for the committed text.
-        depths: of each row, 1 for those that follow the committed text.
-        own: of each row, the id whose sequence ends with it, or with a row below it.
-        extended: the rows, -1 among them, whose id goes on in a row below.
-        taken: the ids beside `text`.
+        length: number of committed tokens.
+        parents: parent of each row; -1 for the committed text.
+        depths: depth of each row; 1 for children of the committed text.
+        own: for each row, the id of the sequence that ends with it, or with a row below it.
+        extended: the rows (or -1) whose id continues in a row below.
+        taken: the ids in use besides `text`.
     """
 
     text: int
@@ -69,14 +69,14 @@ class Branches:
         return len(self.parents)
 
     def grown(self, parents: Int32, take: Callable[[int], list[int]]) -> Grown:
-        """Return these rows and further ones behind them.
+        """Return these rows with further ones appended.
 
         Args:
-            parents: Int32[n], counted over all rows; a row's parent comes before it.
-            take: returns so many unused ids.
+            parents: Int32[n], numbered over all rows; a parent precedes its children.
+            take: returns the given number of unused ids.
 
         Raises:
-            ValueError: a parent does not come first.
+            ValueError: a parent does not precede its child.
         """
         before = len(self)
         above, depths, own = [*self.parents, *parents.tolist()], [*self.depths], [*self.own]
@@ -118,10 +118,10 @@ class Branches:
         return Grown(branches, positions, sequences, shares, fresh)
 
     def check_path(self, rows: list[int]) -> None:
-        """Refuse rows that are not a path down from the committed text.
+        """Check that rows form a path down from the committed text.
 
         Raises:
-            ValueError: they are not.
+            ValueError: they do not.
         """
         above = ROOT
         for row in rows:

@@ -1,7 +1,7 @@
-"""llama.cpp's context of a model: its cache of keys and values, the sequences in it, and passes over rows.
+"""A llama.cpp context: its KV cache, the sequences in it, and passes over rows.
 
-One unified cache serves all texts: a sequence is a mark on its cells, so branches share what they have in common and
-keeping an accepted path moves nothing. The logits of a pass lie in llama.cpp's own memory and are read there; they hold
+One unified cache serves all texts: a sequence is a mark on its cells, so branches share common cells and keeping an
+accepted path moves nothing. The logits of a pass stay in llama.cpp's own memory and are read there; they are valid
 until the next pass.
 """
 
@@ -25,22 +25,22 @@ from speculant.engines.llamacpp.model import LlamaModel
 from speculant.engines.llamacpp.options import DEFAULT_CONTEXT, DEFAULT_SEQUENCES, DEFAULT_STATES, LlamaCppOptions
 from speculant.engines.llamacpp.texts import LlamaText
 
-PASS_ROWS = 512  # most rows of one call; drafts always have room for one more call beside the texts
-_FULL = 1  # what llama_decode returns where there are no free cells
+PASS_ROWS = 512  # maximum rows per call; besides the texts, drafts always have room for one call
+_FULL = 1  # returned by llama_decode if there are no free cells
 _NO_MEMORY = -2
 _FLASH = {None: -1, False: 0, True: 1}
 
 
 class LlamaContext:
-    """The cache of a model and passes on it. Not for several threads at once.
+    """The KV cache of a model and passes on it. Not thread-safe.
 
     Attributes:
         model: the model.
-        positions: the most tokens of a text.
-        cells: how many tokens of texts the cache has room for.
-        sequences: how many texts and branches of drafts it keeps apart.
+        positions: maximum tokens of a text.
+        cells: capacity of the cache in tokens of texts.
+        sequences: maximum number of texts and draft branches.
         flash_attention: whether it is used; None for llama.cpp's own choice.
-        cache_type: of keys and values.
+        cache_type: dtype of keys and values.
     """
 
     def __init__(self, model: LlamaModel, options: LlamaCppOptions) -> None:
@@ -48,8 +48,8 @@ class LlamaContext:
 
         Raises:
             UsageError: the context is longer than the model's positions.
-            UnsupportedError: llama.cpp does not take this cache type or attention on this model.
-            OutOfMemoryError: there is no room.
+            UnsupportedError: llama.cpp does not support this cache type or attention for this model.
+            OutOfMemoryError: it does not fit.
         """
         self.model, self._library = model, model.library
         self._api = api = self._library.api
@@ -76,9 +76,9 @@ class LlamaContext:
         self._memory = api.llama_get_memory(self._pointer)
         self._batch = BatchArrays(api, PASS_ROWS)
         self._free_ids = list(range(self.sequences))[::-1]
-        self._given_back: deque[int] = deque()  # by texts that nobody holds any more, at any time
-        self._texts: list[weakref.ref[LlamaText]] = []  # in the cache, the one unused for longest first
-        self._open_in: int | None = None  # the thread whose pass has rows that are neither kept nor dropped
+        self._given_back: deque[int] = deque()  # ids of garbage-collected texts, added at any time
+        self._texts: list[weakref.ref[LlamaText]] = []  # in the cache, least recently used first
+        self._open_in: int | None = None  # the thread whose pass has rows neither kept nor dropped yet
 
     def _why_not_opened(self) -> SpeculantError:
         log = self._library.log
@@ -93,15 +93,15 @@ class LlamaContext:
         )
 
     def set_threads(self, threads: int) -> None:
-        """Run passes with so many threads from now on."""
+        """Set the number of threads for further passes."""
         self.model.threads = threads
         self._api.llama_set_n_threads(self._pointer, threads, threads)
 
     def take(self, count: int, keep: Iterable[LlamaText] = ()) -> list[int]:
-        """Return unused sequence ids; texts that are not in `keep` leave the cache where there are too few.
+        """Return unused sequence ids; if there are too few, texts that are not in `keep` are evicted.
 
         Raises:
-            UnsupportedError: there are too few even so.
+            UnsupportedError: there are still too few.
         """
         self._flush()
         protected = set(map(id, keep))
@@ -115,35 +115,35 @@ class LlamaContext:
         return [self._free_ids.pop() for _ in range(count)]
 
     def give_back(self, ids: Iterable[int]) -> None:
-        """Remove sequences from the cache; their ids are unused again."""
+        """Remove sequences from the cache and free their ids."""
         for sequence in ids:
             self.remove(sequence, 0)
             self._free_ids.append(sequence)
 
     def share(self, shares: Iterable[Share]) -> None:
-        """Let sequences take part in cached rows of others."""
+        """Let sequences share cached rows of others."""
         for each in shares:
             self._api.llama_memory_seq_cp(self._memory, each.source, each.target, 0, each.end)
 
     def copy(self, source: int, target: int) -> None:
-        """Let a sequence be what another is.
+        """Make a sequence a copy of another.
 
-        Rows and states are marked for both. A pass over either writes its state to a cell of its own, which it reads
-        from where the other's is (llama-memory-recurrent.cpp, `find_slot`), so a copy takes no time.
+        Rows and states are marked for both. A pass over either writes its state to its own cell, which it reads from
+        where the other's is (llama-memory-recurrent.cpp, `find_slot`), so a copy takes no time.
         """
         self.remove(target, 0)
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def adopt(self, source: int, target: int, start: int, end: int) -> None:
-        """Let a sequence take part in another's rows at the positions from `start` to before `end`."""
+        """Let a sequence share another's rows at positions from `start` to before `end`."""
         self._api.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def remove(self, sequence: int, start: int) -> None:
-        """Remove a sequence's rows from a position on; cells that no sequence is left in are free."""
+        """Remove a sequence's rows from a position on; cells without any sequence become free."""
         self._api.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     def cut(self, text: LlamaText, length: int) -> None:
-        """Keep the first rows of a text; where layers keep a running state it is read again when it is next used."""
+        """Keep the first rows of a text; if layers have recurrent state, the text is reread at its next use."""
         if text.sequence is None:
             return
         if self.model.states:
@@ -152,12 +152,12 @@ class LlamaContext:
             self.remove(text.sequence, length)
 
     def admit(self, text: LlamaText, keep: Sequence[LlamaText] = (), *, behind: int = 0) -> int:
-        """Return the id of a text in the cache; one that had to leave is read again.
+        """Return the id of a text in the cache, rereading it if it was evicted.
 
         Args:
-            text: to be there.
-            keep: texts that must stay, too.
-            behind: how many of its last tokens need not be read.
+            text: the text to admit.
+            keep: texts that must also stay.
+            behind: number of its last tokens that need not be read.
 
         Raises:
             OutOfMemoryError: it does not fit.
@@ -172,7 +172,7 @@ class LlamaContext:
         return text.sequence
 
     def fork(self, text: LlamaText, length: int) -> LlamaText | None:
-        """Return a new text that shares the first rows of another; None where that left the cache, or it is full."""
+        """Return a new text that shares the first rows of another; None if that was evicted, or the cache is full."""
         if text.sequence is None or length > len(text.tokens):
             return None
         try:
@@ -187,7 +187,7 @@ class LlamaContext:
         return copy
 
     def text_bytes(self, text: LlamaText) -> int:
-        """Return the bytes of a text's rows; 0 where it has left the cache."""
+        """Return the bytes of a text's rows; 0 if it was evicted."""
         if text.sequence is None:
             return 0
         return int(self._api.llama_state_seq_get_size(self._pointer, text.sequence))
@@ -200,10 +200,10 @@ class LlamaContext:
             self.give_back([sequence])
 
     def decode(self, rows: Rows, keep: Sequence[LlamaText]) -> Tensor:
-        """Run a pass over at most `PASS_ROWS` rows; return the logits [n', V] of those that are wanted.
+        """Run a pass over at most `PASS_ROWS` rows; return the requested logits [n', V].
 
-        They are llama.cpp's own memory and hold until the next pass. Where there are no free cells, texts that are not
-        in `keep` leave the cache.
+        They are in llama.cpp's own memory and valid until the next pass. If there are no free cells, texts that are not
+        in `keep` are evicted.
 
         Raises:
             OutOfMemoryError: the cache or the device is full; nothing was appended.
@@ -220,7 +220,7 @@ class LlamaContext:
             code = self._api.llama_decode(self._pointer, batch)
         if code:
             if code != _FULL and self.model.states:
-                # A pass that fails in its middle may have moved the states of other texts.
+                # A pass that fails midway may have moved the states of other texts.
                 for text in filter(None, [held() for held in self._texts]):
                     self.drop(text)
             raise self._why_not_run(int(code), len(rows))
@@ -228,11 +228,11 @@ class LlamaContext:
         return self._logits(wanted)
 
     def begin_round(self) -> None:
-        """Take note that rows are in the cache that are neither kept nor dropped."""
+        """Record that the cache has rows that are neither kept nor dropped."""
         self._open_in = threading.get_ident()
 
     def end_round(self) -> None:
-        """Take note that they are."""
+        """Record that all rows are kept or dropped."""
         self._open_in = None
 
     def _check_thread(self) -> None:
@@ -268,7 +268,7 @@ class LlamaContext:
         return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(rows, vocabulary))
 
     def _catch_up(self, text: LlamaText, keep: Sequence[LlamaText]) -> None:
-        """Read the tokens of a text in the cache that its sequence has not read; where that fails, it leaves."""
+        """Read the tokens of a cached text that its sequence has not read; on failure, evict it."""
         assert text.sequence is not None
         tokens = text.tokens
         try:
@@ -280,7 +280,7 @@ class LlamaContext:
         text.behind = 0
 
     def _evict(self, protected: set[int]) -> bool:
-        """Remove the text that was unused for longest; return whether there was one that may leave."""
+        """Evict the least recently used text; return whether one could be evicted."""
         for place, held in enumerate(self._texts):
             text = held()
             if text is not None and text.sequence is not None and not text.open_rows and id(text) not in protected:
@@ -290,11 +290,11 @@ class LlamaContext:
         return False
 
     def _flush(self) -> None:
-        """Remove what belonged to texts that nobody holds any more."""
+        """Remove the sequences of garbage-collected texts."""
         while self._given_back:
             self.give_back([self._given_back.popleft()])
 
 
 def _free(api: Any, pointer: Any, _model: LlamaModel) -> None:
-    """Free a context, before its model, which is held until then."""
+    """Free a context before its model, which is kept alive until then."""
     api.llama_free(pointer)

@@ -1,4 +1,4 @@
-"""A GGUF model as an engine: passes of its sequences, alone or several at once."""
+"""A GGUF model as an engine: passes over its sequences, one or several at once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class LlamaEngine(ModelEngine):
     """Runs passes of a GGUF model; see `core.engine.Engine`.
 
     Attributes:
-        context: the cache, and passes on it.
-        batch_note: why the sequences of a batch are run one after the other; never, here.
+        context: the KV cache, and passes on it.
+        batch_note: why the sequences of a batch run one after the other; never the case here.
     """
 
     batch_note = ""
@@ -39,9 +39,9 @@ class LlamaEngine(ModelEngine):
 
         Args:
             model: see above.
-            context: of the same model.
-            notes: what the user should know beside the engine's own notes.
-            strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
+            context: context of the same model.
+            notes: messages for the user, in addition to the engine's own.
+            strict: whether to refuse a model on which drafts cannot be verified; otherwise it is decoded plainly.
         """
         self._model = model
         self.context, self._strict, self._notes = context, strict, tuple(notes)
@@ -59,7 +59,7 @@ class LlamaEngine(ModelEngine):
 
     @property
     def model(self) -> Any:
-        """What transformers' `generate` prepares requests with; see `request_model`."""
+        """The model with which transformers' `generate` prepares requests; see `request_model`."""
         return self._model
 
     @property
@@ -68,12 +68,12 @@ class LlamaEngine(ModelEngine):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know, of the model and of its drafter."""
+        """Messages for the user about the model and its drafter."""
         return (*self._capabilities.notes, *self._notes)
 
     @property
     def latency_facts(self) -> tuple[object, ...]:
-        """What the latency of passes depends on, beside the model's config and weights."""
+        """Everything but the model's config and weights that affects the latency of passes."""
         context = self.context
         model = context.model
         return (
@@ -87,10 +87,10 @@ class LlamaEngine(ModelEngine):
         )
 
     def probe(self, *, rows: int = 0) -> None:
-        """Check once that passes over trees return the logits of passes over one token; see `probe`.
+        """Check once that passes over trees return the same logits as one-token passes; see `probe`.
 
         Args:
-            rows: the most that a pass will have, which makes no difference here.
+            rows: maximum rows per pass; ignored here.
 
         Raises:
             UnsupportedError: they do not, and the engine is strict.
@@ -111,16 +111,16 @@ class LlamaEngine(ModelEngine):
     def open(
         self, ids: Tensor, *, cache: Any = None, padding: Tensor | None = None, positions: Tensor | None = None
     ) -> LlamaTargetCache:
-        """Return a new sequence, of which nothing but the given cache is read yet.
+        """Return a new sequence that has read nothing but the given cache.
 
         Args:
-            ids: Int64[1, T], the whole prompt, cached part included.
-            cache: `Result.cache` of an earlier turn on this model, whose tokens the prompt begins with; None for none.
-            padding: Int64[1, T], or None; without zeros.
-            positions: Int64[1, n], or None; rising by 1 to T - 1.
+            ids: Int64[1, T], the whole prompt, including its cached part.
+            cache: `Result.cache` of an earlier turn on this model, a prefix of the prompt; None for none.
+            padding: Int64[1, T] without zeros, or None.
+            positions: Int64[1, n] ascending by 1 to T - 1, or None.
 
         Raises:
-            UnsupportedError: the cache is of another kind, or tokens are padding or have positions of their own.
+            UnsupportedError: the cache is of another kind, or there is padding or positions are not consecutive.
             UsageError: the prompt does not continue the cache.
         """
         if cache is not None and not isinstance(cache, LlamaText):
@@ -138,35 +138,35 @@ class LlamaEngine(ModelEngine):
         return open_sequence(self.context, ids[0].tolist(), text=cache)
 
     def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Call:
-        """Return what transformers' `generate` prepares by the model's settings; see `ModelEngine.prepare`."""
+        """Return the request that transformers' `generate` prepares for the model; see `ModelEngine.prepare`."""
         given = {} if cache is None else {self.capabilities.cache_argument: cache}
         return prepare_call(self._model, ids, max_new_tokens=max_new_tokens, **given, **options)
 
     def open_prepared(self, prepared: Call, *, plain: bool) -> LlamaTargetCache:
-        """Return the cache of a request; passes are the same without drafts."""
+        """Return the cache of a request; passes without drafts are the same."""
         given = [None if each is None else each[:, prepared.start :] for each in (prepared.padding, prepared.positions)]
         ids = prepared.ids[:, prepared.start :]
         return self.open(ids, cache=prepared.cache, padding=given[0], positions=given[1])
 
     def crop(self, cache: LlamaText, length: int) -> int:
-        """Keep the first tokens of a cache, for a prompt that shares only those; return how many."""
+        """Keep the first tokens of a cache, for a prompt that shares only those; return their number."""
         cache.crop(length)
         return length
 
     def reusable(self, cache: LlamaText, length: int) -> int:
-        """Return how many of the first tokens of a cache a prompt can begin with: all of them."""
+        """Return how many of a cache's first tokens a prompt can reuse: all of them."""
         return length
 
     def copy_prefix(self, cache: LlamaText, length: int, *, room: int) -> LlamaText | None:
-        """Return a text that shares the first rows of another; None where that has left llama.cpp's cache."""
+        """Return a text that shares the first rows of another; None if that was evicted from llama.cpp's cache."""
         return self.context.fork(cache, length)
 
     def held_bytes(self, cache: LlamaText) -> int:
-        """Return the bytes of a text's rows, those that it shares included; 0 where it has left llama.cpp's cache."""
+        """Return the bytes of a text's rows, including shared ones; 0 if it was evicted from llama.cpp's cache."""
         return self.context.text_bytes(cache)
 
     def compacted(self, cache: LlamaText) -> LlamaText:
-        """Return a text: its rows take no more memory than they need."""
+        """Return the text itself: its rows take no extra memory."""
         return cache
 
     def forward(
@@ -230,7 +230,7 @@ class LlamaEngine(ModelEngine):
 
 
 def _notes(context: LlamaContext) -> tuple[str, ...]:
-    """Return what the user should know about drafts and about how exact passes are."""
+    """Return messages for the user about drafts and the precision of passes."""
     notes, rounding = [], []
     if context.model.states and not context.model.refusal:
         kind = context.model.header("general.architecture")

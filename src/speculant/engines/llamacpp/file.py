@@ -1,4 +1,4 @@
-"""What a GGUF file is, as far as its first bytes tell. Commands ask before they load anything."""
+"""Recognises GGUF files by their first bytes, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MAGIC = b"GGUF"
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Return whether a path names a file with a GGUF header, or one that is called so."""
+    """Return whether a path names a file with a GGUF header, or has the suffix of one."""
     return str(path).lower().endswith(".gguf") or begins_as_gguf(path)
 
 
 def begins_as_gguf(path: str | Path) -> bool:
-    """Return whether a file can be read and has a GGUF header."""
+    """Return whether a file is readable and has a GGUF header."""
     try:
         with Path(path).open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -24,10 +24,10 @@ def begins_as_gguf(path: str | Path) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file is there and begins as GGUF files do.
+    """Check that a file exists and has a GGUF header.
 
     Raises:
-        ModelNotFoundError: there is none.
+        ModelNotFoundError: there is no such file.
         ModelError: it is another kind of file.
         FileError: it cannot be read.
     """

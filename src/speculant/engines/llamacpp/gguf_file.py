@@ -1,11 +1,11 @@
-"""A transformers model of the Llama kind as a GGUF file, so that llama.cpp runs the very same weights.
+"""Writes a Llama-like transformers model to a GGUF file, so that llama.cpp runs exactly the same weights.
 
-Without a tokenizer only what computes logits from token ids is written: the tokenizer's model is "none" and the
-vocabulary just a size. With one, it must be of the kind that `gguf_tokenizer` writes.
-Matrices keep their dtype, vectors are written in float32, which llama.cpp computes with. For the architecture `llama`,
-llama.cpp applies rotary embeddings to neighbouring pairs of a head's dimensions where transformers pairs the two
-halves, so rows of q and k are permuted; the qwen architectures pair halves, as transformers does. Names and keys are
-those of llama.cpp's own converter (convert_hf_to_gguf.py).
+Without a tokenizer, only what computes logits from token ids is written: the tokenizer's model is "none" and the
+vocabulary just a size. A tokenizer must be of the kind that `gguf_tokenizer` writes. Matrices keep their dtype; vectors
+are written in float32, in which llama.cpp computes. For the architecture `llama`, llama.cpp applies rotary embeddings
+to neighbouring pairs of a head's dimensions where transformers pairs the two halves, so rows of q and k are permuted;
+the qwen architectures pair halves, as transformers does. Names and keys are those of llama.cpp's own converter
+(convert_hf_to_gguf.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from speculant.engines.llamacpp.gguf_tokenizer import describe_tokenizer
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 PERMUTED = "llama"
-STATIC_ROPES = ("default", "linear", "llama3")  # whose frequencies do not depend on the length of the text
+STATIC_ROPES = ("default", "linear", "llama3")  # with frequencies that do not depend on the text length
 
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}  # llama.cpp's LLAMA_FTYPE_*
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -53,12 +53,12 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TensorEntry:
-    """A tensor of the file; `make` returns its values, so that only one tensor at a time is copied.
+    """A tensor of the file; `make` returns its values, so that only one tensor is copied at a time.
 
     Attributes:
-        name: in the file.
-        kind: its GGUF type.
-        size: in bytes.
+        name: name in the file.
+        kind: GGUF type.
+        size: size in bytes.
     """
 
     name: str
@@ -72,13 +72,13 @@ def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
     """Write a model's weights as a GGUF file; an unfinished file is removed.
 
     Args:
-        model: a causal LM of transformers.
-        path: of the file, which is overwritten. It takes as many bytes as the weights.
-        tokenizer: the model's, to be written too; None for a file without one.
+        model: a transformers causal LM.
+        path: path of the file, which is overwritten. It takes as many bytes as the weights.
+        tokenizer: tokenizer to write; None for a file without one.
 
     Raises:
         UnsupportedError: the model's architecture is not supported, or the package `gguf` is not installed.
-        FileError: the file cannot be written, or the disk has no room for it.
+        FileError: the file cannot be written, or the disk is full.
     """
     try:
         import gguf
@@ -117,7 +117,7 @@ def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
     except BaseException as error:
         writer.close()
         path.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # numpy's has no strerror
+        if isinstance(error, OSError):  # numpy's errors have no strerror
             raise FileError(
                 f"cannot write {path}: {error}. Make room there. Set TMPDIR to another folder where it is temporary."
             ) from error
@@ -128,7 +128,7 @@ def check_architecture(model: Any) -> None:
     """Check that a model can be written.
 
     Raises:
-        UnsupportedError: it cannot; the message gives the reason.
+        UnsupportedError: it cannot; the message is the reason.
     """
     config, kind = model.config, model.config.model_type
     why = None
@@ -151,7 +151,7 @@ def check_architecture(model: Any) -> None:
 
 
 def _entries(model: Any) -> list[_TensorEntry]:
-    """Return the tensors in the order of the model; a tied output head is left out, as in other GGUF files.
+    """Return the tensors in model order, without a tied output head, as in other GGUF files.
 
     Raises:
         UnsupportedError: one is unknown, quantised, or not in memory.
@@ -189,12 +189,12 @@ def _maker(model: Any, name: str, parameter: Tensor, kind: str) -> Callable[[], 
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
-    """Return rows [H * D, ...] of q or k, permuted so that the rows of a rotary pair are neighbours."""
+    """Permute rows [H * D, ...] of q or k so that the rows of a rotary pair are neighbours."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def _name(name: str) -> str | None:
-    """Return llama.cpp's name of a parameter, or None if the architecture has no such parameter."""
+    """Return llama.cpp's name of a parameter; None if the architecture has no such parameter."""
     if name in _OUTER:
         return _OUTER[name]
     found = _LAYER.fullmatch(name)
@@ -204,11 +204,11 @@ def _name(name: str) -> str | None:
 
 
 def _rope_factors(model: Any) -> Tensor:
-    """Return the factors [D / 2] by which each rotary frequency is below that of an unscaled embedding."""
+    """Return the divisors [D / 2] of the rotary frequencies relative to an unscaled embedding."""
     frequencies = model.model.rotary_emb.inv_freq.detach().double().cpu()
     steps = torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies)
     factors = 1 / (frequencies * float(model.config.rope_parameters["rope_theta"]) ** steps)
-    # In an unscaled embedding the factors differ from 1 by the rounding of float32.
+    # In an unscaled embedding the divisors differ from 1 only by float32 rounding.
     return torch.where((factors - 1).abs() < 1e-5, torch.ones_like(factors), factors).float()
 
 

@@ -1,7 +1,7 @@
-"""A tokenizer of the Llama 2 kind as part of a GGUF file: byte-fallback BPE with "▁" for spaces.
+"""Writes a tokenizer of the Llama 2 kind to a GGUF file: byte-fallback BPE with "▁" for spaces.
 
-llama.cpp merges by the score of the token that is made, transformers by the rank of the pair. Where every token is made
-by one pair, scores that fall with the rank give the same splits.
+llama.cpp merges by the score of the resulting token, transformers by the rank of the pair. If every token results from
+one pair, scores that decrease with the rank give the same splits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from speculant.core.errors import UnsupportedError
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTES = 1, 2, 3, 4, 5, 6  # llama.cpp's types of tokens
-_NEVER = -1e9  # the score of tokens that nothing is merged into
+_NEVER = -1e9  # the score of tokens that are no merge result
 
 
 def describe_tokenizer(writer: Any, tokenizer: Any, model: Any) -> None:
@@ -22,7 +22,7 @@ def describe_tokenizer(writer: Any, tokenizer: Any, model: Any) -> None:
 
     Args:
         writer: a gguf.GGUFWriter.
-        tokenizer: of transformers, with a `tokenizers` backend.
+        tokenizer: a transformers tokenizer with a `tokenizers` backend.
         model: its model, whose vocabulary may be larger.
 
     Raises:
@@ -70,7 +70,7 @@ def describe_tokenizer(writer: Any, tokenizer: Any, model: Any) -> None:
 
 
 def _is_prefixed(normalizer: Any) -> bool | None:
-    """Return whether texts get a space in front; None where the normalizer is of another kind."""
+    """Return whether a space is prepended to texts; None for another kind of normalizer."""
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     kinds = [step["type"] for step in steps]
     replaces = [step for step in steps if step["type"] == "Replace"]

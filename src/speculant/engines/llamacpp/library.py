@@ -1,7 +1,7 @@
-"""llama-cpp-python, imported when it is needed; llama.cpp's messages are kept instead of printed.
+"""Imports llama-cpp-python on demand; llama.cpp's messages are stored instead of printed.
 
 llama.cpp returns null pointers and negative numbers, and writes the reasons to its log. The last lines of that log are
-kept, so that errors can name them, and all of them go to Python's logger `speculant.llamacpp`, quiet by default.
+kept for error messages, and all lines go to Python's logger `speculant.llamacpp`, which is quiet by default.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError
 
-OLDEST = (0, 3, 36)  # the first release whose fields and functions are those used here
+OLDEST = (0, 3, 36)  # the first release with all fields and functions used here
 TOO_NEW = (0, 4)
 KEPT_LINES = 20
-_LEVELS = {2: logging.DEBUG, 3: logging.INFO}  # warnings and errors; errors that matter are raised
+_LEVELS = {2: logging.DEBUG, 3: logging.INFO}  # other levels are warnings and errors; relevant errors are raised
 _INSTALL = "pip install 'speculant[llamacpp]'"
 
 
@@ -33,7 +33,7 @@ class LogLines:
         self._level = 0
 
     def add(self, level: int, text: bytes | None) -> None:
-        """Take a message; level 5 continues the message before."""
+        """Append a message; level 5 continues the previous one."""
         line = (text or b"").decode("utf-8", "replace").strip()
         self._level = self._level if level == 5 else level
         if self._level in _LEVELS and line.strip("."):
@@ -41,16 +41,16 @@ class LogLines:
             self._logger.log(_LEVELS[self._level], line)
 
     def reason(self) -> str:
-        """Return the first line since `clear` that speaks of an error, or the last line; empty if there is none."""
+        """Return the first line since `clear` that mentions an error, else the last line; empty if there is none."""
         named = [line for line in self.lines if "error" in line.lower() or "fail" in line.lower()]
         return (named or [*self.lines][-1:] or [""])[0]
 
     def mentions(self, *words: str) -> bool:
-        """Return whether a line since `clear` holds one of the words."""
+        """Return whether a line since `clear` contains one of the words."""
         return any(word in line.lower() for line in self.lines for word in words)
 
     def clear(self) -> None:
-        """Forget all lines."""
+        """Drop all lines."""
         self.lines.clear()
 
 
@@ -76,10 +76,10 @@ class Library:
 
 @functools.cache
 def load_library() -> Library:
-    """Return llama.cpp; there is one of it in a process, and its log goes to one place.
+    """Return llama.cpp, of which a process has one instance with one log.
 
     Raises:
-        UnsupportedError: llama-cpp-python is not installed, does not run here or is not of a tested version.
+        UnsupportedError: llama-cpp-python is not installed, does not run here or is not a tested version.
     """
     api = import_llamacpp()
     found = tuple(int(part) for part in str(api.__version__).split(".")[:3] if part.isdigit())
@@ -93,7 +93,7 @@ def load_library() -> Library:
 
 
 def import_llamacpp() -> Any:
-    """Return the package.
+    """Import and return the package.
 
     Raises:
         UnsupportedError: it is not installed, or does not run here.
@@ -105,7 +105,7 @@ def import_llamacpp() -> Any:
             f"llama.cpp is not installed: {_INSTALL}. It is built from source, which takes a C++ compiler and some "
             "minutes."
         ) from error
-    except (OSError, RuntimeError) as error:  # its library was built for another machine
+    except (OSError, RuntimeError) as error:  # the library was built for another machine
         raise UnsupportedError(
             f"llama.cpp is installed and does not run here: {error}. Build it anew: pip install --force-reinstall "
             "--no-cache-dir 'speculant[llamacpp]'."

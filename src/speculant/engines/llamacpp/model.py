@@ -1,8 +1,8 @@
-"""A GGUF model in llama.cpp: its weights, its vocabulary and what its header says.
+"""A GGUF model in llama.cpp: its weights, vocabulary and header.
 
 Recurrent and hybrid models (Mamba, RWKV and mixtures with attention) keep one state per sequence instead of a row per
-token, and llama.cpp runs no coupled sequences on them: they verify chains, see `replay_cache`. Encoders and diffusion
-models, which do not decode token by token, are refused.
+token, and llama.cpp cannot share rows between their sequences: they verify chains, see `replay_cache`. Encoders and
+diffusion models, which do not decode token by token, are refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from speculant.engines.llamacpp.file import check_file
 from speculant.engines.llamacpp.library import Library, load_library
 from speculant.engines.llamacpp.options import LlamaCppOptions
 
-_TEXT_BYTES = 1 << 16  # of values in the header, at first
-_COMPRESSED = ("deepseek4",)  # whose cache is no state and rows, but blocks of several tokens each
+_TEXT_BYTES = 1 << 16  # initial buffer size for header values
+_COMPRESSED = ("deepseek4",)  # with a cache of blocks of several tokens, neither states nor rows
 
 
 class LlamaModel:
@@ -27,27 +27,28 @@ class LlamaModel:
 
     Attributes:
         library: llama.cpp.
-        path: of the file.
+        path: path of the file.
         pointer: llama.cpp's model.
         vocab: llama.cpp's vocabulary of it.
         offloaded: whether layers run on an accelerator.
-        threads: for passes on the CPU.
-        refusal: why drafts cannot be verified on it; "" where they can.
-        states: whether layers keep a running state instead of a row for each token.
+        threads: number of threads for passes on the CPU.
+        refusal: why drafts cannot be verified on it; "" if they can.
+        states: whether layers keep a recurrent state instead of a row for each token.
     """
 
     def __init__(self, path: str | Path, options: LlamaCppOptions) -> None:
         """Load a file.
 
         Args:
-            path: of a GGUF file; of a model in several files, the first.
-            options: how.
+            path: path of a GGUF file; for a split model, of the first file.
+            options: loading options.
 
         Raises:
             ModelNotFoundError: there is no such file.
-            ModelError: it is no GGUF file, truncated or damaged.
-            UnsupportedError: the model does not decode token by token, or llama.cpp cannot run here or not as asked.
-            OutOfMemoryError: there is no room for it.
+            ModelError: it is not a GGUF file, or truncated or damaged.
+            UnsupportedError: the model does not decode token by token, or llama.cpp cannot run here or with these
+                options.
+            OutOfMemoryError: it does not fit.
         """
         self.path = Path(path)
         check_file(self.path)
@@ -76,22 +77,22 @@ class LlamaModel:
 
     @property
     def vocabulary(self) -> int:
-        """V, how many token ids the model knows."""
+        """The vocabulary size V."""
         return int(self.library.api.llama_vocab_n_tokens(self.vocab))
 
     @property
     def positions(self) -> int:
-        """How many positions the model was trained with."""
+        """The number of positions that the model was trained with."""
         return int(self.library.api.llama_model_n_ctx_train(self.pointer))
 
     @property
     def layers(self) -> int:
-        """How many layers it has."""
+        """The number of layers."""
         return int(self.library.api.llama_model_n_layer(self.pointer))
 
     @property
     def parameters(self) -> int:
-        """How many weights it has."""
+        """The number of weights."""
         return int(self.library.api.llama_model_n_params(self.pointer))
 
     @property
@@ -103,7 +104,7 @@ class LlamaModel:
         return described[-1].lower().removeprefix("(guessed) ").removeprefix("all ")
 
     def header(self, key: str) -> str | None:
-        """Return a value of the file's header as text; None if there is none."""
+        """Return a header value as text; None if there is none."""
         api, size = self.library.api, _TEXT_BYTES
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -122,10 +123,10 @@ class LlamaModel:
         return ModelError(f"{self.path} cannot be loaded: {reason}. The file may be truncated; fetch it again.")
 
     def _check_kind(self) -> str:
-        """Return why drafts cannot be verified on this architecture, "" if they can.
+        """Return why drafts cannot be verified on this architecture; "" if they can.
 
         Raises:
-            UnsupportedError: it cannot be decoded here at all.
+            UnsupportedError: it cannot be decoded at all.
         """
         api, pointer = self.library.api, self.pointer
         kind = self.header("general.architecture") or "unknown"

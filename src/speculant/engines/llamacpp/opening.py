@@ -1,4 +1,4 @@
-"""Which kind of cache a sequence on a GGUF model gets."""
+"""Selects the kind of cache for a sequence on a GGUF model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from speculant.engines.llamacpp.tree_cache import LlamaTreeCache
 
 
 def open_sequence(context: LlamaContext, prompt: Sequence[int], *, text: LlamaText | None = None) -> LlamaTargetCache:
-    """Return a new sequence, of which nothing but the given text is read yet; see `LlamaTargetCache`."""
+    """Return a new sequence that has read nothing but the given text; see `LlamaTargetCache`."""
     kind = LlamaReplayCache if context.model.states else LlamaTreeCache
     return kind(context, prompt, text=text)

@@ -1,4 +1,4 @@
-"""How a GGUF model is loaded and run: threads, offloading, context, attention and cache types."""
+"""Options for loading and running a GGUF model: threads, offloading, context, attention and cache types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from speculant.core.errors import UsageError
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-MAX_SEQUENCES = 256  # that llama.cpp keeps apart
+MAX_SEQUENCES = 256  # llama.cpp's limit
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 128
 DEFAULT_STATES = 16
@@ -15,20 +15,20 @@ DEFAULT_STATES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppOptions:
-    """Options of a GGUF model; None is what fits the model and the machine.
+    """Options of a GGUF model; None selects a value for the model and the machine.
 
     Attributes:
-        threads: for passes on the CPU; None for as many as torch has.
-        gpu_layers: how many layers run on an accelerator; None for all where llama.cpp was built for one, else none.
-        context: the most tokens of a text; None for the model's positions, at most 4096.
-        cache_tokens: for how many tokens, of all texts together, the cache has room; None for `context`. Batches of
-            long texts need more.
+        threads: number of threads for passes on the CPU; None for torch's number.
+        gpu_layers: number of layers on an accelerator; None for all if llama.cpp was built for one, else none.
+        context: maximum tokens of a text; None for the model's positions, at most 4096.
+        cache_tokens: capacity of the cache in tokens of all texts together; None for `context`. Batches of long texts
+            need more.
         flash_attention: None for off on a CPU and llama.cpp's own choice elsewhere. It rounds to float16.
-        cache_type: of keys and values, see `CACHE_TYPES`; None for f32 on a CPU and f16 elsewhere.
-        sequences: how many texts and branches of drafts the cache keeps apart: a text takes one, a draft one for each
-            of its leaves beyond the first. At most 256; each costs memory for a row of logits. Where layers keep a
-            running state, each has one of its own and a draft takes a copy, so a text takes two. None for 128, or 16
-            of these.
+        cache_type: dtype of keys and values, see `CACHE_TYPES`; None for f32 on a CPU and f16 elsewhere.
+        sequences: maximum number of sequences in the cache: a text takes one, a draft one for each of its leaves beyond
+            the first. At most 256; each costs memory for a row of logits. If layers keep a recurrent state, each
+            sequence has one of its own and a draft needs a copy, so a text takes two. None for 128, or 16 with such
+            layers.
         mmap: whether the weights are mapped from the file rather than read.
     """
 

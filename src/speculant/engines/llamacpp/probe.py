@@ -1,8 +1,8 @@
-"""Whether passes over drafts return the logits of passes over one token, checked once on the loaded model.
+"""Checks once, on the loaded model, that passes over drafts return the same logits as one-token passes.
 
-What the headers of GGUF files say does not tell whether an architecture's positions and masks go by sequences as those
-of attention do, nor whether its states are copied with a sequence. So a small tree is run, or chains of which a part is
-kept, and compared with plain decoding.
+GGUF headers do not tell whether an architecture's positions and masks go by sequences, as those of attention do, nor
+whether its states are copied with a sequence. So a small tree is run (or chains that are partly kept) and compared with
+plain decoding.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from speculant.core.tree import Int32
 from speculant.engines.llamacpp.context import LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
 
-TOLERANCE = 0.2  # of the spread of a row's logits; quantised caches differ by some hundredths
+TOLERANCE = 0.2  # relative to the spread of a row's logits; quantised caches differ by some hundredths
 _PREFIX = 5
-_PARENTS = (-1, 0, 0, 1, 2)  # the root, two branches below it, and one node below each
+_PARENTS = (-1, 0, 0, 1, 2)  # the root, its two children, and one child of each
 _PATHS = ((0, 1, 3), (0, 2, 4))
-_CHAINS = ((3, 1), (3, 2), (4, 4), (2, 2), (1, 1))  # rows of passes, and how many of each are kept
+_CHAINS = ((3, 1), (3, 2), (4, 4), (2, 2), (1, 1))  # rows of each pass, and how many are kept
 _TOKENS = _PREFIX + sum(kept for _, kept in _CHAINS)
 
 
 def check_drafts(context: LlamaContext) -> None:
-    """Run drafts and the same tokens one at a time, and compare.
+    """Run drafts and the same tokens one at a time, and compare the logits.
 
     Raises:
         UnsupportedError: the logits differ by more than rounding.

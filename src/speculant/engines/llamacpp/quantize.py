@@ -1,4 +1,4 @@
-"""GGUF files with quantised weights, made by llama.cpp itself."""
+"""Quantises GGUF files with llama.cpp itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speculant.core.errors import FileError, ModelError, UnsupportedError
 from speculant.engines.llamacpp.file import check_file
 from speculant.engines.llamacpp.library import load_library
 
-FORMATS = {  # llama.cpp's LLAMA_FTYPE_* by the names that people use
+FORMATS = {  # llama.cpp's LLAMA_FTYPE_* by their common names
     "f32": "ALL_F32",
     "f16": "MOSTLY_F16",
     "bf16": "MOSTLY_BF16",
@@ -22,13 +22,13 @@ FORMATS = {  # llama.cpp's LLAMA_FTYPE_* by the names that people use
 
 
 def quantize(source: Path, target: Path, kind: str, *, threads: int = 0) -> None:
-    """Write a GGUF file anew with other weights; an unfinished file is removed.
+    """Write a GGUF file with requantised weights; an unfinished file is removed.
 
     Args:
         source: a GGUF file in f32, f16 or bf16.
         target: the new file, which is overwritten.
-        kind: one of `FORMATS`. Matrices whose rows are no multiple of 256 get a related kind, as llama.cpp chooses.
-        threads: to compute with; 0 for all.
+        kind: one of `FORMATS`. Matrices whose rows are not a multiple of 256 get a related kind, chosen by llama.cpp.
+        threads: number of threads; 0 for all.
 
     Raises:
         UnsupportedError: there is no such kind, or llama.cpp is not installed.

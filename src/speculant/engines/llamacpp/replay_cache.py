@@ -1,10 +1,10 @@
-"""The cache of a sequence whose layers keep a running state: chains are verified, and accepted tokens are read again.
+"""The cache of a sequence with recurrent states: chains are verified, and accepted tokens are read again.
 
-llama.cpp has one state for each sequence and takes no token out of it again (`llama_memory_recurrent::seq_rm`), so a
-draft runs on a copy of the sequence. If all of its rows are kept, the copy takes the sequence's place; else the copy is
-dropped, and the kept tokens go in front of the next pass, as in `engines.hf.caches.replay_cache`. llama.cpp's own
-server restores a checkpoint and reads the kept tokens by a pass of their own. A pass over one row, which plain decoding
-consists of, needs no copy: its row is kept but for failures, after which the text is read again.
+llama.cpp has one state for each sequence and cannot remove tokens from it (`llama_memory_recurrent::seq_rm`), so a
+draft runs on a copy of the sequence. If all of its rows are kept, the copy replaces the sequence; otherwise the copy is
+dropped, and the kept tokens are prepended to the next pass, as in `engines.hf.caches.replay_cache`. llama.cpp's own
+server restores a checkpoint and reads the kept tokens in a separate pass. A pass over one row, as in plain decoding,
+needs no copy: its row is always kept except after failures, when the text is reread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache
 from speculant.engines.llamacpp.texts import LlamaText
 
-MAX_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
+MAX_PENDING = 16  # maximum kept tokens to read again with a draft; more get a pass of their own
 
 
 class LlamaReplayCache(LlamaTargetCache):
     """See `target_cache`."""
 
-    _copy: int | None = None  # the sequence that the rows run on where it is not the text's own
+    _copy: int | None = None  # the sequence that the rows run on, if it is not the text's own
 
     @property
     def trees(self) -> bool:
@@ -82,7 +82,7 @@ class LlamaReplayCache(LlamaTargetCache):
             self._close()
 
     def _mark(self) -> None:
-        """Nothing: llama.cpp may have failed in the middle of a pass, and what a copy has read then is unknown."""
+        """Return nothing: llama.cpp may have failed midway through a pass, and what a copy has read then is unknown."""
 
     def _undo(self, before: None) -> None:
         self.rollback()

@@ -1,8 +1,8 @@
-"""The front of a GGUF model: a transformers model without weights, whose `generate` prepares requests.
+"""A transformers model without weights, whose `generate` prepares requests to a GGUF model.
 
-transformers' `generate` merges configs and makes processors and criteria before its decoding loop would start, and the
-speculator takes over there. So a request to a GGUF model has the options of any other, with the same meaning, and the
-front only has to know the vocabulary, the positions and the special tokens.
+transformers' `generate` merges configs and creates processors and criteria before its decoding loop starts, where the
+speculator takes over. So a request to a GGUF model has the same options as any other, with the same meaning, and this
+model only has to know the vocabulary, the positions and the special tokens.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ CPU = torch.device("cpu")
 
 
 class GGUFConfig(PretrainedConfig):  # type: ignore[misc]
-    """What transformers needs to know of a GGUF model."""
+    """The config of a GGUF model, as far as transformers needs it."""
 
     model_type = "gguf"
 
 
 class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A GGUF model as `Speculator` takes it.
+    """A GGUF model for `Speculator`.
 
     Attributes:
         context: llama.cpp's model and cache.
-        name_or_path: of the file.
+        name_or_path: path of the file.
     """
 
     config_class = GGUFConfig
@@ -46,25 +46,25 @@ class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where logits are: llama.cpp hands them over in the host's memory."""
+        """The device of the logits: llama.cpp returns them in host memory."""
         return CPU
 
     @property
     def rounding(self) -> float:
-        """What passes round to, relative to a number: 8 bits where weights are not float32, as their input is."""
+        """The relative rounding error of passes: 8 bits unless weights are float32, since inputs are rounded."""
         return float(torch.finfo(torch.float32 if self.dtype == "f32" else torch.bfloat16).eps)
 
     @property
     def dtype(self) -> Any:
-        """The type of the weights in words, such as "q8_0"."""
+        """The type of the weights as text, such as "q8_0"."""
         return self.context.model.weights
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """Return how many weights llama.cpp holds."""
+        """Return the number of weights in llama.cpp."""
         return self.context.model.parameters
 
     def _supports_default_dynamic_cache(self) -> bool:
-        """Return False: transformers is to make no cache, since llama.cpp has its own."""
+        """Return False: transformers must not create a cache, since llama.cpp has its own."""
         return False
 
     def forward(
@@ -75,7 +75,7 @@ class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         past_key_values: Any = None,
         **options: Any,
     ) -> Any:
-        """Refuse: only speculators run passes of it.
+        """Raise an error: only speculators run its passes.
 
         Raises:
             UnsupportedError: always.
@@ -90,14 +90,14 @@ def load_gguf(path: str | Path, options: LlamaCppOptions | None = None) -> tuple
     """Load a GGUF file; return the model and its tokenizer, None if the file has none.
 
     Args:
-        path: of the file.
-        options: see there; None for the defaults.
+        path: path of the file.
+        options: see `LlamaCppOptions`; None for the defaults.
 
     Raises:
         ModelNotFoundError, ModelError, UnsupportedError, OutOfMemoryError: see `LlamaModel` and `LlamaContext`.
         UsageError: the options contradict the model.
     """
-    # Here, since every speculator asks whether its model is one of these.
+    # Imported here, since every speculator asks whether its model is one of these.
     from speculant.engines.llamacpp.context import LlamaContext
     from speculant.engines.llamacpp.model import LlamaModel
     from speculant.engines.llamacpp.options import LlamaCppOptions

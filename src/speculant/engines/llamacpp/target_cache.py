@@ -1,4 +1,4 @@
-"""What the caches of sequences on GGUF models have in common: the text, its prompt, and passes that append rows."""
+"""The common part of GGUF sequence caches: the text, its prompt, and passes that append rows."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from speculant.engines.llamacpp.texts import LlamaText
 
 
 class LlamaTargetCache(TargetCache):
-    """One sequence on a GGUF model; see `core.engine.TargetCache`. Not for several threads at once.
+    """One sequence on a GGUF model; see `core.engine.TargetCache`. Not thread-safe.
 
-    How rows are kept and dropped is up to the kind of cache: `tree_cache` or `replay_cache`.
+    How rows are kept and dropped depends on the kind of cache: `tree_cache` or `replay_cache`.
 
     Attributes:
-        text: what is committed; it may go on in a next turn.
+        text: the committed text; a later turn may continue it.
     """
 
     def __init__(self, context: LlamaContext, prompt: Sequence[int], *, text: LlamaText | None = None) -> None:
         """Prepare a sequence.
 
         Args:
-            context: of the model.
+            context: context of the model.
             prompt: all its tokens.
-            text: of an earlier turn, whose tokens the prompt begins with; None for a new one.
+            text: text of an earlier turn that is a prefix of the prompt; None for a new one.
 
         Raises:
-            UsageError: the prompt begins otherwise, or the text is being decoded.
-            UnsupportedError: the text is another model's.
+            UsageError: the prompt does not continue the text, or the text is being decoded.
+            UnsupportedError: the text belongs to another model.
         """
         self._context, self._prompt = context, list(prompt)
         self.text = LlamaText(context) if text is None else text
@@ -48,12 +48,12 @@ class LlamaTargetCache(TargetCache):
             raise UsageError("this cache's text is being decoded; wait for its end, or leave out `cache`.")
         if self.text.tokens != self._prompt[: self._length]:
             raise UsageError("the prompt does not begin with the tokens in `cache`; crop the cache, or leave it out.")
-        self._drafted: list[int] = []  # the tokens of the rows that are not
-        self._watcher: Callable[[int, Tensor], None] | None = None  # takes the logits of the prompt
+        self._drafted: list[int] = []  # tokens of uncommitted rows
+        self._watcher: Callable[[int, Tensor], None] | None = None  # receives the logits of the prompt
 
     @property
     def cache(self) -> LlamaText:
-        """What a next turn may go on from."""
+        """The text that a later turn may continue."""
         return self.text
 
     @property
@@ -66,13 +66,13 @@ class LlamaTargetCache(TargetCache):
 
     @property
     def pending(self) -> int:
-        """How many committed tokens the next pass reads again, before its own rows."""
+        """The number of committed tokens that the next pass rereads before its own rows."""
         return 0
 
     @property
     @abstractmethod
     def uncommitted(self) -> int:
-        """How many rows have been appended since the last `keep` or `rollback`."""
+        """The number of rows appended since the last `keep` or `rollback`."""
 
     @property
     def depth(self) -> int:
@@ -80,23 +80,23 @@ class LlamaTargetCache(TargetCache):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether the rows of its first tokens are those of any other text that begins with the same tokens."""
+        """Whether the rows of its first tokens equal those of any other text with the same first tokens."""
         return not self._context.model.states
 
     @property
     def media(self) -> None:
-        """It takes text alone."""
+        """None: it only takes text."""
 
     @property
     def joins(self) -> bool:
-        """Whether its prompt may be read in a pass with those of others; a running state is not read in parts."""
+        """Whether its prompt may share a pass with others; with recurrent states it is not read in parts."""
         return self.shares_prefixes and self._watcher is None
 
     def begin_with(self, text: LlamaText) -> None:
-        """Begin with a text of the prompt's first tokens in place of an empty one.
+        """Start with a text of the prompt's first tokens instead of an empty one.
 
         Raises:
-            UsageError: the prompt is being read, or does not go on from the text.
+            UsageError: the prompt is being read, or does not continue the text.
         """
         if self._length or text.tokens != self._prompt[: len(text.tokens)] or len(text.tokens) >= len(self._prompt):
             raise UsageError("a prompt can begin with cached rows only before it is read, and must be longer.")
@@ -125,17 +125,17 @@ class LlamaTargetCache(TargetCache):
             raise
 
     def plan_prompt(self, maximum: int | None, needs: RequestedOutputs, keep: Sequence[LlamaText]) -> Rows:
-        """Return the rows of a pass that is to read further prompt tokens; `restart` undoes it.
+        """Return the rows of a pass over further prompt tokens; `restart` undoes it.
 
         Args:
-            maximum: tokens; None for all.
-            needs: what is wanted beside the logits.
+            maximum: maximum tokens; None for all.
+            needs: requested outputs besides the logits.
             keep: the texts of the same pass.
 
         Raises:
-            OutOfMemoryError: the text had left the cache and does not fit.
-            UsageError: the prompt was read before, or the text was used elsewhere meanwhile.
-            UnsupportedError: hidden states are wanted.
+            OutOfMemoryError: the text was evicted and does not fit.
+            UsageError: the prompt was already read, or the text was used elsewhere meanwhile.
+            UnsupportedError: hidden states are requested.
         """
         self._check_text()
         check_needs(needs)
@@ -148,7 +148,7 @@ class LlamaTargetCache(TargetCache):
         return Rows.plain(self._prompt[start:end], start, sequence, wanted=wanted)
 
     def take_prompt(self, rows: Rows, logits: Tensor | None, needs: RequestedOutputs) -> Pass | None:
-        """Take note that a pass has read rows of the prompt; return the last token's Pass, by its logits [1, V]."""
+        """Record that a pass has read prompt rows; return the last token's Pass, given its logits [1, V]."""
         self._length += len(rows)
         self.text.tokens = self._prompt[: self._length]
         return None if logits is None else finish_pass(logits, needs)
@@ -186,7 +186,7 @@ class LlamaTargetCache(TargetCache):
         self._length = given
 
     def detach(self) -> LlamaText:
-        """Return the text of the committed tokens for others to keep; nothing can follow here."""
+        """Return the text of the committed tokens for reuse; this cache cannot continue."""
         self.rollback()
         text, self.text = self.text, LlamaText(self._context)
         self._length, self._given, self._prompt = 0, 0, []
@@ -197,7 +197,7 @@ class LlamaTargetCache(TargetCache):
 
     @abstractmethod
     def plan(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Rows:
-        """Return the rows of a pass that is to follow, for which the cache is prepared; `rollback` undoes both.
+        """Prepare the cache for a pass and return its rows; `rollback` undoes both.
 
         Args:
             tokens: Int32[n].
@@ -205,22 +205,22 @@ class LlamaTargetCache(TargetCache):
             keep: the texts of the same pass.
 
         Raises:
-            ValueError: a parent does not come first.
-            UnsupportedError: the rows branch more than the cache can keep apart.
-            OutOfMemoryError: the text had left the cache and does not fit.
+            ValueError: a parent does not precede its child.
+            UnsupportedError: the rows need more branches than the cache has sequences.
+            OutOfMemoryError: the text was evicted and does not fit.
             UsageError: the text was used elsewhere meanwhile.
         """
 
     @abstractmethod
     def _mark(self) -> Any:
-        """Return what `_undo` needs to know of the rows appended so far."""
+        """Return the state of appended rows for `_undo`."""
 
     @abstractmethod
     def _undo(self, before: Any) -> None:
         """Remove what a failed pass has appended since `_mark`."""
 
     def run(self, tokens: Int32, parents: Int32, keep: Sequence[LlamaText]) -> Tensor:
-        """Append rows by as few passes as possible; return their logits [n, V]. The parameters are those of `plan`."""
+        """Append rows in as few passes as possible; return their logits [n, V]. The parameters are those of `plan`."""
         before, parts, maximum = self._mark(), list[Tensor](), PASS_ROWS - self.pending
         try:
             for begin in range(0, len(tokens), maximum):
@@ -233,10 +233,10 @@ class LlamaTargetCache(TargetCache):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def check_tokens(self, tokens: Int32) -> None:
-        """Refuse tokens that are none of the model's.
+        """Refuse tokens outside the model's vocabulary.
 
         Raises:
-            UsageError: there is one.
+            UsageError: there is such a token.
         """
         vocabulary = self._context.model.vocabulary
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
@@ -244,7 +244,7 @@ class LlamaTargetCache(TargetCache):
             raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 
     def _close(self) -> None:
-        """Take note that no rows are left that are neither kept nor dropped."""
+        """Record that all rows are kept or dropped."""
         self._drafted, self.text.open_rows = [], False
         self._context.end_round()
 
@@ -254,16 +254,16 @@ class LlamaTargetCache(TargetCache):
 
 
 def finish_pass(logits: Tensor, needs: RequestedOutputs) -> Pass:
-    """Return what a drafter and a verifier get of a pass with these logits [R, V]."""
+    """Return the Pass for a drafter and verifier, given these logits [R, V]."""
     ids, values = top_on_host(logits, needs.top_k) if needs.top_k else (None, None)
     return Pass(logits=logits, top_ids=ids, top_logits=values)
 
 
 def check_needs(needs: RequestedOutputs) -> None:
-    """Refuse what llama.cpp does not give.
+    """Refuse outputs that llama.cpp does not provide.
 
     Raises:
-        UnsupportedError: hidden states are wanted.
+        UnsupportedError: hidden states are requested.
     """
     if needs.hidden_layers:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""A text in llama.cpp's cache, kept between turns for as long as there is room."""
+"""A text in llama.cpp's cache, kept between turns while there is room."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from speculant.core.errors import UsageError
 
 
 class LlamaText:
-    """The committed tokens of a text, and where the cache holds them. `Result.cache` of a GGUF model is one.
+    """The committed tokens of a text, and their place in the cache. It is the `Result.cache` of a GGUF model.
 
-    Where other texts need the room, a text leaves the cache and is read again when it goes on, so holding many of them
-    costs no memory that could run out.
+    If other texts need the room, a text is evicted and reread when it continues, so holding many of them costs no
+    memory.
 
     Attributes:
-        tokens: committed, prompt included.
-        sequence: its id in the cache; None while it is not there.
-        behind: how many of the last tokens that sequence has not read; they are read with what follows.
+        tokens: committed tokens, including the prompt.
+        sequence: its id in the cache; None while it is evicted.
+        behind: number of the last tokens that the sequence has not read; they are read with the following ones.
         open_rows: whether it has rows in the cache that are neither kept nor dropped.
     """
 
     def __init__(self, owner: Any) -> None:
-        """Begin an empty text of a context, `owner`."""
+        """Create an empty text in a context, `owner`."""
         self.owner = owner
         self.tokens: list[int] = []
         self.sequence: int | None = None
@@ -31,11 +31,11 @@ class LlamaText:
         self._finalizer: weakref.finalize[..., LlamaText] | None = None
 
     def get_seq_length(self) -> int:
-        """Return how many tokens are committed; the name is that of transformers' caches."""
+        """Return the number of committed tokens; named as in transformers' caches."""
         return len(self.tokens)
 
     def crop(self, length: int) -> None:
-        """Keep the first tokens.
+        """Keep the first `length` tokens.
 
         Raises:
             UsageError: it is being decoded.
@@ -47,7 +47,7 @@ class LlamaText:
             del self.tokens[max(0, length) :]
 
     def on_loss(self, finalizer: Any) -> None:
-        """Exchange what runs when nobody holds the text any more; None for nothing."""
+        """Replace the finalizer that runs when the text is garbage-collected; None for none."""
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = finalizer

@@ -1,7 +1,7 @@
-"""The tokenizer and chat template of a GGUF file, with the methods of a transformers tokenizer that are used here.
+"""The tokenizer and chat template of a GGUF file, with the transformers tokenizer methods that are used here.
 
-llama.cpp splits text and returns the bytes of tokens; texts are joined from bytes, so a character that several tokens
-make up is whole when the last of them is there. The chat template is rendered by transformers' own function.
+llama.cpp splits text and returns the bytes of tokens; texts are joined from bytes, so a character made of several
+tokens is complete with the last of them. The chat template is rendered by transformers' own function.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any
 from speculant.core.errors import TokenizerError, UsageError
 from speculant.engines.llamacpp.model import LlamaModel
 
-_PADDING = re.compile(r"\[PAD\d+\]")  # what converters fill up the vocabulary with, to the size of the embedding
-_LONGEST = 256  # bytes of a piece, at first
-_SPECIAL = b"\xff"  # in front of tokens that are no text to llguidance
+_PADDING = re.compile(r"\[PAD\d+\]")  # converters pad the vocabulary to the embedding size with these
+_LONGEST = 256  # initial buffer size for a piece
+_SPECIAL = b"\xff"  # prefix of tokens that are not text to llguidance
 
 
 class GGUFTokenizer:
-    """Turns text into token ids and back.
+    """Converts text to token ids and back.
 
     Attributes:
         bos_token, eos_token: the texts of the tokens that begin and end a text, or None.
         bos_token_id, eos_token_id, pad_token_id: their ids, or None.
-        stop_ids: the ids that end a text: of the end of a text, and of a turn.
-        chat_template: in Jinja, or None.
+        stop_ids: ids of the end-of-text and end-of-turn tokens.
+        chat_template: Jinja template, or None.
     """
 
     def __init__(self, model: LlamaModel) -> None:
-        """Take the vocabulary of a model; the model stays loaded for as long as the tokenizer is held."""
+        """Take the vocabulary of a model; the tokenizer keeps the model loaded."""
         api = model.library.api
         self._api, self._model, self._vocab = api, model, model.vocab
         count = model.vocabulary
@@ -62,11 +62,11 @@ class GGUFTokenizer:
         return len(self._attributes)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """Return {"input_ids": the ids of a text}; special tokens are recognised in it, as transformers does."""
+        """Return {"input_ids": the ids of a text}; special tokens in it are recognised, as in transformers."""
         return {"input_ids": self.encode(text, add_special_tokens=add_special_tokens)}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, with `add_special_tokens` those that the model's texts begin and end with."""
+        """Return the ids of a text, with `add_special_tokens` including the model's begin and end tokens."""
         if not isinstance(text, str):
             raise UsageError(f"this tokenizer takes one text at a time, not {type(text).__name__}.")
         data, size = text.encode("utf-8", "replace"), 16 + len(text)
@@ -84,8 +84,8 @@ class GGUFTokenizer:
 
         Args:
             ids: a sequence, a tensor [n], or one id.
-            skip_special_tokens: whether control tokens are left out.
-            clean_up_tokenization_spaces: must not be True; texts are as their tokens are.
+            skip_special_tokens: whether to omit control tokens.
+            clean_up_tokenization_spaces: must not be True; texts match their tokens.
         """
         if clean_up_tokenization_spaces:
             raise UsageError("clean_up_tokenization_spaces is not taken by the tokenizer of a GGUF file; leave it out.")
@@ -94,11 +94,11 @@ class GGUFTokenizer:
         kept = [i for i in listed if not (skip_special_tokens and self._attributes[i] & self._hidden)]
         data = b"".join(self._piece(i) for i in kept)
         if self._spaced and data.startswith(b" "):
-            data = data[1:]  # which was put in front of the text when it was split
+            data = data[1:]  # the space prepended when the text was split
         return data.decode("utf-8", "replace")
 
     def batch_decode(self, sequences: Sequence[Any], skip_special_tokens: bool = False) -> list[str]:
-        """Return the text of each."""
+        """Return the text of each sequence of ids."""
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 
     def get_vocab(self) -> dict[str, int]:
@@ -112,7 +112,7 @@ class GGUFTokenizer:
         return [self._text(i) for i in ids]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """Return the text of tokens that are given in the vocabulary's own alphabet."""
+        """Return the text of tokens written in the vocabulary's own alphabet."""
         return self.decode([self._ids[token] for token in tokens])
 
     def _convert_id_to_token(self, i: int) -> str:
@@ -122,10 +122,10 @@ class GGUFTokenizer:
     def apply_chat_template(
         self, messages: Sequence[dict[str, Any]], *, tokenize: bool = True, add_generation_prompt: bool = False
     ) -> Any:
-        """Return messages in the model's chat template, as ids or with tokenize=False as text.
+        """Render messages with the model's chat template, to ids or, with tokenize=False, to text.
 
         Raises:
-            TokenizerError: there is no template, or it does not take the messages.
+            TokenizerError: there is no template, or it rejects the messages.
         """
         if self.chat_template is None:
             raise TokenizerError("this GGUF file has no chat template; pass the prompt as text.")
@@ -139,32 +139,32 @@ class GGUFTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **special,
             )
-        except Exception as error:  # a template may raise anything about messages it does not take
+        except Exception as error:  # a template may raise anything for messages it rejects
             raise TokenizerError(
                 f"the chat template of this GGUF file does not take these messages: {error}"
             ) from error
-        while not isinstance(rendered, str):  # releases return it with the spans of answers, and one per conversation
+        while not isinstance(rendered, str):  # some releases return it with answer spans, or one per conversation
             rendered = rendered[0]
         return self.encode(rendered, add_special_tokens=False) if tokenize else rendered
 
     @property
     def backend_tokenizer(self) -> SimpleNamespace:
-        """What transformers' stop strings ask for how bytes are written: as bytes' own tokens, or as characters."""
+        """The byte encoding, as transformers' stop strings look it up: byte tokens, or characters."""
         bpe = self._api.llama_vocab_type(self._vocab) == self._api.LLAMA_VOCAB_TYPE_BPE
         return SimpleNamespace(decoder=_Decoder("ByteLevel" if bpe else "ByteFallback"))
 
     @property
     def vocab(self) -> Any:
-        """llama.cpp's own pointer to the vocabulary."""
+        """llama.cpp's pointer to the vocabulary."""
         return self._vocab
 
     @property
     def tokenize_function(self) -> Any:
-        """llama.cpp's own function that splits text."""
+        """llama.cpp's function that splits text."""
         return self._api.llama_cpp._lib.llama_tokenize
 
     def pieces(self) -> list[tuple[bytes, bool]]:
-        """Return of each token its bytes, and whether it is a special one: of the file, or one the user marked so."""
+        """Return the bytes of each token, and whether it is special, in the file or as marked by the user."""
         control, own = self._api.LLAMA_TOKEN_ATTR_CONTROL, self._api.LLAMA_TOKEN_ATTR_USER_DEFINED
         found = list[tuple[bytes, bool]]()
         for i, kind in enumerate(self._attributes):
@@ -182,7 +182,7 @@ class GGUFTokenizer:
         return found.decode("utf-8", "replace")
 
     def _piece(self, i: int) -> bytes:
-        """Return the bytes of a token, control tokens' texts included."""
+        """Return the bytes of a token, including the texts of control tokens."""
         known = self._pieces.get(i)
         if known is not None:
             return known
@@ -197,7 +197,7 @@ class GGUFTokenizer:
 
 
 class _Decoder:
-    """How bytes are written, in the form in which a decoder of `tokenizers` describes itself."""
+    """The byte encoding, in the form in which a decoder of `tokenizers` describes itself."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -218,9 +218,9 @@ def grammar_tokenizer(tokenizer: GGUFTokenizer, *, vocabulary: int, ends: Sequen
     `llguidance.llamacpp` does the same with functions that llama.cpp has deprecated.
 
     Args:
-        tokenizer: of the file.
-        vocabulary: V, of the model.
-        ends: the tokens that end a text.
+        tokenizer: tokenizer of the file.
+        vocabulary: vocabulary size V of the model.
+        ends: ids of the tokens that end a text.
     """
     from llguidance import LLTokenizer
 

@@ -1,4 +1,4 @@
-"""The cache of a sequence whose layers keep a row for each token: trees are verified, by a sequence for each leaf."""
+"""The cache of a sequence whose layers keep a row for each token: trees are verified with one sequence per leaf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant.engines.llamacpp.texts import LlamaText
 class LlamaTreeCache(LlamaTargetCache):
     """See `target_cache`."""
 
-    _branches: Branches | None = None  # None where all rows are committed
+    _branches: Branches | None = None  # None if all rows are committed
 
     @property
     def uncommitted(self) -> int:

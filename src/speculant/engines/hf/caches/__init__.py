@@ -1,1 +1,1 @@
-"""Caches of other kinds than the pass's own: plain, replayed, sparse, and layers that rows are written to in place."""
+"""Other kinds of caches (plain, replayed, sparse), and layers whose rows are written in place."""

@@ -1,7 +1,7 @@
-"""A layer that chooses the tokens it attends to by an index: DeepSeek Sparse Attention and its kin.
+"""A cache layer with an index that selects the tokens to attend to, as in DeepSeek Sparse Attention.
 
-Beside keys and values it keeps the indexer's key of every row, which is written in place and rolled back with them. The
-indexer adds the mask of the pass to its scores before it chooses, so a row of a tree chooses among its own ancestors.
+Besides keys and values it stores the indexer's key of every row, written in place and rolled back with them. The
+indexer adds the mask of the pass to its scores before it selects, so a row of a tree selects among its ancestors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class IndexedLayer(InPlaceLayer):
     """Keys, values and the indexer's keys of one layer.
 
     Attributes:
-        indexer_keys: of the rows in use, [B, L, d]; None before the first.
+        indexer_keys: the keys of the rows in use, [B, L, d]; None before the first.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,9 @@ class IndexedLayer(InPlaceLayer):
 
     @property
     def indexer_position_ids(self) -> Tensor | None:
-        """The positions of the rows in use, Int64[A, B, L], which some classes keep on their first such layer.
+        """The positions of the rows in use, Int64[A, B, L], which some classes store on their first indexed layer.
 
-        They extend them before any layer has rows, so what a first pass that failed has left is not returned.
+        They are extended before any layer has rows, so what a failed first pass left behind is not returned.
         """
         return self._positions if self.is_initialized else None
 
@@ -59,8 +59,8 @@ class IndexedLayer(InPlaceLayer):
         return adopted
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Add the indexer's keys [B, n, d] and return all of them, [B, L + n, d]."""
-        held = self.indexer_keys if self.is_initialized else None  # some classes come here first: see the positions
+        """Append the indexer's keys [B, n, d] and return all of them, [B, L + n, d]."""
+        held = self.indexer_keys if self.is_initialized else None  # some classes call this first: see the positions
         self._index_rows, self.indexer_keys = append_rows(self._index_rows, held, indexer_key_states)
         return self.indexer_keys
 

@@ -1,9 +1,9 @@
-"""One sequence decoded without drafts, token by token, as transformers' own loop decodes it.
+"""One sequence decoded without drafts, token by token, like transformers' own loop.
 
-This is how models are decoded that drafts cannot be verified on: media, encoders, prompts of adapters, modules with
-states that no view can be made of. What a pass reads is prepared by the model's own methods, so whatever `generate`
-can decode greedily or by sampling, this can. Nothing is ever taken back: a pass whose token was not committed is
-remembered, and returned where it is asked for again.
+This serves models and inputs on which drafts cannot be verified: media, encoders, prompts of adapters, modules with
+states that no view can be made of. The model's own methods prepare the inputs of each pass, so whatever `generate`
+can decode greedily or by sampling, this can. Nothing is rolled back: a pass whose token was not committed is
+remembered, and returned when it is requested again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from speculant.engines.hf.views.model_view import twin
 
 
 class PlainTargetCache:
-    """A sequence of one row, [1, T]; see `core.engine.TargetCache`. Not for several threads at once."""
+    """A sequence of one row, [1, T]; see `core.engine.TargetCache`. Not thread-safe."""
 
-    cache = None  # other turns cannot go on with a state that cannot be cropped
+    cache = None  # later turns cannot reuse a state that cannot be cropped
     depth = room = 0
-    uncommitted = 0  # rows that would have to be rolled back
+    uncommitted = 0  # rows to roll back
     trees = False
     joins = False
     rereads = False
@@ -39,30 +39,30 @@ class PlainTargetCache:
     media = None
 
     def __init__(self, call: Call, latest: list[Any]) -> None:
-        """Take what `generate` prepared: ids Int64[1, T], and inputs that go through the model's own methods.
+        """Take the inputs that `generate` prepared: ids Int64[1, T], and inputs for the model's own methods.
 
         Args:
-            call: of one row.
+            call: a call with one row.
             latest: holds the sequence on this model whose prompt was read last; for models that keep their state on
-                their modules, where no other can go on.
+                their modules, so that only this sequence can continue.
 
         Raises:
-            UnsupportedError: somebody has exchanged the model's forward and how its inputs are prepared.
+            UnsupportedError: the model's forward and its input preparation were replaced.
         """
         self._model = call.model
-        if call.prepare_inputs is not None:  # an adapter's, which may be there only while its `generate` runs
+        if call.prepare_inputs is not None:  # an adapter's, possibly there only during its `generate`
             self._model = twin(call.model, modules={})
             self._model.__dict__["prepare_inputs_for_generation"] = call.prepare_inputs
         self._latest = latest if call.model.config.model_type in STATE_ON_MODULES else [self]
         self._prompt, self._config, self._given = call.ids, call.config, call.inputs
         self._empty = _is_empty(call.cache)
         self._kwargs: dict[str, Any] = {}
-        self._tokens: list[int] = []  # those that passes have read behind the prompt
-        self._first: Tensor | None = None  # [1, V], behind the prompt, until the first round
-        self._next: Tensor | None = None  # [1, V], behind a token that is not committed yet
+        self._tokens: list[int] = []  # tokens read after the prompt
+        self._first: Tensor | None = None  # [1, V], after the prompt, until the first round
+        self._next: Tensor | None = None  # [1, V], after a token that is not committed yet
         self._length = 0
-        self._watcher: Callable[[int, Tensor], None] | None = None  # takes the logits of the prompt
-        self._broken = False  # whether a pass failed that may have changed the model's state
+        self._watcher: Callable[[int, Tensor], None] | None = None  # receives the logits of the prompt
+        self._broken = False  # whether a failed pass may have changed the model's state
 
     @property
     def length(self) -> int:
@@ -73,7 +73,7 @@ class PlainTargetCache:
         return 0 if self._length else int(self._prompt.shape[1])
 
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
-        """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
+        """Read the whole prompt, whatever `maximum` is: parts of it could be another prompt."""
         if self._first is None:
             self._kwargs = copy_encoded(self._given)
             if self._empty:
@@ -113,7 +113,7 @@ class PlainTargetCache:
         raise UnsupportedError("a prompt of this model does not begin with rows of another.")
 
     def detach(self) -> None:
-        """Return nothing that others could keep."""
+        """Return nothing: no other sequence can reuse this state."""
         self.release()
 
     def check(self, draft: DraftTree) -> None:
@@ -124,10 +124,10 @@ class PlainTargetCache:
         self._next, self._length = None, self._length + len(rows)
 
     def rollback(self) -> None:
-        """Do nothing: the pass over a token that was not committed is returned where it is asked for again."""
+        """Do nothing: the pass over an uncommitted token is returned when it is requested again."""
 
     def restart(self) -> None:
-        """Make `prefill` possible again; a prompt that was read is not read twice."""
+        """Allow `prefill` again; a prompt that was read is not read twice."""
         self._length = 0
 
     def release(self) -> None:
@@ -143,7 +143,7 @@ class PlainTargetCache:
         raise UnsupportedError("single layers of this model cannot be run.")
 
     def _read(self, run: Callable[[], Any], total: int) -> Tensor:
-        """Run a pass and return the logits [R, V] of its last rows; where it fails, no other can follow."""
+        """Run a pass and return the logits [R, V] of its last rows; if it fails, no further pass can run."""
         if self._latest[0] is not self:
             raise ModelError("this model keeps its state on its modules: decode one text after the other.")
         if self._broken:
@@ -170,8 +170,8 @@ class PlainTargetCache:
 
 
 def _is_empty(cache: Any) -> bool:
-    """Return whether a cache is known to hold nothing, so that a copy of it can begin again."""
+    """Return whether a cache is known to be empty, so that a copy of it can start over."""
     try:
         return cache is None or int(cache.get_seq_length()) == 0
-    except (ValueError, AttributeError):  # one of states only
+    except (ValueError, AttributeError):  # a cache of states only
         return False

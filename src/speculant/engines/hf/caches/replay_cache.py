@@ -1,12 +1,12 @@
 """One sequence on a model whose cache can only be copied: chains are verified, and accepted tokens are read again.
 
-For caches that keep no rows to choose from, and whose recurrences are not among those that are recorded (`states`):
-compressed blocks, states in formats of a class's own. RWKV-4 and xLSTM are among these: their recurrences would branch
-as others do, but both classes take the states of all layers as one object of their own, which mixers and models write
-slices of, so that trees would need forwards of ours in the place of theirs.
+For caches without selectable rows whose recurrences are not among the recorded ones (`states`): compressed blocks,
+states in class-specific formats. RWKV-4 and xLSTM are among these: their recurrences could branch like the others, but
+both classes store the states of all layers in one object of their own, and mixers and models write slices of it, so
+trees would need our forwards in place of theirs.
 
-A pass runs on a copy of the cache. If all of its rows are kept, the copy takes the cache's place; else the copy is
-dropped, and the kept tokens go in front of the next pass. So a rejected draft costs no pass of its own, but rows.
+A pass runs on a copy of the cache. If all of its rows are kept, the copy replaces the cache; otherwise the copy is
+dropped, and the kept tokens are prepended to the next pass. So a rejected draft costs extra rows, but no extra pass.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from speculant.engines.hf.forward_pass import (
 )
 from speculant.engines.hf.prompt import Prompt, join_states
 
-MAX_PENDING = 16  # kept tokens that are read again with a draft; more are read by a pass of their own
+MAX_PENDING = 16  # maximum kept tokens to read again with a draft; more get a pass of their own
 SHARED = ("config", "layer_class_to_replicate")
 REPLACED = ("keys", "values", "indexer_keys", "compressed_kv", "buffer_kv", "buffer_gate")  # never written in place
 
 
 class ReplayTargetCache:
-    """A sequence, [1, T]; see `core.engine.TargetCache`. Not for several threads at once."""
+    """A sequence, [1, T]; see `core.engine.TargetCache`. Not thread-safe."""
 
-    cache = None  # other turns cannot go on with a state that is behind the text
+    cache = None  # later turns cannot reuse a state that lags behind the text
     trees = False
     joins = False
     rereads = False
@@ -56,16 +56,16 @@ class ReplayTargetCache:
         """Prepare a sequence.
 
         Args:
-            runner: of the model.
+            runner: runner of the model.
             ids: Int64[1, T], the whole prompt.
             padding: Int64[1, T], 0 at padding, or None.
             positions: Int64[1, T], or None to count the unpadded tokens.
         """
         self._runner, self._prompt = runner, Prompt(ids, padding=padding, positions=positions)
         self._held: Any = None  # the model's own cache; None before the prompt is read
-        self._after: Any = None  # the cache behind the rows of the last pass
+        self._after: Any = None  # the cache after the rows of the last pass
         self._pending: list[int] = []  # committed tokens that `_held` has not read
-        self._rows: list[int] = []  # the tokens of rows that are neither kept nor dropped
+        self._rows: list[int] = []  # tokens of rows neither kept nor dropped yet
         self._length = 0
         self._watcher: Callable[[int, Tensor], None] | None = None
 
@@ -101,7 +101,7 @@ class ReplayTargetCache:
         self._watcher = take
 
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass:
-        """Read the whole prompt, however many tokens were asked for: parts of it could be another prompt."""
+        """Read the whole prompt, whatever `maximum` is: parts of it could be another prompt."""
         check_queries(needs, self._runner.capabilities)
         if not self.unread:
             raise UsageError("the prompt of this sequence was read before.")
@@ -124,7 +124,7 @@ class ReplayTargetCache:
         layers: Sequence[int] | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:
-        """Run a pass over rows that follow each other; earlier rows that were not kept are read again with them."""
+        """Run a pass over a chain of rows; earlier rows that were not kept are read again with them."""
         if layers is not None or embeddings is not None:
             raise UnsupportedError("single layers and embeddings of the drafter's own cannot be run on this model.")
         if not DraftRows().grown(np.arange(-1, len(self._rows) - 1)).grown(parents).is_chain():
@@ -140,11 +140,11 @@ class ReplayTargetCache:
 
     @property
     def _read_tokens(self) -> int:
-        """How many tokens the held cache has read."""
+        """The number of tokens the held cache has read."""
         return self._length - len(self._pending)
 
     def _read(self, held: Any, tokens: list[int], *, start: int, needs: RequestedOutputs = NO_OUTPUTS) -> PassOutput:
-        """Return what a pass over tokens returns behind a cache that has read `start`, which stays as it is."""
+        """Run a pass over tokens on a copy of a cache that has read `start` tokens, and return its output."""
         device, end = self._prompt.ids.device, start + len(tokens)
         positions = torch.arange(start, end, device=device)[None] - self._prompt.shift
         ids = as_ids(np.array(tokens, np.int64)).to(device)
@@ -166,7 +166,7 @@ class ReplayTargetCache:
         self._after, self._rows = None, []
 
     def plain_logits(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
+        """Return the logits [n, V] after each of several candidate next tokens, one pass each; none is kept."""
         held, logits = self._held, list[Tensor]()
         if self._pending:
             held = self._read(held, self._pending, start=self._read_tokens).cache
@@ -184,7 +184,7 @@ class ReplayTargetCache:
         self.rollback()
 
     def detach(self) -> None:
-        """Return nothing that others could keep."""
+        """Return nothing: no other sequence can reuse this state."""
         self.release()
 
     def release(self) -> None:
@@ -204,11 +204,11 @@ class ReplayTargetCache:
 
 
 def copied(held: Any, name: str = "", known: dict[int, Any] | None = None) -> Any:
-    """Return a copy of a cache that a pass can write to, which shares what passes only ever replace.
+    """Return a copy of a cache that a pass can write to; it shares the tensors that passes only ever replace.
 
     Args:
-        held: a cache, or a part of one.
-        name: of the attribute that it is.
+        held: a cache, or part of one.
+        name: the name of the attribute that holds it.
         known: copies so far, by the identity of the original.
     """
     known = {} if known is None else known

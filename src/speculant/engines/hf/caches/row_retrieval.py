@@ -1,12 +1,12 @@
-"""Which rows of a cache a sparse cache holds, chosen in a pass of the whole model by what its row attends to.
+"""Selects the rows of a sparse cache in a pass of the whole model, by the attention that the pass's row pays to them.
 
-Each head of keys and values chooses pages for itself, as in Quest (Tang et al. 2024, arXiv 2406.10774) and TriForce
-(Sun et al. 2024, arXiv 2404.11912). These estimate a page's weight from the extremes or the mean of its keys, so as not
-to read the others. Here the rows stay for many passes, and the pass that chooses them reads every key anyway. So the
-weight is exact: the attention that the queries of the group pay to the page's rows. For these queries, what is left out
-changes the output of a head by no more than twice its weight times the largest value.
+Each key-value head selects its own pages, as in Quest (Tang et al. 2024, arXiv 2406.10774) and TriForce (Sun et al.
+2024, arXiv 2404.11912). These estimate a page's weight from the extremes or the mean of its keys, to avoid reading the
+others. Here the rows stay for many passes, and the selecting pass reads every key anyway, so the weight is exact: the
+attention that the group's queries pay to the page's rows. For these queries, what is left out changes a head's output
+by no more than twice its weight times the largest value.
 
-The pass runs on a view of the model as those of batches do (`batch_attention.py`), whose attention also chooses.
+The pass runs on a view of the model, as batched passes do (`batch_attention.py`); its attention also selects.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NO_QUERIES = (
 
 
 class RetrievalCache(BatchCache):
-    """The cache of one sequence during a pass over one row, and copies of the rows that are chosen meanwhile.
+    """The cache of one sequence during a pass over one row, which copies the selected rows along the way.
 
     Attributes:
-        chosen: by the index of a layer, the rows that were chosen, and behind them the row of the pass.
-        sliding: the layers among these that see a window; they have the rows of the window.
+        chosen: for each layer index, the selected rows followed by the row of the pass.
+        sliding: the layers among these with a sliding window; they hold the rows of the window.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class RetrievalCache(BatchCache):
         """Prepare for one pass.
 
         Args:
-            cache: of the sequence.
-            mask, own: as for `BatchCache`.
-            budget: how many rows are chosen.
-            seen: Int64[T], the places of rows that are no padding, rising; None for all.
-            window: positions that a sliding layer sees; None where there are none.
+            cache: cache of the sequence.
+            mask, own: see `BatchCache`.
+            budget: number of rows to select.
+            seen: Int64[T], ascending positions of the rows that are not padding; None for all.
+            window: number of positions that a sliding layer sees; None without such layers.
         """
         super().__init__([cache], [1], [mask], own)
         self._budget, self._seen, self._window = budget, seen, window
@@ -61,12 +61,12 @@ class RetrievalCache(BatchCache):
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """Run the model's own attention and choose rows by it; see `BatchCache.attend`.
+        """Run the model's own attention and select rows by it; see `BatchCache.attend`.
 
-        Keys may be others than the cached ones, such as those that are computed from a latent row (MLA).
+        The keys may differ from the cached ones, for instance those computed from a latent row (MLA).
 
         Raises:
-            UnsupportedError: they are not one for each cached row.
+            UnsupportedError: there is not one key for each cached row.
         """
         kind = attention_mask.shape[-1]
         attended = attention_function(module, self._own)(module, query, key, value, self._masks[kind][0], **kwargs)[0]
@@ -89,19 +89,19 @@ class RetrievalCache(BatchCache):
         return attended, None
 
     def counts(self) -> tuple[int, int]:
-        """Return how many rows of the text were chosen in layers without a window and in those with one; 0 for none."""
+        """Return how many text rows were selected in layers without a window and in layers with one; 0 if none."""
         counts = {index in self.sliding: layer.keys.shape[-2] - 1 for index, layer in self.chosen.items()}
         return counts.get(False, 0), counts.get(True, 0)
 
 
 def attention_weights(query: Tensor, keys: Tensor, scaling: float | None, softcap: float | None = None) -> Tensor:
-    """Return the attention Float32[H, T] that the queries of each group pay to every row, summed over the group.
+    """Return the attention Float32[H, T] paid to every row by the queries of each group, summed over the group.
 
     Args:
-        query: [G * H, D] of one row; G heads in turn share a head of keys.
+        query: [G * H, D] of one row; G consecutive heads share a key-value head.
         keys: [H, T, D].
-        scaling: of the products; None for D ** -0.5.
-        softcap: bound of the scores; None for none.
+        scaling: factor of the products; None for D ** -0.5.
+        softcap: soft cap of the scores; None for none.
     """
     heads, _, width = keys.shape
     scores = (query.reshape(heads, -1, width) @ keys.transpose(1, 2)).float()
@@ -112,13 +112,13 @@ def attention_weights(query: Tensor, keys: Tensor, scaling: float | None, softca
 
 
 def choose_rows(weights: Tensor, budget: RowBudget) -> Tensor:
-    """Return the rows Int64[H, K] that each head keeps of T, rising: all where the budget has room for them.
+    """Return the rows Int64[H, K] of T that each head keeps, ascending: all rows if the budget has room for them.
 
-    Pages are counted from the sinks on; the rows behind the last whole page are kept with the recent ones.
+    Pages start after the sinks; the rows after the last whole page are kept with the recent ones.
 
     Args:
         weights: [H, T].
-        budget: how many rows.
+        budget: number of rows to keep.
     """
     heads, length = weights.shape
     pages = max(0, length - budget.sinks - budget.recent) // budget.page
@@ -143,6 +143,6 @@ def copy_rows(layer: Any, rows: Tensor) -> InPlaceLayer:
 
 
 def _gather(held: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows Int64[H, K] of [1, H, T, D], [1, H, K, D]."""
+    """Gather the rows Int64[H, K] from [1, H, T, D]; return [1, H, K, D]."""
     heads = torch.arange(len(rows), device=rows.device)
     return held[0][heads[:, None], rows][None]

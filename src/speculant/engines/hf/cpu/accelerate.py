@@ -1,17 +1,18 @@
-"""Accelerated passes on CPUs: the model's own forward, with code made for the rows of a draft in parts of it.
+"""Accelerated passes on CPUs: the model's own forward, with parts of it replaced by code for a draft's few rows.
 
-A pass over a few dozen rows should cost little more than one over a single row, since reading the weights takes most of
-either; PyTorch's matrix products on CPUs are far from that. Decoder layers that `decoder_layer.py` knows are computed
-as a whole, other `torch.nn.Linear` modules one by one (`linear.py`), and attention as described in `gqa.py`. For each
-shape of weights and number of rows the fastest kernel is used, PyTorch's own included (`products.py`, `measuring.py`).
+A pass over a few dozen rows should cost little more than one over a single row, since reading the weights dominates
+both; PyTorch's matrix products on CPUs are far from that. Decoder layers that `decoder_layer.py` recognises are
+computed as a whole, other `torch.nn.Linear` modules one by one (`linear.py`), and attention as described in `gqa.py`.
+For each weight shape and number of rows the fastest kernel is used, PyTorch's own included (`products.py`,
+`measuring.py`).
 
 The model is never changed. A pass runs shadows of its modules (`shadow.py`), which share all its state, so other
-threads, the model's own `generate` and an interrupt at any moment find the model as it was. Other modules (experts of a
+threads, the model's own `generate` and an interrupt at any moment find the model unchanged. Other modules (experts of a
 mixture, GPT-2's Conv1D) run as they are.
 
-Models with weights of `quantized/` are prepared whatever was asked for: their products exist in this code alone, and
-their rows must not depend on each other, to the last bit. So the kernels and the attention are the same for any number
-of rows, and nothing is measured; `fast=False` only leaves out the layers that are computed as a whole.
+Models with `quantized/` weights are always prepared: only this code can multiply by them, and their rows must be
+independent of each other to the last bit. So the kernels and the attention are the same for any number of rows, and
+nothing is measured; `fast=False` only excludes the layers that are computed as a whole.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ from speculant.engines.hf.quantized.products import native
 if TYPE_CHECKING:
     from speculant.engines.hf.cuda.graph_runner import GraphRunner
 
-# What is smaller is left to PyTorch by default.
-MIN_WEIGHTS = 1 << 18  # of a single matrix: the call costs what it saves
-MIN_LAYER = 1 << 15  # of a decoder layer, where one call replaces some twenty
+# Smaller weights are left to PyTorch by default.
+MIN_WEIGHTS = 1 << 18  # of a single matrix; below, the call costs what it saves
+MIN_LAYER = 1 << 15  # of a decoder layer; one call replaces about twenty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuAcceleration:
-    """A prepared model, or the reason why it is not prepared.
+    """A model prepared for fast passes, or the reason why it was not prepared.
 
     Attributes:
-        linears: each prepared linear layer, those of fused layers included.
+        linears: all prepared linear layers, including those of fused layers.
         layers: decoder layers that are computed as a whole.
-        attention: the attention function for query heads that share heads of keys.
-        table: the kernels of the linear layers.
+        attention: the attention function for query heads that share key-value heads.
+        table: kernel choice for the linear layers.
         shadows: the modules that an accelerated pass runs.
-        graphs: passes that are recorded and replayed instead, on CUDA.
-        plans: of the passes over the fused layers.
-        quantized: how many matrices of each size and layout are quantised, in words.
-        notes: what the user should know.
+        graphs: CUDA passes that are recorded and replayed instead.
+        plans: plans of the passes over the fused layers.
+        quantized: description of how many matrices of each size and layout are quantised.
+        notes: messages for the user.
     """
 
     linears: tuple[AcceleratedLinear, ...] = ()
@@ -76,38 +77,38 @@ class CpuAcceleration:
     notes: tuple[str, ...] = ()
 
     def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
-        """Return what to call for a pass of a model over so many rows: its shadow, or the model if that is as fast.
+        """Return the callable for a pass over `rows` rows: the model's shadow, or the model if that is as fast.
 
-        Any number of threads may run passes at once, accelerated or not.
+        Any number of threads may run passes concurrently, accelerated or not.
 
         Args:
             model: the model.
-            rows: of the pass.
-            whole: whether the pass runs all layers, or all of some that follow each other.
-            stop: how many of the first layers it ends behind; None for all.
+            rows: number of rows in the pass.
+            whole: whether the pass runs all layers, or a contiguous range of them completely.
+            stop: number of leading layers to run; None for all.
         """
         if self.plans is not None:
             self.plans.begin(whole=whole, stop=stop)
         if self.shadows is None or self.shadows.model is not model:
             return model
         if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):
-            return model  # shadows of modules cost time, too
+            return model  # shadows cost time too
         return self.shadows.of(model)
 
     def attention_for(self, implementation: str) -> str:
-        """Return the name of the attention function that accelerated passes use where the config names this one."""
+        """Return the attention function that accelerated passes use in place of the one that the config names."""
         name: str = implementation if self.attention is None else self.attention.rename(implementation)
         return name
 
     def check_weights(self) -> None:
-        """Notice every change of the weights, as before a request; packed copies of changed ones are made again."""
+        """Detect all changes of the weights, as before a request, and repack changed ones."""
         for linear in self.linears:
             weight = linear.module._parameters.get("weight")
             if linear.packed is not None and weight is not None:
                 linear.packed.refresh(weight)
 
     def settings(self) -> tuple[Any, ...]:
-        """Return what the cost of a pass depends on beside the model: a key for stored costs."""
+        """Return everything but the model that affects the cost of a pass: a key for stored costs."""
         table = self.table
         chosen = sorted(
             (shape, [table.kernel(table.dtype, shape, rows) for rows in ROW_COUNTS])
@@ -118,14 +119,14 @@ class CpuAcceleration:
 
 
 def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceleration:
-    """Prepare a model where that is faster (None), wherever it is possible (True), or not at all (False).
+    """Prepare a model where that is faster (None), wherever possible (True), or not at all (False).
 
     Args:
         model: a causal LM.
-        fast: whether to prepare; what was prepared before is returned as it is.
+        fast: whether to prepare; an existing acceleration is returned unchanged.
 
     Raises:
-        UnsupportedError: the model has quantised weights, and there is no compiled code to multiply by them.
+        UnsupportedError: the model has quantised weights, and the compiled code for them is not available.
     """
     if isinstance(fast, CpuAcceleration):
         return fast
@@ -144,7 +145,7 @@ def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceler
     modules = [] if reason else [module for module in model.modules() if can_accelerate(module)]
     if not reason and not modules:
         reason = "it has no linear layer that its code can do"
-    if reason:  # with None nobody asked, and nothing can be done about it
+    if reason:  # with None it was not requested, and the user cannot change it
         return CpuAcceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else CpuAcceleration()
     if not fast and sum(module.weight.numel() for module in modules) < MIN_LAYER:
         return CpuAcceleration()
@@ -155,7 +156,7 @@ def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceler
 
 
 def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcceleration:
-    """Prepare the linear layers and what surrounds them.
+    """Prepare the linear layers and the layers and attention around them.
 
     Raises:
         BuildError: the compiled code is not available.
@@ -165,7 +166,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     use_huge_pages(module.weight for module in modules)
     times = kernel_times(alike, products, minimum=MIN_WEIGHTS)
     if not times and not fast and dtype is torch.bfloat16 and multiplies_bf16():
-        return CpuAcceleration()  # too small to measure, and PyTorch's product is good
+        return CpuAcceleration()  # too small to measure, and PyTorch's product is fast
     table, notes = _with_packing(alike, KernelTable(products=products, dtype=dtype, times=times))
     attention = GQAttention(products.native)
     attention.register()
@@ -192,7 +193,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
 
 
 def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
-    """Prepare a model with quantised weights: its float matrices and its attention are computed row by row, too."""
+    """Prepare a model with quantised weights; its float matrices and attention are computed row by row too."""
     try:
         products = Products(native())
     except BuildError as error:
@@ -231,7 +232,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
 
 
 def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[KernelTable, tuple[str, ...]]:
-    """Return the table with the shapes to pack, and a note about the memory that this takes or lacks."""
+    """Return the table with the shapes to pack, and a note about the memory that packing takes or lacks."""
     counts = Counter((module.weight.shape[0], module.weight.shape[1]) for module in modules)
     shapes = shapes_to_pack(table.times, counts)
     if not shapes:

@@ -1,11 +1,11 @@
-// Grouped-query attention of a few rows over a long cache, which is read where it is stored.
+// Grouped-query attention of a few rows over a long cache, which is read in place.
 //
-// All rows that share one head of keys and values, those of every query head of the group, are the lanes of vectors. So a
-// key is read once for all of them, and no sum has to be formed across a vector. The scores of all keys are kept: with the
-// highest known before the first value is added, the sums go from key to key in order, and a key that a row does not see
-// adds exact zeros.
+// All rows that share a key-value head, from every query head of the group, are the lanes of vectors. So a key is read
+// once for all of them, and no horizontal sums are needed. The scores of all keys are kept: with the maximum known
+// before the first value is added, the sums run from key to key in order, and a key that a row does not see adds exact
+// zeros.
 //
-// So every row is computed in the same way for any number of rows, and wherever in the cache the keys lie that it sees.
+// So each row's result is the same for any number of rows, and wherever in the cache its visible keys lie.
 
 #include <algorithm>
 #include <cstring>
@@ -16,10 +16,10 @@
 #include "vectors.h"
 
 constexpr int TILE = WIDTH == 16 ? 8 : 4;
-constexpr int MOST = 3, KEYS = 64;  // vectors of rows at a time; keys in a block
+constexpr int MOST = 3, KEYS = 64;  // maximum vectors of rows at a time; keys per block
 constexpr float MASKED = -std::numeric_limits<float>::infinity();
 
-// sums[t][lanes] (+)= the sum over i < count of values[i * step + t * across], one for all lanes, * lanes[i][lanes].
+// sums[t][lanes] (+)= sum over i < count of values[i * step + t * across] (one for all lanes) * lanes[i][lanes].
 template <int V>
 static inline void tile(const float *values, int64_t step, int64_t across, const float *lanes, int64_t count,
                         float *sums, bool add) {
@@ -37,7 +37,7 @@ static inline void tile(const float *values, int64_t step, int64_t across, const
     for (int j = 0; j < V; j++) *(Vector *)(sums + (t * V + j) * WIDTH) = held[t][j];
 }
 
-// Memory of this thread that is kept between calls.
+// Thread-local memory that is kept between calls.
 static float *scratch(int64_t count) {
   static thread_local std::unique_ptr<float[]> buffer;
   static thread_local int64_t size = 0;
@@ -45,7 +45,7 @@ static float *scratch(int64_t count) {
   return buffer.get();
 }
 
-// Attention of rows from..to, V vectors of them, of the group that shares one head of keys and values.
+// Attention of rows from..to (V vectors) of the group that shares a key-value head.
 template <int V, class T>
 static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t from, int64_t to) {
   constexpr int LANES = V * WIDTH;
@@ -62,14 +62,14 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
   std::fill_n(q, a.head * LANES, 0.f);
   for (int64_t r = from; r < to; r++)
     for (int64_t d = 0; d < a.head; d++) q[d * LANES + r - from] = to_float(queries[r * a.head + d]) * a.scale;
-  const auto unseen = [&](int64_t start, int64_t count) {  // by all of these rows
+  const auto unseen = [&](int64_t start, int64_t count) {  // by any of these rows
     for (int64_t r = from; r < to; r++)
       if (mask ? !!std::memchr(mask + r % a.n * a.mask_step + start, 1, count)
                : !a.causal || start <= a.length - a.n + r % a.n)
         return false;
     return true;
   };
-  // 1. The scores of all keys, and the highest of each row.
+  // 1. The scores of all keys, and the maximum of each row.
   for (int64_t start = 0; start < a.length; start += KEYS) {
     const int64_t count = std::min<int64_t>(KEYS, a.length - start);
     if (unseen(start, count)) continue;
@@ -81,7 +81,7 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
       for (int64_t line = 0; line < TILE * a.head * size; line += 64) __builtin_prefetch(ahead + line, 0, 2);
       tile<V>(rows + l * a.head, 1, a.head, q, a.head, own + l * LANES, false);
     }
-    for (; l < count; l++) {  // the rest of the last block
+    for (; l < count; l++) {  // remainder of the last block
       float *s = own + l * LANES;
       std::fill_n(s, LANES, 0.f);
       for (int64_t d = 0; d < a.head; d++)
@@ -103,7 +103,7 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
         highest[j] = s > highest[j] ? s : highest[j];
       }
   }
-  // 2. The sum of the values, key after key, whatever keys are between those that a row sees.
+  // 2. The sum of the values in key order, whatever invisible keys lie between.
   const Vector masked = Vector{} + MASKED;
   for (int64_t start = 0; start < a.length; start += KEYS) {
     const int64_t count = std::min<int64_t>(KEYS, a.length - start);

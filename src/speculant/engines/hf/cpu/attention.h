@@ -1,18 +1,18 @@
-// The arguments of an attention.
+// Arguments of an attention call.
 
 #pragma once
 
 #include <cstdint>
 
 struct Attention {
-  void *q, *k, *v;   // q[batch, heads, n, head]; k, v[batch, kv_heads, length, head], of which the last n rows are new
+  void *q, *k, *v;   // q[batch, heads, n, head]; k, v[batch, kv_heads, length, head], the last n rows are new
   const bool *mask;  // [batch or 1, n, length], true where a row attends to a key; null for all keys, or `causal`
   void *y;           // [batch, n, heads, head]
   int64_t batch, heads, kv_heads, n, length, head, k_batch_step, k_head_step, v_batch_step, v_head_step,
       mask_batch_step, mask_step;
   float scale;
   int is_bf16;  // whether q, k, v and y are bfloat16; otherwise they are float
-  int causal;   // whether a row attends to the keys up to its own and to no later ones
+  int causal;   // whether a row attends only to the keys up to its own
 };
 
 extern "C" void attention(const Attention *a, int threads);

@@ -1,9 +1,9 @@
-"""The library's C++ code, ready to be called: from the wheel, or compiled for this processor when it is first needed.
+"""Loads the library's C++ code: from the wheel, or compiled for this processor when it is first needed.
 
-A wheel contains libraries for several levels of instruction sets (`packaged.py`); the highest one that the processor
-supports is loaded. Where there is none, as in a source checkout, or it cannot be used, the code is compiled
-(`compiling.py`) and kept in the user's cache folder under a name made from the sources, the flags, the compiler with
-its version and the processor, so a change of any of them compiles again.
+A wheel contains libraries for several instruction set levels (`packaged.py`); the highest one that the processor
+supports is loaded. If there is none, as in a source checkout, or it is unusable, the code is compiled (`compiling.py`)
+and kept in the user's cache folder under a name derived from the sources, the flags, the compiler and its version, and
+the processor, so a change of any of them compiles again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["KINDS", "SIGNATURES", "BuildError", "load_native", "processor", "sou
 
 _LOG = logging.getLogger(__name__)
 
-# Arguments and results: pointers, sizes, numbers and unsigned 64-bit numbers.
+# Arguments and results: pointers, sizes, floats and unsigned 64-bit integers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint64}
-SIGNATURES = {  # of the functions that are called from Python: arguments and result, "" for none
+SIGNATURES = {  # functions called from Python: arguments and result, "" for none
     "linear": ("pppsssii", ""),
     "linear_bf16": ("pppsssi", ""),
     "has_linear_bf16": ("", "i"),
@@ -62,13 +62,13 @@ SIGNATURES = {  # of the functions that are called from Python: arguments and re
 
 
 def load_native(packaged: Path = PACKAGED) -> ctypes.CDLL:
-    """Return the compiled code; compile it first if need be (some seconds). The log says which library it is.
+    """Return the compiled code, compiling it first if necessary (some seconds). The log says which library it is.
 
     Args:
-        packaged: the folder of the libraries that came with the package.
+        packaged: folder of the libraries that came with the package.
 
     Raises:
-        BuildError: there is no library for this processor, and no GCC, it failed, or its file cannot be loaded.
+        BuildError: there is no library for this processor, and GCC is missing or failed, or its output does not load.
     """
     if sys.platform != "linux":
         raise BuildError(f"its code has not been tried on {platform.system()}")
@@ -86,7 +86,7 @@ def load_native(packaged: Path = PACKAGED) -> ctypes.CDLL:
 
 
 def _load_packaged(folder: Path) -> tuple[ctypes.CDLL | None, str]:
-    """Return the package's library, or None with the reason, which is empty where the package has no libraries."""
+    """Return the package's library, or None with the reason, which is empty if the package has no libraries."""
     try:
         library = find_library(folder, processor_flags())
         if library is None:
@@ -100,7 +100,7 @@ def _load_packaged(folder: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def _load_compiled() -> ctypes.CDLL:
-    """Return the code compiled for this very processor, now or before."""
+    """Return the code compiled for this processor, from the cache or compiled now."""
     compiler = named_compiler()
     identity = "\n".join([source_digest(), *NATIVE, *compiler, compiler_version(compiler), processor()])
     library = cache_folder() / f"layers-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}.so"
@@ -115,7 +115,7 @@ def _load_compiled() -> ctypes.CDLL:
 
 
 def _load(library: Path) -> ctypes.CDLL | None:
-    """Return a library that was compiled before; None if it does not load, as with other system libraries."""
+    """Return a library compiled earlier; None if it does not load, for example with other system libraries."""
     _check_owner(library)
     try:
         return ctypes.CDLL(str(library))
@@ -129,19 +129,19 @@ def _check_owner(library: Path) -> None:
 
 
 def processor() -> str:
-    """Return the processor's name and instruction sets, on which `-march=native` depends."""
+    """Return the processor's name and instruction sets, which determine the effect of `-march=native`."""
     lines = [f"{field}: {value}" for field, value in _cpu_fields() if field in ("model name", "flags", "Features")]
     return "\n".join(sorted(set(lines))) or platform.processor()
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the instruction sets of all cores, by their names in /proc/cpuinfo."""
+    """Return the instruction sets common to all cores, by their names in /proc/cpuinfo."""
     flags = [frozenset(value.split()) for field, value in _cpu_fields() if field == "flags"]
     return frozenset.intersection(*flags) if flags else frozenset()
 
 
 def _cpu_fields() -> list[tuple[str, str]]:
-    """Return names and values of /proc/cpuinfo, of all cores; nothing where there is no such file."""
+    """Return the names and values in /proc/cpuinfo for all cores; an empty list without such a file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

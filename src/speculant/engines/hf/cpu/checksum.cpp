@@ -1,10 +1,10 @@
-// A checksum of memory, to notice that weights have changed of which packed copies exist.
+// A checksum of memory, to detect changes of weights that have packed copies.
 
 #include <cstdint>
 #include <cstring>
 
 constexpr int LANES = 32;
-constexpr int64_t PART = 1 << 20;  // bytes that one thread sums at a time
+constexpr int64_t PART = 1 << 20;  // bytes summed by one thread at a time
 
 static uint64_t checksum_part(const char *data, int64_t size) {
   uint32_t sums[LANES] = {};

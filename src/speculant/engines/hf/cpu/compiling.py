@@ -1,16 +1,16 @@
-"""How the C++ code is compiled: natively for the processor at hand, or for a level of instruction sets in a wheel.
+"""Compilation of the C++ code: natively for this processor, or for an instruction set level in a wheel.
 
-A level is a library of its own, made from the same sources by other options. Sources choose their code by the macros of
-the compiler, as in a native build, and need no dispatch. One library with the code of all levels would be unsafe: the
-linker keeps a single copy of an inline function, which may be the one with instructions that the processor lacks.
+Each level is a separate library, compiled from the same sources with other options. Sources select their code by
+compiler macros, as in a native build, and need no dispatch. One library with the code of all levels would be unsafe:
+the linker keeps a single copy of an inline function, which may be the one with instructions that the processor lacks.
 
-All libraries are tuned for no processor in particular: tuning for one decides, among other things, which products and
-sums GCC fuses, so that the same instruction set would give other results in the last bit.
+No library is tuned for a particular processor: tuning decides, among other things, which products and sums GCC fuses,
+so the same instruction set would give results that differ in the last bit.
 
-A library is linked without an OpenMP runtime: it uses the one that torch has loaded, since two of them would compete
-for the processor. That one is GCC's, so other compilers are refused: their code asks for their own runtime.
+A library is linked without an OpenMP runtime: it uses the one that torch has loaded, since two runtimes would compete
+for the processor. Torch's is GCC's, so other compilers, whose code needs their own runtime, are refused.
 
-This file needs the standard library alone, because `setup.py` reads it where nothing else is installed.
+This file uses only the standard library, because `setup.py` reads it where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pathlib import Path
 
 FLAGS = ("-std=c++17", "-O3", "-mtune=generic", "-fopenmp", "-fPIC", "-w")
 NATIVE = ("-march=native",)
-LINKING = ("-shared", "-s", "-Wl,-Bsymbolic")  # its functions call each other, not others of the same names
+LINKING = ("-shared", "-s", "-Wl,-Bsymbolic")  # functions call each other, not others of the same name
 FOLDER = Path(__file__).parent
 SOURCES = tuple(sorted(FOLDER.glob("*.cpp")))
 HEADERS = tuple(sorted(FOLDER.glob("*.h")))
 
-# Options of the compiler for instruction sets, by their names in /proc/cpuinfo.
+# Compiler options for instruction sets, by their names in /proc/cpuinfo.
 OPTIONS = {
     "avx2": "-mavx2",
     "fma": "-mfma",
@@ -56,12 +56,12 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Instruction sets that a library of a wheel uses.
+    """The instruction sets that one library of a wheel uses.
 
     Attributes:
-        name: also of the library's file.
+        name: name of the level, used in the library's file name.
         sets: instruction sets, by their names in /proc/cpuinfo.
-        gcc: the first version of GCC that knows them all.
+        gcc: first version of GCC that supports them all.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Level:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options of the compiler."""
+        """Compiler options of the level."""
         return tuple(OPTIONS[each] for each in self.sets)
 
     def supported(self, flags: Collection[str]) -> bool:
@@ -93,20 +93,20 @@ LEVELS = (  # a processor runs the first one that it supports
 
 
 class BuildError(Exception):
-    """The code cannot be compiled or loaded here; the message gives the reason, as part of a sentence."""
+    """The code cannot be compiled or loaded here; the message is the reason, phrased as part of a sentence."""
 
 
 def source_digest() -> str:
-    """Return a digest of the sources and of the flags that all libraries are compiled with."""
+    """Return a digest of the sources and of the flags common to all libraries."""
     texts = [source.read_text(encoding="utf-8") for source in (*SOURCES, *HEADERS)]
     return hashlib.blake2b("\n".join([*texts, *FLAGS, *LINKING]).encode(), digest_size=8).hexdigest()
 
 
 def named_compiler() -> list[str]:
-    """Return the command of the compiler: what CXX names, or g++.
+    """Return the compiler command: the value of CXX, or g++.
 
     Raises:
-        ValueError: CXX is not a command line.
+        ValueError: CXX is not a valid command line.
     """
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
@@ -127,7 +127,7 @@ def compiler_version(compiler: Sequence[str]) -> str:
 
 
 def check_level(compiler: Sequence[str], level: Level) -> None:
-    """Check that the compiler knows the instruction sets of a level.
+    """Check that the compiler supports the instruction sets of a level.
 
     Raises:
         BuildError: it does not.
@@ -147,9 +147,9 @@ def compile_library(
     """Compile the sources to a library.
 
     Args:
-        compiler: its command.
-        options: of the processor, `NATIVE` or those of a level.
-        library: the file, replaced at once when it is complete; its folder is made.
+        compiler: the compiler command.
+        options: processor options, `NATIVE` or those of a level.
+        library: the output file, replaced atomically when complete; its folder is created.
         done: called after each source.
 
     Raises:

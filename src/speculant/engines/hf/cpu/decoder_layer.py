@@ -1,13 +1,14 @@
-"""Decoder layers of the Llama family in few calls of compiled code instead of some forty operations.
+"""Decoder layers of the Llama family in a few calls of compiled code instead of some forty operations.
 
-Between two operations of PyTorch a pass over few rows reads megabytes of weights, which evict everything else from the
-caches, the operations' own code included. So the number of operations matters, not what they compute. `layer.cpp` does
-a layer in one call where its own kernel multiplies, heads share keys and the cache has room; in two calls around any
-other attention; and where another kernel is faster for the rows at hand, in four calls between the products.
+Between two PyTorch operations a pass over few rows reads megabytes of weights, which evict everything else from the
+caches, including the operations' code. So the cost depends on the number of operations rather than on what they
+compute. `layer.cpp` runs a layer in one call if its own kernel multiplies, heads share keys and the cache has room; in
+two calls around any other attention; and if another kernel is faster for these rows, in four calls between the
+products.
 
 `layer_matching.py` recognises these layers. Each part must be as transformers made it: a layer with hooks, another
-forward, other types of weights or adapters runs as it is. All of this is looked up in every call, so changes count at
-once.
+forward, other types of weights or adapters runs unchanged. All of this is checked in every call, so changes take effect
+at once.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FusedLayer:
     """The forward of one decoder layer."""
 
     def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None, plans: PassPlans) -> None:
-        """Take a layer of the family, kernels for its products, the attention in place of "sdpa", and the plans."""
+        """Take a layer of the family, kernels for its products, the replacement for "sdpa" attention, and the plans."""
         attention_module, mlp = module.self_attn, module.mlp
         self.module, self._attention, self._plans = module, attention_module, plans
         self._table, self._native, self._gqa = table, table.products.native, attention
@@ -79,7 +80,7 @@ class FusedLayer:
         q_width, kv_width, inner = (linears[name].out_features for name in ("q_proj", "k_proj", "up_proj"))
         self._layer = LayerArguments(hidden=hidden, inner=inner, given=hidden)
         self._heads, self._kv_heads, self._head = q_width // head, kv_width // head, head
-        # The shapes that transformers makes from the config; a layer with others has been changed.
+        # The shapes that transformers derives from the config; a layer with other shapes has been changed.
         shapes = [(q_width, hidden), (kv_width, hidden), (kv_width, hidden), (hidden, q_width)]
         shapes += [(inner, hidden), (inner, hidden), (hidden, inner)]
         self._shapes = shapes
@@ -106,18 +107,18 @@ class FusedLayer:
 
     @property
     def index(self) -> int:
-        """Which of the model's layers it is."""
+        """The index of the layer in the model."""
         found: int = self._attention.layer_idx
         return found
 
     @property
     def weights(self) -> int:
-        """How many weights its matrices have."""
+        """The number of weights in its matrices."""
         sizes: list[int] = [outs * k for outs, k in self._shapes]
         return sum(sizes)
 
     def ready(self) -> list[Any] | None:
-        """Look up the weights and return them; None if the layer or a part of it has been changed."""
+        """Look up the weights and return them; None if the layer or part of it has been changed."""
         if module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:
             return None
         kind = type(self.module)
@@ -178,16 +179,16 @@ class FusedLayer:
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **options: Any,
     ) -> Tensor:
-        """Return [B, n, hidden] for [B, n, hidden]; `shadow` is the layer as the pass sees it.
+        """Return [B, n, hidden] for [B, n, hidden]; `shadow` is the shadow of the layer that the pass runs.
 
         Raises:
-            RuntimeError: an attention function returned something that the layer cannot continue with.
+            RuntimeError: an attention function returned a value that the layer cannot use.
         """
         options |= {"position_ids": position_ids, "use_cache": use_cache}
         whole = self._plans.find(self, hidden_states, past_key_values, attention_mask, position_embeddings, options)
         if whole is not None and (output := whole.run(hidden_states)) is not None:
             return output
-        weights = self.ready()  # held until the end, in case they are replaced meanwhile
+        weights = self.ready()  # kept alive until the end, in case they are replaced meanwhile
         kernel = self._table.one_call(self._dtype, self._shapes, hidden_states[..., 0].numel())
         if position_embeddings is None or not weights or not self._supports(hidden_states, position_embeddings, kernel):
             answer: Tensor = type(self.module).forward(
@@ -225,11 +226,11 @@ class FusedLayer:
     def prepare(
         self, x: Tensor, cache: Any, mask: Tensor | None, embeddings: tuple[Tensor, Tensor], options: dict[str, Any]
     ) -> LayerCall | None:
-        """Return the layer's call where all of it is a single one; nothing is appended to the cache yet.
+        """Return a call that computes the whole layer, if a single one can; nothing is appended to the cache yet.
 
         Args:
-            x: an input like the layer's own, [B, n, hidden].
-            cache, mask, embeddings, options: what the layer is called with.
+            x: a tensor like the layer's input, [B, n, hidden].
+            cache, mask, embeddings, options: the arguments of the layer's call.
         """
         weights = self.ready()
         kernel = self._table.one_call(self._dtype, self._shapes, x[..., 0].numel())
@@ -257,7 +258,7 @@ class FusedLayer:
         call: AttentionArguments,
         kernel: Kernel | None,
     ) -> None:
-        """Write the queries, and the new rows of keys and values, to where the attention's arguments point."""
+        """Write the queries and the new rows of keys and values to where the attention's arguments point."""
         native, threads = self._native, torch.get_num_threads()
         pointers = ctypes.byref(positions), ctypes.byref(call)
         if kernel is not None:
@@ -269,7 +270,7 @@ class FusedLayer:
         native.split_heads(ctypes.byref(layer), *(each.data_ptr() for each in projected), *pointers)
 
     def _finish(self, layer: LayerArguments, x: Tensor, attended: Tensor, kernel: Kernel | None) -> Tensor:
-        """Return the layer's output from its input and the output of its attention."""
+        """Return the layer's output, given its input and the output of its attention."""
         native, threads, rows = self._native, torch.get_num_threads(), x[..., 0].numel()
         if kernel is not None:
             y = torch.empty_like(x)
@@ -293,7 +294,7 @@ class FusedLayer:
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]
     ) -> Tensor:
-        """Add the keys to the cache; return the output [B, n, width] of the attention that the config names."""
+        """Append the keys to the cache; return the output [B, n, width] of the attention that the config names."""
         attention = self._attention
         name = attention.config._attn_implementation
         attend: Any = self._gqa if name == "sdpa" and is_plain_sdpa() else None
@@ -317,7 +318,7 @@ class FusedLayer:
     def _own_attention(
         self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]
     ) -> tuple[CacheRows, AttentionArguments] | None:
-        """Return the rows and arguments of our own attention; None where another one is needed."""
+        """Return the rows and arguments for our own attention; None if another one is needed."""
         attend = self._gqa
         if attend is None or self._attention.config._attn_implementation != "sdpa" or not is_plain_sdpa():
             return None
@@ -352,7 +353,7 @@ class FusedLayer:
 def find_fused_layers(
     model: nn.Module, table: KernelTable, attention: GQAttention, *, minimum: int, plans: PassPlans | None = None
 ) -> tuple[FusedLayer, ...]:
-    """Return the layers that the code can compute, if their matrices have at least `minimum` weights."""
+    """Return the layers that the compiled code supports and whose matrices have at least `minimum` weights."""
     plans = PassPlans() if plans is None else plans
     layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
     found = tuple(layer for layer in layers if layer.weights >= minimum and layer.ready() is not None)

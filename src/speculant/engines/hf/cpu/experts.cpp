@@ -1,6 +1,6 @@
-// The experts of a layer for the rows that chose them, their matrices quantised: only chosen experts are read, each once.
+// Quantised experts of a layer, run for the rows routed to them: only selected experts are read, each once.
 //
-// Every row is computed in the same way for any number of rows: its experts' outputs are added in the order of experts.
+// Each row's result is the same for any number of rows: its experts' outputs are added in expert order.
 
 #include <algorithm>
 
@@ -10,13 +10,13 @@ struct Experts {
   const Quantized *gate, *up, *down;    // [count]
   const void *gate_up_bias, *down_bias; // [count, 2 inner], [count, hidden], or null
   int64_t count, hidden, inner;
-  float alpha, limit;                   // of the limited gate
-  int limited;      // gate sigmoid(alpha gate) (up + 1) within limits, as GPT-OSS has it; else silu(gate) up
-  int interleaved;  // whether the bias of gate and up alternate; else one lies behind the other
+  float alpha, limit;                   // parameters of the limited gate
+  int limited;      // gate sigmoid(alpha gate) (up + 1) clamped to the limits, as in GPT-OSS; otherwise silu(gate) up
+  int interleaved;  // whether the biases of gate and up alternate; otherwise they are concatenated
   int keep, is_bf16;
 };
 
-// gate = the gated product of both, [count]; both have room for a vector beyond their end.
+// gate = the gated product of both, [count]; both arrays have room for a vector beyond their end.
 template <class T>
 static void apply_gate(const Experts *e, float *gate, const float *up, int64_t count) {
   const Vector high = Vector{} + e->limit, low = Vector{} - e->limit;
@@ -44,7 +44,7 @@ template <class T>
 static void run(const Experts *e, const T *x, const int64_t *chosen, const float *weights, T *y, int64_t rows,
                 int64_t top_k, int threads) {
   const int64_t hidden = e->hidden, inner = e->inner, most = rows * top_k;
-  std::vector<int64_t> ends(e->count + 1), places(most);  // ends: of each expert's places
+  std::vector<int64_t> ends(e->count + 1), places(most);  // ends: where each expert's places end
   for (int64_t i = 0; i < most; i++)
     if (chosen[i] < e->count) ends[chosen[i] + 1]++;
   for (int64_t i = 0; i < e->count; i++) ends[i + 1] += ends[i];
@@ -86,7 +86,7 @@ static void run(const Experts *e, const T *x, const int64_t *chosen, const float
   for (int64_t i = 0; i < rows * hidden; i++) y[i] = convert<T>(total[i]);
 }
 
-// y[rows, hidden] = the outputs of the experts chosen[rows, top_k] of x, weighted; indices from `count` on are nobody's.
+// y[rows, hidden] = weighted outputs of the experts chosen[rows, top_k] for x; indices >= `count` mean no expert.
 extern "C" void experts(const Experts *e, const void *x, const int64_t *chosen, const float *weights, void *y,
                         int64_t rows, int64_t top_k, int threads) {
   e->is_bf16 ? run(e, (const BFloat16 *)x, chosen, weights, (BFloat16 *)y, rows, top_k, threads)

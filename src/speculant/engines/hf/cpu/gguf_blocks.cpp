@@ -1,13 +1,13 @@
-// Quantised blocks of GGUF files in the order of quantized/weight.py. quantized/gguf/blocks.py reads the same blocks in
-// PyTorch, and quantized/gguf/kinds.py lists the kinds. A kind has
+// Converts quantised blocks of GGUF files to the layout of quantized/weight.py. quantized/gguf/blocks.py reads the same
+// blocks in PyTorch, and quantized/gguf/kinds.py lists the kinds. A kind has
 //
-//   INPUTS, SIZE                    of a block, in inputs and bytes
-//   BITS, GROUP                     of the layout here
-//   Scale                           type of the scales and minima, which are moved as they are
+//   INPUTS, SIZE                    block size in inputs and in bytes
+//   BITS, GROUP                     bits and group size of the layout here
+//   Scale                           type of the scales and minima, which are copied unchanged
 //   MINIMA, FACTORS                 whether there are minima, and float16 factors per block
-//   values(block, out)              the block's values, a byte each
-//   scales(block, scales, minima)   a number per group
-//   SCALE_FACTOR, MIN_FACTOR        where the factors stand in a block
+//   values(block, out)              the block's values, one byte each
+//   scales(block, scales, minima)   one number per group
+//   SCALE_FACTOR, MIN_FACTOR        offsets of the factors in a block
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int OUTS = 16, PADDING = 128, CHUNK = 256;  // inputs that are read at a time
+constexpr int OUTS = 16, PADDING = 128, CHUNK = 256;  // CHUNK: inputs read at a time
 constexpr int LINE = 64;  // bytes of a cache line
 constexpr int64_t HUGE_PAGE = 2 << 20;
 
@@ -32,8 +32,8 @@ Word read(const uint8_t *from) {
 
 typedef uint64_t Words __attribute__((vector_size(16)));
 
-// A byte each from fields of EACH bits in BYTES bytes: of each RUN bytes first all lowest fields, then all next ones.
-// They are put above the lowest UP bits of values that are there, if UP is not 0.
+// Expands fields of EACH bits in BYTES bytes to a byte each: for each RUN bytes all lowest fields first, then the next
+// ones. If UP is not 0, they are placed above the lowest UP bits of the values already there.
 template <int EACH, int RUN, int BYTES, int UP = 0>
 void split(const uint8_t *from, uint8_t *out) {
   constexpr uint64_t MASK = ~0ull / 255 * ((1 << EACH) - 1);
@@ -69,7 +69,7 @@ struct FiveBits : Plain {
   static constexpr bool MINIMA = HAS_MINIMA;
   static void values(const uint8_t *block, uint8_t *out) {
     split<4, 16, 16>(block + AT + 4, out);
-    for (int i = 0; i < 4; i++) {  // bit b of a byte to byte b of a word, as 16
+    for (int i = 0; i < 4; i++) {  // bit b of a byte becomes 16 in byte b of a word
       const uint64_t bits = block[AT + i] * (~0ull / 255) & 0x8040201008040201ull;
       const uint64_t word = read<uint64_t>(out + 8 * i) | ((bits + ~0ull / 255 * 127) >> 3 & ~0ull / 255 * 16);
       std::memcpy(out + 8 * i, &word, 8);
@@ -124,7 +124,7 @@ struct Q3_K : Super {
   }
 };
 
-struct SixBitScales : Super {  // of Q4_K and Q5_K
+struct SixBitScales : Super {  // for Q4_K and Q5_K
   static constexpr int GROUP = 32, SCALE_FACTOR = 0, MIN_FACTOR = 2;
   static constexpr bool MINIMA = true;
   static void scales(const uint8_t *block, int8_t *scales, int8_t *minima) {
@@ -183,7 +183,7 @@ typedef uint32_t Four __attribute__((vector_size(16)));
 
 Four read_four(const uint32_t *from) { return read<Four>((const uint8_t *)from); }
 
-// Four inputs of each of 16 rows are 64 bytes in the kernels' order; of 4 bits, two such lines share 64 bytes.
+// Four inputs of each of 16 rows are 64 bytes in the kernels' order; with 4 bits, two such lines share 64 bytes.
 template <int BITS>
 void store_values(const uint32_t rows[OUTS][CHUNK / 4], int inputs, uint32_t *out) {
   for (int line = 0; line < inputs * BITS / 32; line += 4)
@@ -227,7 +227,7 @@ void pack_block(const uint8_t *blocks, const int64_t *order, int64_t block, int6
       const int count = real ? inputs / Kind::INPUTS : 0;
       const uint8_t *from = real ? blocks + (order ? order[out] : out) * row_bytes + start / Kind::INPUTS * Kind::SIZE
                                  : nullptr;
-      for (int i = 0; i < count * Kind::SIZE; i += LINE)  // 16 short runs at a time are too many for the processor's own
+      for (int i = 0; i < count * Kind::SIZE; i += LINE)  // 16 short streams are too many for the hardware prefetcher
         __builtin_prefetch(from + OUTS * row_bytes + i);
       for (int i = 0; i < count; i++) {
         Kind::values(from + i * Kind::SIZE, (uint8_t *)rows[row] + i * Kind::INPUTS);
@@ -240,7 +240,7 @@ void pack_block(const uint8_t *blocks, const int64_t *order, int64_t block, int6
       if constexpr (Kind::FACTORS) {
         const int64_t at = (block * chunks + chunk) * OUTS + row;
         to.scale_factors[at] = real ? read<uint16_t>(from + Kind::SCALE_FACTOR) : 0;
-        if constexpr (Kind::MINIMA)  // subtracted in the file: the sign of a float16 is its highest bit
+        if constexpr (Kind::MINIMA)  // GGUF subtracts minima: flip the sign, a float16's highest bit
           to.min_factors[at] = real ? read<uint16_t>(from + Kind::MIN_FACTOR) ^ 0x8000 : 0;
       }
     }
@@ -254,7 +254,7 @@ void pack_block(const uint8_t *blocks, const int64_t *order, int64_t block, int6
   }
 }
 
-// Ask for huge pages: fewer faults now, fewer misses of the address cache in every pass.
+// Requests huge pages: fewer page faults now, fewer TLB misses in every pass.
 void advise_huge(void *memory, int64_t size) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const uintptr_t start = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
@@ -276,8 +276,8 @@ void pack(const uint8_t *blocks, const int64_t *order, int64_t outs, int64_t k, 
 
 }  // namespace
 
-// Write a matrix of a GGUF file, whose kind has this number in ggml, to the parts of a `Quantized`; row n of it is row
-// order[n] of the file, or n where order is null. Returns 0 if the kind has no layout.
+// Writes a matrix of a GGUF file, of the kind with this ggml number, to the parts of a `Quantized`; its row n is row
+// order[n] of the file, or n if order is null. Returns 0 if the kind has no layout.
 extern "C" int pack_gguf_blocks(int kind, const uint8_t *blocks, const int64_t *order, int64_t outs, int64_t k,
                                 uint8_t *values, void *scales, void *scale_factors, void *minima, void *min_factors,
                                 int threads) {

@@ -1,15 +1,15 @@
-"""Grouped-query attention (GQA): several query heads share one head of keys and values.
+"""Grouped-query attention (GQA): several query heads share one key-value head.
 
-For these, transformers' "sdpa" function first repeats keys and values for every query head, which takes as long as the
-attention itself. For the few rows of a draft `attention.cpp` reads them once for the whole group; for more rows,
-PyTorch's operation reads them where they are stored.
+With GQA, transformers' "sdpa" function first repeats keys and values for every query head, which takes as long as the
+attention itself. For the few rows of a draft, `attention.cpp` reads them once for the whole group; for more rows,
+PyTorch's operation reads them in place.
 
-Models with quantised weights attend by `attention.cpp` for any number of rows and any heads: PyTorch's results differ
-in their last bits from one number of rows to another, and rounding the inputs of the next product to 8 bits would make
-these differences visible.
+Models with quantised weights use `attention.cpp` for any number of rows and any heads: the last bits of PyTorch's
+results depend on the number of rows, and rounding the inputs of the next product to 8 bits would make these differences
+visible.
 
-The functions are registered with transformers once, under names of their own, which only the shadow modules of an
-accelerated pass use (`shadow.py`). Calls that they do not support go to transformers' own function.
+The functions are registered with transformers once, under their own names, which only the shadow modules of an
+accelerated pass use (`shadow.py`). Unsupported calls go to transformers' own function.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from speculant.engines.hf.cpu.products import DTYPES
 
 NAME, EXACT_NAME = "speculant-gqa", "speculant-exact"
-MAX_QUERIES = 192  # on one head of keys; with more, PyTorch's operation is as fast
-TILE = 8  # the size of a head must be a multiple of it
-# Options with which the attention is another one, or the call has to be refused.
+MAX_QUERIES = 192  # per key-value head; with more, PyTorch's operation is as fast
+TILE = 8  # head sizes must be multiples of it
+# Options that change the attention, or for which the call must be refused.
 OTHER_OPTIONS = ("softcap", "output_attentions", "position_bias", "cache", "s_aux")
 
 
@@ -49,11 +49,11 @@ class AttentionArguments(ctypes.Structure):
 
 
 class GQAttention:
-    """An attention function as transformers calls it, for models whose query heads share heads of keys.
+    """An attention function with transformers' signature, for models whose query heads share key-value heads.
 
     Attributes:
-        exact: whether a row's result must not depend on the others, to the last bit: then it serves all models.
-        name: by which transformers knows it.
+        exact: whether a row's result must be independent of the other rows to the last bit: then it serves all models.
+        name: name registered with transformers.
     """
 
     def __init__(self, native: ctypes.CDLL, *, exact: bool = False) -> None:
@@ -62,17 +62,17 @@ class GQAttention:
         self.name = EXACT_NAME if exact else NAME
 
     def register(self) -> None:
-        """Add the function to those that transformers knows by name."""
+        """Register the function with transformers."""
         AttentionInterface.register(self.name, self)
 
     def rename(self, implementation: Any) -> Any:
-        """Return the function's name in place of "sdpa", unless somebody has replaced transformers' own."""
+        """Return the function's name in place of "sdpa", unless transformers' own function was replaced."""
         return self.name if implementation == "sdpa" and is_plain_sdpa() else implementation
 
     def serves(
         self, module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
     ) -> bool:
-        """Return whether this is the attention of queries [B, H, n, D]: no option asks for another one."""
+        """Return whether queries [B, H, n, D] use this attention: no option requires another one."""
         groups, causal = shape[1] // key.shape[1], mask is None and shape[2] > 1
         return (
             key.is_cpu
@@ -84,13 +84,13 @@ class GQAttention:
     def arguments(
         self, shape: Sequence[int], key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
     ) -> AttentionArguments | None:
-        """Return the compiled code's arguments without queries and output; None if it is slower or does not fit.
+        """Return the compiled code's arguments without queries and output; None if it is slower or unsupported.
 
         Args:
             shape: [B, H, n, D] of the queries.
             key, value: [B, H / groups, L, D].
             mask: Bool[B or 1, 1, n, L], True where a query attends to a key; None for all up to its own.
-            scale: of the products; None for D ** -0.5.
+            scale: factor of the products; None for D ** -0.5.
         """
         batch, heads, rows, head = shape
         kv_heads, length = key.shape[1:3]
@@ -128,7 +128,7 @@ class GQAttention:
         scaling: float | None = None,
         **options: Any,
     ) -> tuple[Tensor, Any]:
-        """Return [B, n, H, D] for queries [B, H, n, D] and keys and values [B, H / groups, L, D], and no weights."""
+        """Return [B, n, H, D] for queries [B, H, n, D] and keys and values [B, H / groups, L, D], without weights."""
         serves = not dropout and self.serves(module, query.shape, key, attention_mask, options)
         call = self.arguments(query.shape, key, value, attention_mask, scaling) if serves else None
         if not serves or (self.exact and (call is None or query.dtype is not key.dtype)):
@@ -146,5 +146,5 @@ class GQAttention:
 
 
 def is_plain_sdpa() -> bool:
-    """Return whether "sdpa" is the name of transformers' own function."""
+    """Return whether "sdpa" refers to transformers' own function."""
     return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

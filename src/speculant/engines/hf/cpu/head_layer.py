@@ -1,6 +1,6 @@
-"""Compiled code for a decoder layer of a head: all of it in one call of `layer.cpp`, attention included.
+"""Compiled code for a decoder layer of a head: the whole layer in one call of `layer.cpp`, attention included.
 
-What the attention reads may be wider than the layer, as EAGLE-3's is.
+The input of the attention may be wider than the layer, as in EAGLE-3.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from speculant.engines.hf.quantized.modules import QuantizedLinear
 
 
 def computable(layer: Any) -> bool:
-    """Return whether a layer has the parts that the code computes, of ordinary weights of one dtype."""
-    mlp = getattr(layer, "mlp", None)  # adapters of an early exit have none
+    """Return whether a layer has the parts that the code supports, with ordinary weights of one dtype."""
+    mlp = getattr(layer, "mlp", None)  # early-exit adapters have none
     names = LINEARS[:4] if mlp is None else LINEARS
     linears = [getattr(layer.self_attn if name in LINEARS[:4] else mlp, name, None) for name in names]
     if not all(is_torch_linear(linear) for linear in linears if linear is not None) or None in linears:
@@ -36,22 +36,22 @@ def computable(layer: Any) -> bool:
 
 
 class LayerWeights:
-    """The weights of a decoder layer. They are looked up for every call, so new ones are used at once.
+    """The weights of a decoder layer. They are looked up for every call, so new ones take effect at once.
 
     Attributes:
-        arguments: the layer, for the code.
-        heads, kv_heads, head: of its attention.
-        dtype: of all weights.
-        maximum: rows of a call.
+        arguments: the layer's arguments for the compiled code.
+        heads, kv_heads, head: head counts and head size of its attention.
+        dtype: dtype of all weights.
+        maximum: maximum rows per call.
     """
 
     def __init__(self, layer: Any, products: Products, narrow: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take a layer that is `computable`.
 
         Args:
-            layer: whose weights these are.
-            products: that the code has.
-            narrow: gives the copy of a matrix that is read in its place; None to read the matrices themselves.
+            layer: the layer that owns the weights.
+            products: the available products.
+            narrow: returns the copy of a matrix to read in its place; None to read the matrices themselves.
         """
         attention, mlp, self._narrow = layer.self_attn, getattr(layer, "mlp", None), narrow
         names = LINEARS[:4] if mlp is None else LINEARS
@@ -92,7 +92,7 @@ class LayerWeights:
 def find_linear(
     weight: Tensor, bias: Tensor | None, narrow: Callable[[Tensor], Tensor] | None
 ) -> tuple[int, int | None, bool]:
-    """Return the fields of `LinearArguments`: the addresses of a matrix, or of its copy, and of its bias."""
+    """Return the fields of `LinearArguments`: the addresses of a matrix (or its copy) and its bias."""
     read = weight if narrow is None else narrow(weight)
     return read.data_ptr(), None if bias is None else bias.data_ptr(), read is not weight
 

@@ -1,9 +1,9 @@
-"""Huge pages for the weights of a model, which a pass reads from end to end.
+"""Huge pages for the weights of a model, which every pass reads from end to end.
 
-Memory that was allocated in pages of 4 KB lies scattered; hardware prefetchers stop at the end of each page, and every
-page needs an entry of the processor's tables. Weights that torch allocated are therefore moved to pages of 2 MB, while
-their addresses and contents stay (`madvise` with MADV_COLLAPSE, Linux 6.1). For weights that are mapped from a file the
-kernel refuses; they are read as fast where the file system keeps large folios.
+Memory allocated in 4 KB pages is scattered; hardware prefetchers stop at the end of each page, and every page needs a
+TLB entry. Weights that torch allocated are therefore moved to 2 MB pages, keeping their addresses and contents
+(`madvise` with MADV_COLLAPSE, Linux 6.1). For weights that are mapped from a file the kernel refuses; they are read as
+fast if the file system keeps large folios.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tqdm import tqdm
 
 PAGE = 1 << 21
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
-MIN_BYTES = 1 << 25  # of all weights together; less stays in the caches
-STEP = 1 << 26  # bytes between two looks at the clock
-MAX_SECONDS = 20.0  # of this thread's own time; where memory is fragmented, the kernel moves other pages first
+MIN_BYTES = 1 << 25  # of all weights together; smaller models stay in the caches
+STEP = 1 << 26  # bytes between two checks of the clock
+MAX_SECONDS = 20.0  # of this thread's CPU time; with fragmented memory the kernel moves other pages first
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MAX_SECONDS) -> int:
-    """Move weights to huge pages; return how many bytes have been moved or were there.
+    """Move weights to huge pages; return how many bytes were moved or already there.
 
-    Nothing is done where the system's administrator has turned huge pages off, or for less than 32 MB. Other threads
-    may read the weights meanwhile.
+    Nothing is done if the administrator has disabled huge pages, or for less than 32 MB. Other threads may read the
+    weights meanwhile.
 
     Args:
         weights: tensors in the CPU's memory.
-        seconds: of the thread's own time; what has not been moved by then stays where it is.
+        seconds: limit of the thread's CPU time; weights that have not been moved by then stay where they are.
     """
     ranges = list(whole_pages((weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in weights))
     total = sum(end - start for start, end in ranges)
@@ -57,9 +57,9 @@ def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MAX_SECONDS) -
 
 
 def whole_pages(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the whole huge pages of ranges of addresses, which are joined where less than a page lies between them.
+    """Yield the whole huge pages in ranges of addresses; ranges less than a page apart are joined.
 
-    What lies between two weights, such as a bias, moves with them.
+    Anything between two weights, such as a bias, moves with them.
     """
     start = end = 0
     for first, last in [*sorted(ranges), (1 << 62, 1 << 62)]:

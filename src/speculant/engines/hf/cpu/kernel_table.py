@@ -1,8 +1,8 @@
-"""Which kernel multiplies a weight of some shape with some number of rows: the fastest that was measured.
+"""Selects the fastest measured kernel for a weight shape and a number of rows.
 
-A kernel replaces PyTorch's product only if it was clearly faster, so that noise never chooses something slower; packed
+A kernel replaces PyTorch's product only if it was clearly faster, so that noise never selects a slower one; packed
 weights, which cost memory, only if they save a tenth. Times are measured at a few numbers of rows; in between, the
-nearest on a logarithmic scale counts.
+nearest on a logarithmic scale is used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from speculant.engines.hf.cpu.products import Kernel, Products
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-MAX_ROWS = ROW_COUNTS[-1]  # with more, as in prompts, only kernels that are made for many rows are considered
+MAX_ROWS = ROW_COUNTS[-1]  # above, as in prompts, only kernels made for many rows are considered
 MANY_ROWS: tuple[Kernel, ...] = ("torch", "widened", "packed")
-# A kernel is preferred to those before it if it takes at most this share of their time.
+# A kernel is preferred to the previous ones if it takes at most this share of their time.
 SHARES: Mapping[Kernel, float] = {"compiled": 0.97, "bf16_dot": 0.95, "widened": 0.95, "packed": 0.9}
 DRAFTS = tuple(rows for rows in ROW_COUNTS if 2 <= rows <= 64)
-LARGE = 1 << 20  # weights of a product over one row that is faster by more than its call costs
-FUSED_SHARE = 1.05  # a layer in one call may take this much more for its products than the best kernel for each
+LARGE = 1 << 20  # minimum weights for a one-row product to gain more than its call costs
+FUSED_SHARE = 1.05  # allowed product time of a one-call layer, relative to the best kernel for each
 
 Shape = tuple[int, int]  # outs, k
 Times = Mapping[Kernel, Sequence[float]]  # seconds at each of ROW_COUNTS; infinite where not tried
@@ -30,14 +30,14 @@ Times = Mapping[Kernel, Sequence[float]]  # seconds at each of ROW_COUNTS; infin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTable:
-    """Measured times and what follows from them.
+    """Measured times of kernels, and the kernel choice based on them.
 
     Attributes:
         products: the kernels of this processor.
-        dtype: of the weights that were measured; for others, and for shapes without times, there is a fixed rule.
+        dtype: dtype of the measured weights; other dtypes, and shapes without times, follow a fixed rule.
         times: seconds by shape, kernel and number of rows.
-        packed: shapes of which packed copies exist.
-        exact: whether a row's result must not depend, to the last bit, on the number of rows: one kernel for all.
+        packed: shapes with packed copies.
+        exact: whether a row's result must be independent of the number of rows to the last bit: one kernel for all.
     """
 
     products: Products
@@ -47,7 +47,7 @@ class KernelTable:
     exact: bool = False
 
     def kernel(self, dtype: torch.dtype, shape: Shape, rows: int, *, packed: bool = True) -> Kernel:
-        """Return the kernel for a product of so many rows; without `packed`, one for plain weights."""
+        """Return the kernel for a product over `rows` rows; without `packed`, one for plain weights."""
         if self.exact:
             return "compiled"
         times = self.times.get(shape) if dtype is self.dtype else None
@@ -56,7 +56,7 @@ class KernelTable:
         return choose(times, rows, packed=packed and shape in self.packed)
 
     def one_call(self, dtype: torch.dtype, shapes: Sequence[Shape], rows: int) -> Kernel | None:
-        """Return the compiled kernel for a layer of these products in one call; None where others are faster."""
+        """Return the compiled kernel for a layer with these products in one call; None if other kernels are faster."""
         if self.exact:
             return "compiled"
         measured = [shape for shape in shapes if shape in self.times] if dtype is self.dtype else []
@@ -77,24 +77,24 @@ class KernelTable:
         return dtype is self.dtype and any(shape in self.times for shape in shapes)
 
     def gains(self, dtype: torch.dtype, shape: Shape, rows: int) -> bool:
-        """Return whether a linear layer by itself is faster than PyTorch's."""
+        """Return whether an individual linear layer is faster than PyTorch's."""
         if self.kernel(dtype, shape, rows) == "torch":
             return False
         if self.exact:
             return True
-        # Where nothing was measured: one row of floats is faster by less than a call of other code costs, but for large
-        # weights, such as the output head.
+        # Without measurements: for one row of floats the gain is less than the cost of calling other code, except for
+        # large weights such as the output head.
         if rows > 1 or dtype is not torch.float32 or shape[0] * shape[1] >= LARGE:
             return True
         return dtype is self.dtype and shape in self.times
 
 
 def shapes_to_pack(times: Mapping[Shape, Times], counts: Mapping[Shape, int]) -> frozenset[Shape]:
-    """Return the shapes whose packing saves a tenth of a pass's products for some size of drafts.
+    """Return the shapes whose packing saves a tenth of a pass's products for some draft size.
 
     Args:
-        times: of all shapes.
-        counts: how many layers have each shape.
+        times: times of all shapes.
+        counts: number of layers of each shape.
     """
 
     def total(rows: int, *, packed: bool) -> float:
@@ -108,7 +108,7 @@ def shapes_to_pack(times: Mapping[Shape, Times], counts: Mapping[Shape, int]) ->
 
 
 def choose(times: Times, rows: int, *, packed: bool) -> Kernel:
-    """Return the kernel for so many rows, given the times of one shape."""
+    """Return the kernel for `rows` rows, given the times of one shape."""
     place = _nearest(rows)
     chosen: Kernel = "torch"
     for kernel, share in SHARES.items():

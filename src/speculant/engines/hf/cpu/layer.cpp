@@ -1,11 +1,11 @@
-// The operations of a Llama-like decoder layer: the whole layer in one call (`layer`), the parts before and after an
-// attention function that is not ours (`before_attention`, `after_attention`), and the steps between matrix products that
-// are computed elsewhere (`norm`, `split_heads`, `add_norm`, `gate`).
+// Operations of a Llama-like decoder layer: the whole layer in one call (`layer`), the parts before and after an
+// attention function that is not ours (`before_attention`, `after_attention`), and the steps between matrix products
+// that are computed elsewhere (`norm`, `split_heads`, `add_norm`, `gate`).
 //
-// PyTorch runs some forty operations for the same. Each is small, but between two of them the weights have passed through
-// the caches and evicted the operation's code, so together they take as long as a fifth of a pass over few rows.
+// PyTorch runs some forty operations for the same. Each is small, but between two of them the weights pass through the
+// caches and evict the operation's code, so together they take up to a fifth of a pass over few rows.
 //
-// Every row is computed in the same way for any number of rows.
+// Each row's result is the same for any number of rows.
 
 #include <algorithm>
 #include <vector>
@@ -13,7 +13,7 @@
 #include "attention.h"
 #include "layer.h"
 
-constexpr int64_t AT_ONCE = 256;  // rows between two products, which are processed in turn: memory for prompts is limited
+constexpr int64_t AT_ONCE = 256;  // rows processed at a time: bounds the memory for prompts
 
 template <class T>
 static void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
@@ -33,7 +33,7 @@ static void before_attention(const Layer *l, const void *x, const Positions *p, 
   }
 }
 
-// gate = silu(gate) * up; both have room for a vector beyond their end.
+// gate = silu(gate) * up; both arrays have room for a vector beyond their end.
 template <class T>
 static void silu_multiply(float *gate, const float *up, int64_t count, int threads) {
 #pragma omp parallel for num_threads(threads) if (count >= 1 << 14)
@@ -75,7 +75,7 @@ static void whole(const Layer *l, const void *x, const void *given, const Positi
   after_attention<T>(l, x, a.y, y, rows, width, threads);
 }
 
-// The steps between products that are computed elsewhere, on values that have been rounded to T.
+// The steps between products that are computed elsewhere, on values already rounded to T.
 
 template <class T>
 static void norm(const Layer *l, const T *x, T *y, int64_t rows) {
@@ -129,8 +129,8 @@ extern "C" void after_attention(const Layer *l, const void *x, const void *atten
              : after_attention<float>(l, x, attended, y, rows, width, threads);
 }
 
-// The whole layer with the attention of attention.cpp, whose queries and output are allocated here. What the attention
-// reads is `given`, [rows, given], x itself in ordinary layers; x is what its output is added to.
+// The whole layer with the attention of attention.cpp, whose queries and output are allocated here. The attention reads
+// `given`, [rows, given], which is x itself in ordinary layers; its output is added to x.
 extern "C" void layer(const Layer *l, const void *x, const void *given, const Positions *p, const Attention *a, void *y,
                       int threads) {
   l->is_bf16 ? whole<BFloat16>(l, x, given, p, a, y, threads) : whole<float>(l, x, given, p, a, y, threads);
@@ -143,7 +143,7 @@ struct LayerCall {
   void *y;
 };
 
-// One layer after the other, each reading the output of the one before it.
+// Consecutive layers, each reading the output of the previous one.
 extern "C" void layers(const LayerCall *calls, int64_t count, const void *x, int threads) {
   for (const LayerCall *c = calls; c < calls + count; x = c->y, c++)
     layer(c->layer, x, x, c->positions, c->attention, c->y, threads);
@@ -167,7 +167,7 @@ extern "C" void add_norm(const Layer *l, const void *x, const void *attended, vo
              : add_norm(l, (const float *)x, (const float *)attended, (float *)sum, (float *)y, rows);
 }
 
-// y = silu(gated) * up; `count` numbers.
+// y = silu(gated) * up; `count` elements.
 extern "C" void gate(const Layer *l, const void *gated, const void *up, void *y, int64_t count, int threads) {
   l->is_bf16 ? gate((const BFloat16 *)gated, (const BFloat16 *)up, (BFloat16 *)y, count, threads)
              : gate((const float *)gated, (const float *)up, (float *)y, count, threads);

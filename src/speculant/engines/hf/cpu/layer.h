@@ -1,6 +1,6 @@
-// What a decoder layer is made of: its weights, RMSNorm, products of rows with their biases, and rotated heads.
+// The parts of a decoder layer: its weights, RMSNorm, products of rows with biases, and rotated heads.
 //
-// Every row is computed in the same way for any number of rows.
+// Each row's result is the same for any number of rows.
 
 #pragma once
 
@@ -18,16 +18,16 @@ extern "C" void linear_bf16(const void *x, const void *weights, float *y, int64_
 
 struct Linear {
   const void *weight, *bias;  // [outs, k]; [outs] or null
-  int narrow;  // whether the weight, not the bias, is bfloat16 where the layer is float
-  int keep;    // whether inputs of a quantised product are kept, not rounded to 8 bits
+  int narrow;  // whether the weight (not the bias) is bfloat16 in a float layer
+  int keep;    // whether inputs of a quantised product stay unrounded
   const Quantized *quantized;  // the weight, if it is quantised; null if not
 };
 
 struct Layer {
-  // weights of RMSNorms: before attention, or null; before the MLP; per head, or null
+  // RMSNorm weights: before attention, or null; before the MLP; per head, or null
   const void *input_norm, *post_norm, *q_norm, *k_norm;
   Linear q, k, v, o, gate, up, down;
-  int64_t hidden, inner, given;  // given: of what queries, keys and values are projected from
+  int64_t hidden, inner, given;  // given: width of the input of the q, k, v projections
   float input_eps, post_eps, q_eps, k_eps;
   int is_bf16;      // whether weights, inputs and outputs are bfloat16; otherwise they are float
   int native_bf16;  // whether products use the processor's bfloat16 instructions (linear_bf16.cpp)
@@ -39,7 +39,7 @@ struct Positions {
   const int64_t *rows;  // [batch * n], places in tables; null where cos and sin are not
 };
 
-// Memory of this thread that is kept between calls, because fresh memory costs more than what is computed in it.
+// Thread-local memory kept between calls, because fresh memory costs more than the computation in it.
 template <int WHICH>
 static float *scratch(int64_t count) {
   static thread_local std::unique_ptr<float[]> buffer;
@@ -48,7 +48,7 @@ static float *scratch(int64_t count) {
   return buffer.get();
 }
 
-// Adds the bias to sums y[rows, outs] and rounds them.
+// Adds the bias to the sums y[rows, outs] and rounds them.
 template <class T>
 static void add_bias(const Linear &l, float *y, int64_t rows, int64_t outs) {
   const T *bias = (const T *)l.bias;
@@ -66,7 +66,7 @@ static void project(const Layer *layer, const Linear &l, const float *x, float *
     quantized_linear(l.quantized, x, nullptr, y, rows, l.keep, threads);
   } else if (layer->native_bf16) {
     BFloat16 *narrow = (BFloat16 *)scratch<2>((rows * k + 1) / 2);
-    for (int64_t i = 0; i < rows * k; i++) narrow[i] = convert<BFloat16>(x[i]);  // exact: x was rounded before
+    for (int64_t i = 0; i < rows * k; i++) narrow[i] = convert<BFloat16>(x[i]);  // exact: x is already rounded
     linear_bf16(narrow, l.weight, y, rows, outs, k, threads);
   } else {
     linear(x, l.weight, y, rows, outs, k, l.narrow || std::is_same_v<T, BFloat16>, threads);
@@ -80,7 +80,7 @@ struct Output {
   int64_t outs;
 };
 
-// Several products of the same inputs: quantised ones together, which round the inputs once.
+// Several products of the same inputs: quantised ones together, so that the inputs are rounded once.
 template <class T, int COUNT>
 static void project_all(const Layer *layer, const Output (&outputs)[COUNT], const float *x, int64_t rows, int64_t k,
                         int threads) {
@@ -108,8 +108,8 @@ static void rms_norm(const float *x, const void *weight, float eps, float *y, in
   }
 }
 
-// Writes x[rows, heads * head], rows `first` and those behind it of [batch * n], to rows of y by heads, normalised
-// (`norm`) and rotated to their positions (`p`) where these are given.
+// Writes x[rows, heads * head], rows `first` and following of [batch * n], to rows of y by heads, normalised (`norm`)
+// and rotated to their positions (`p`) if these are given.
 template <class T>
 static void write_heads(const float *x, void *y, int64_t batch_step, int64_t head_step, const void *norm, float eps,
                         const Positions *p, int64_t first, int64_t rows, int64_t n, int64_t heads, int64_t head) {

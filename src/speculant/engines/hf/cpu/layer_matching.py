@@ -1,7 +1,7 @@
-"""The decoder layers that `layer.cpp` implements, and how to recognise that a module is still one of them.
+"""The decoder layers that `layer.cpp` implements, and checks that a module is still one of them.
 
-They are recognised by the classes that transformers gives a layer and its parts. A module, class or file that somebody
-has changed is not recognised.
+They are recognised by the classes that transformers uses for a layer and its parts. Modified modules, classes or files
+are not recognised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ("self_attn", "mlp", "act_fn", "input_layernorm", "post_attention_layern
 
 
 def is_known(layer: Any) -> bool:
-    """Return whether a module is a decoder layer of the Llama family with only the parts that the family has."""
+    """Return whether a module is a decoder layer of the Llama family with only the family's parts."""
     home = type(layer).__module__
     if home not in FAMILIES or type(layer).__name__ != f"{FAMILIES[home]}DecoderLayer":
         return False
@@ -36,7 +36,7 @@ def is_known(layer: Any) -> bool:
         all(is_torch_linear(parts[name]) or is_quantized_linear(parts[name]) for name in LINEARS)
         and {type(part).__name__ for part in others.values()} == kinds
         and {type(part).__module__ for part in others.values()} == {home}
-        # Functions that somebody has patched into the classes or the file come from other modules.
+        # Functions patched into the classes or the file come from other modules.
         and {type(part).forward.__module__ for part in (layer, *others.values())} == {home}
         and {function.__module__ for function in rotary_functions(sys.modules[home])} == {home}
         and type(parts["act_fn"]).__name__ in ("SiLU", "SiLUActivation")
@@ -45,12 +45,12 @@ def is_known(layer: Any) -> bool:
 
 
 def rotary_functions(home: Any) -> tuple[Any, ...]:
-    """Return the functions of a file that rotate heads to their positions; patches for long contexts replace them."""
+    """Return the functions of a file that apply rotary embeddings; patches for long contexts replace them."""
     return home.apply_rotary_pos_emb, home.rotate_half
 
 
 def window_option(attention: Any) -> dict[str, Any]:
-    """Return the option that all families but Llama pass to the attention function beside the mask."""
+    """Return the option that all families but Llama pass to the attention function in addition to the mask."""
     if FAMILIES[type(attention).__module__] == "Llama":
         return {}
     owner = attention if hasattr(attention, "sliding_window") else attention.config
@@ -59,7 +59,7 @@ def window_option(attention: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module at its place in the model; the compiled code stands for it as long as it is there, unchanged."""
+    """A module at its place in the model, for which the compiled code substitutes while it stays there unchanged."""
 
     parent: nn.Module
     name: str
@@ -68,7 +68,7 @@ class Part:
     forward: Any
 
     def untouched(self) -> bool:
-        """Return whether it has not been replaced, has no hooks and has no other forward."""
+        """Return whether it has not been replaced, has no hooks and no other forward."""
         module, kind = self.module, self.kind
         return (
             self.parent._modules.get(self.name) is module
@@ -81,5 +81,5 @@ class Part:
 
 
 def _captures_output(hook: Any) -> bool:
-    """Return whether a hook is one that transformers installs for good when hidden states are first asked for."""
+    """Return whether a hook is one that transformers installs permanently when hidden states are first requested."""
     return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"

@@ -1,4 +1,4 @@
-// Products of float rows with weights that are float or bfloat16; the latter are converted as they are read.
+// Products of float rows with float or bfloat16 weights; the latter are converted as they are read.
 
 #include "tiles.h"
 
@@ -8,5 +8,5 @@ extern "C" void linear(const float *x, const void *weights, float *y, int64_t n,
   else product(x, (const float *)weights, y, n, outs, k, threads);
 }
 
-// The most rows for which this is known to beat PyTorch's product where nothing has been measured.
+// Maximum rows for which this is known to beat PyTorch's product without measurements.
 extern "C" int max_rows(int is_bf16) { return WIDTH == 16 || (WIDTH == 8 && is_bf16) ? 96 : WIDTH == 8 ? 64 : 4; }

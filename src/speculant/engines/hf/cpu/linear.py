@@ -1,4 +1,4 @@
-"""Linear layers whose products are computed by the kernel that was measured to be fastest for the rows at hand."""
+"""Linear layers computed by the kernel that measured fastest for the number of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculant.engines.hf.cpu.products import DTYPES
 
 
 class AcceleratedLinear:
-    """The forward of one linear layer. Its weight is looked up in every call, so a new one is used at once."""
+    """The forward of one linear layer. Its weight is looked up in every call, so a new one takes effect at once."""
 
     __slots__ = ("_table", "module", "packed")
 
@@ -23,7 +23,7 @@ class AcceleratedLinear:
         self.packed: PackedWeight | None = None
 
     def gains(self, rows: int) -> bool:
-        """Return whether the layer is still of torch's class, and another kernel is faster for so many rows."""
+        """Return whether the layer is still of torch's class, and another kernel is faster for `rows` rows."""
         weight = self.module._parameters.get("weight")
         if not is_torch_linear(self.module) or weight is None or not readable(weight) or weight.ndim != 2:
             return False
@@ -59,7 +59,7 @@ class AcceleratedLinear:
 
 
 def is_torch_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a module is of torch's own linear class, whose forward nobody has replaced."""
+    """Return whether a module is of torch's own linear class with its original forward."""
     return type(module) is nn.Linear and nn.Linear.forward.__module__ == nn.Linear.__module__
 
 

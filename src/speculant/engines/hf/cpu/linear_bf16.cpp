@@ -1,6 +1,6 @@
-// Products of bfloat16 rows with bfloat16 weights by AVX512-BF16 instructions, which multiply pairs and add them in float.
+// Products of bfloat16 rows and weights with AVX512-BF16 instructions, which multiply pairs and add them in float.
 //
-// Where the compiler's target lacks these instructions, this file contains nothing.
+// If the compiler's target lacks these instructions, this file is empty.
 
 #include "tiles.h"
 

@@ -1,7 +1,7 @@
-"""Times of the kernels on a model's own weights, measured once and kept in the user's cache folder.
+"""Times of the kernels on a model's own weights, measured once and stored in the user's cache folder.
 
-Kernels take turns, and the least of a few trials counts, so other programs disturb little. Weights are read as in a
-pass: from memory, as far as the model has enough of a shape to fill the caches. The file's name is made from everything
+Kernels take turns, and the minimum of a few trials is used, so other programs disturb little. Weights are read as in a
+pass: from memory, if the model has enough of a shape to fill the caches. The file's name is derived from everything
 that the times depend on: shapes, dtype, threads, the processor, the compiled code and the version of torch.
 """
 
@@ -28,13 +28,13 @@ from speculant.engines.hf.cpu.build import processor, source_digest
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, Shape, Times
 from speculant.engines.hf.cpu.products import Kernel, Products, pack
 
-MIN_TOTAL = 1 << 25  # weights of a model that is worth measuring
-MAX_OUTS = 4096  # rows of a weight that are multiplied at a time
-BYTES = 48 << 20  # of weights per trial: more than most caches hold
-OPERATIONS = 1 << 28  # multiplications per trial, if that is less
+MIN_TOTAL = 1 << 25  # minimum weights of a model worth measuring
+MAX_OUTS = 4096  # maximum rows of a weight multiplied at a time
+BYTES = 48 << 20  # weights per trial: more than most caches hold
+OPERATIONS = 1 << 28  # maximum multiplications per trial
 MIN_TRIALS, MAX_TRIALS = 3, 12
-STABLE = 0.97  # trials end when no kernel takes less than this share of its time before
-HOPELESS = 2.5  # a kernel that takes this many times the fastest is not tried again
+STABLE = 0.97  # trials end when no kernel takes less than this share of its previous time
+HOPELESS = 2.5  # a kernel this many times slower than the fastest is not tried again
 
 
 def kernel_times(modules: Iterable[nn.Linear], products: Products, *, minimum: int) -> dict[Shape, Times]:
@@ -43,7 +43,7 @@ def kernel_times(modules: Iterable[nn.Linear], products: Products, *, minimum: i
     Args:
         modules: linear layers of one dtype.
         products: the kernels.
-        minimum: weights of the smallest layer to measure.
+        minimum: minimum weights of a layer to measure.
     """
     weights: dict[Shape, list[Tensor]] = defaultdict(list)
     for module in modules:
@@ -67,7 +67,7 @@ def kernel_times(modules: Iterable[nn.Linear], products: Products, *, minimum: i
 
 @torch.no_grad()
 def _measure(weights: Sequence[Tensor], products: Products, bar: tqdm) -> Times:
-    """Return the seconds of each kernel at each of ROW_COUNTS, for one weight of the shape."""
+    """Return the seconds of each kernel at each of ROW_COUNTS, for weights of one shape."""
     dtype, (outs, k) = weights[0].dtype, weights[0].shape
     pieces = [piece for weight in weights for piece in torch.split(weight, MAX_OUTS)]
     pieces = [piece for piece in pieces if len(piece) == len(pieces[0])]
@@ -94,21 +94,21 @@ def _measure(weights: Sequence[Tensor], products: Products, bar: tqdm) -> Times:
         for kernel, seconds in minimum.items():
             times[kernel].append(seconds * outs / len(pieces[0]))
         bar.update()
-    # A product that takes longer with fewer rows than with more was disturbed by another program.
+    # A product that takes longer with fewer rows was disturbed by another program.
     return {kernel: np.minimum.accumulate(each[::-1])[::-1].tolist() for kernel, each in times.items()}
 
 
 def _file(shapes: Iterable[Shape], dtype: torch.dtype, products: Products) -> Path | None:
-    code = [source_digest(), Path(products.native._name).name]  # a library of the package is not one compiled here
+    code = [source_digest(), Path(products.native._name).name]  # a packaged library differs from one compiled here
     facts = [sorted(shapes), str(dtype), torch.get_num_threads(), processor(), *code, torch.__version__]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
     with contextlib.suppress(OSError):
         return cache_folder() / f"kernels-{digest}.json"
-    return None  # without a home folder, times are measured anew
+    return None  # without a home folder, times are measured each time
 
 
 def _read(path: Path | None, shapes: Iterable[Shape], kernels: Sequence[Kernel]) -> dict[Shape, Times] | None:
-    """Return the times of a file; None if it is missing or incomplete."""
+    """Read the times of a file; None if it is missing or incomplete."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path else {}
         found: dict[Shape, Times] = {
@@ -122,7 +122,7 @@ def _read(path: Path | None, shapes: Iterable[Shape], kernels: Sequence[Kernel])
 
 
 def _write(path: Path | None, times: dict[Shape, Times]) -> None:
-    """Keep times; a folder that cannot be written to only costs measuring again."""
+    """Store times; an unwritable folder only means measuring again."""
     if path is None:
         return
     with contextlib.suppress(OSError):

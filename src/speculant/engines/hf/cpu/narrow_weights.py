@@ -1,4 +1,4 @@
-"""Copies of float weights in bfloat16, for what only drafts: half the bytes to read may cost acceptance, never text."""
+"""Bfloat16 copies of float weights, for drafting only: half the bytes to read may cost acceptance, never the text."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-ROWS = 4  # of a product; with more, converting takes longer than reading
+ROWS = 4  # maximum rows of a product; above, converting takes longer than reading
 
 
 class NarrowWeights:
-    """The copies. One is made when its weight is first asked for, and again where torch has changed that."""
+    """The copies. Each is made when its weight is first requested, and again after torch has changed the weight."""
 
     def __init__(self) -> None:
-        self._copies = WeakIdKeyDictionary()  # by weight: its state, and the copy
+        self._copies = WeakIdKeyDictionary()  # weight -> its state and the copy
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """Return the copy of a weight; a weight that is not float32 itself."""
+        """Return the copy of a weight, or the weight itself if it is not float32."""
         if weight.dtype is not torch.float32:
             return weight
         state = weight.data_ptr(), None if weight.is_inference() else weight._version

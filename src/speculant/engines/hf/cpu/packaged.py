@@ -1,7 +1,7 @@
-"""Libraries that a wheel contains, one for each level of instruction sets.
+"""The libraries in a wheel, one for each instruction set level.
 
-Beside them stands a list, with the digest of the sources that they were made from and a digest of each file: a library
-that has been damaged could be loaded and crash later.
+A list next to them has the digest of the sources that they were made from and a digest of each file: a damaged library
+could load and crash later.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LIST = "libraries.json"
 
 
 def find_library(folder: Path, flags: Collection[str]) -> Path | None:
-    """Return the library of the highest level that a processor supports; None in a source checkout, which has none.
+    """Return the library of the highest level that a processor supports; None in a source checkout without any.
 
     Args:
-        folder: of the libraries, `PACKAGED`.
-        flags: the processor's, as in /proc/cpuinfo.
+        folder: folder of the libraries, `PACKAGED`.
+        flags: the processor's flags, as in /proc/cpuinfo.
 
     Raises:
-        BuildError: there are libraries, but none that can be used.
+        BuildError: there are libraries, but none is usable.
     """
     try:
         listed = json.loads((folder / LIST).read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def find_library(folder: Path, flags: Collection[str]) -> Path | None:
 
 
 def write_list(folder: Path, libraries: Iterable[Path]) -> None:
-    """Write the list of libraries that have just been compiled from the sources."""
+    """Write the list of libraries that were just compiled from the sources."""
     listed = {"sources": source_digest(), "libraries": {library.stem: _digest(library) for library in libraries}}
     (folder / LIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
 

@@ -1,10 +1,10 @@
 """Packed copies of weights, for oneDNN's products.
 
 The model keeps its plain weights: prompts, other callers, adapters and `state_dict` read them. So packing takes memory
-for a second copy and is done only where a measured gain asks for it and memory allows it. A copy must never outlive its
-weight: before each product its address, its version counter (which every in-place operation of torch increments) and a
-sample of its numbers are compared. What is written past the counter, through `weight.data` or from other libraries, can
-miss the sample; `refresh`, at the beginning of every request, compares checksums of all the numbers.
+for a second copy and is done only for a measured gain and if memory allows it. A copy must never outlive its weight:
+before each product its address, its version counter (which every in-place operation of torch increments) and a sample
+of its values are compared. Writes that bypass the counter, through `weight.data` or from other libraries, can miss the
+sample; `refresh`, at the beginning of every request, compares checksums of all values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from speculant.engines.hf.cpu.products import pack
 
-ROWS = 16  # oneDNN lays weights out for about so many rows
+ROWS = 16  # number of rows for which oneDNN lays out weights
 SAMPLES = 64
-MAX_SHARE = 0.5  # of the memory that is free
+MAX_SHARE = 0.5  # share of the free memory
 
 
 class PackedWeight:
@@ -34,18 +34,18 @@ class PackedWeight:
         self._pack(weight)
 
     def of(self, weight: Tensor) -> Tensor | None:
-        """Return the packed copy, or None if the weight has changed since."""
+        """Return the packed copy, or None if the weight has changed since it was packed."""
         if _state(weight) != self._state or not torch.equal(_sample(weight), self._sample):
             return None
         return self._tensor
 
     def refresh(self, weight: Tensor) -> None:
-        """Pack the weight again if it has changed."""
+        """Repack the weight if it has changed."""
         if self.of(weight) is None or self._sum(weight) != self._checksum:
             self._pack(weight)
 
     def _pack(self, weight: Tensor) -> None:
-        self._state: tuple[object, ...] = ()  # an interrupt leaves a copy that fits no weight
+        self._state: tuple[object, ...] = ()  # after an interrupt the copy matches no weight
         self._tensor, self._sample, self._checksum = pack(weight, ROWS), _sample(weight).clone(), self._sum(weight)
         self._state = _state(weight)
 
@@ -71,9 +71,9 @@ def memory_allows(weights: Iterable[Tensor]) -> tuple[bool, int]:
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can still allocate, on the machine and in its control group.
+    """Return how many bytes this process can still allocate, on the machine and in its control group.
 
-    A group's usage counts files that the kernel keeps in memory, which it gives up when a process needs the room.
+    A group's usage includes the kernel's page cache, which is freed when a process needs the room.
     """
     free = _number(Path("/proc/meminfo"), "MemAvailable:") * 1024
     group = Path("/sys/fs/cgroup")
@@ -83,7 +83,7 @@ def available_memory() -> int:
 
 
 def _number(path: Path, label: str = "") -> int:
-    """Return the number behind a label in one of the kernel's files; 0 where there is none."""
+    """Return the number after a label in one of the kernel's files; 0 if there is none."""
     try:
         words = path.read_text(encoding="utf-8").split()
         return int(words[words.index(label) + 1] if label else words[0])

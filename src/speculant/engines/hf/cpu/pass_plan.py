@@ -1,14 +1,14 @@
-"""What the layers of a pass are called with, looked up for all of them when the first is called.
+"""The arguments of the layers' calls in a pass, looked up for all layers when the first is called.
 
-Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects too: the
-same lines take seven times as long there as in a loop over the layers. So a pass that begins prepares the calls of all
-its layers at once. A layer uses what was prepared if it is called in the same pass: with the same embeddings of
-positions, mask and cache; a layer that is not, as in a batch, looks everything up itself.
+Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects included:
+the same lines take seven times as long there as in a loop over the layers. So at its start a pass prepares the calls of
+all its layers at once. A layer uses its prepared call if it belongs to the same pass: with the same position
+embeddings, mask and cache; otherwise, as in a batch, the layer looks everything up itself.
 
-In passes that run all layers over few rows the first layer goes on and computes those behind it, too. They return what
-it has computed if they are given just that tensor which the layer before them has returned, as they are unless a hook
-or a view of the model has changed something on the way; else they compute anew. The rows that were written to the
-cache ahead are in use only once their layer is called.
+In passes that run all layers over few rows, the first layer also computes the following ones. They return the computed
+result if they are given the very tensor that the previous layer returned, which holds unless a hook or a view of the
+model changed something on the way; otherwise they compute again. Rows written to the cache ahead of time are in use
+only once their layer is called.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 
-MAX_AHEAD = 64  # rows: the outputs of all layers are held
+MAX_AHEAD = 64  # maximum rows: the outputs of all layers are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheRows:
-    """The rows of a cache's layer with those of a pass behind them.
+    """The rows of a cache layer followed by the new rows of a pass.
 
     Attributes:
-        layer: of the cache.
-        before: what it held when this was found.
+        layer: the cache layer.
+        before: its length when this was looked up.
         rows: keys and values with room for the new ones.
     """
 
@@ -43,7 +43,7 @@ class CacheRows:
     rows: tuple[Tensor, Tensor]
 
     def take(self) -> bool:
-        """Append the new rows, which the caller writes; False if others have been appended or dropped meanwhile."""
+        """Append the new rows, which the caller writes; False if rows were appended or dropped meanwhile."""
         if self.layer.held is not self.before:
             return False
         self.layer.hold(self.rows)
@@ -58,16 +58,16 @@ class CallArguments(ctypes.Structure):
 
 @dataclass(slots=True, eq=False)
 class LayerCall:
-    """A call of the compiled code for a whole layer, but for its input and output.
+    """A call of the compiled code for a whole layer, without its input and output.
 
     Attributes:
-        index: of the layer.
+        index: index of the layer.
         native: the compiled code.
-        cached: the rows that it writes to.
+        cached: the cache rows that it writes to.
         arguments: the structs of layer, positions and attention.
-        weights: what they point to, held so that it stays.
-        dtype: of inputs and outputs.
-        ahead: an input, and the output for it that has been computed already.
+        weights: the tensors they point to, kept alive.
+        dtype: dtype of inputs and outputs.
+        ahead: an input and its output, if computed ahead of time.
     """
 
     index: int
@@ -79,7 +79,7 @@ class LayerCall:
     ahead: tuple[Tensor, Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor | None:
-        """Return the layer's output; None if it must be called otherwise."""
+        """Return the layer's output; None if this call does not apply."""
         if x.dtype is not self.dtype or not x.is_contiguous() or not self.cached.take():
             return None
         if self.ahead is not None and self.ahead[0] is x:
@@ -90,7 +90,7 @@ class LayerCall:
 
 
 def run_ahead(calls: Sequence[LayerCall], x: Tensor) -> None:
-    """Compute the outputs of layers that follow each other, given the input of the first."""
+    """Compute the outputs of consecutive layers, given the input of the first."""
     structs, given = (CallArguments * len(calls))(), x
     for call, struct, y in zip(calls, structs, torch.empty(len(calls), *x.shape, dtype=x.dtype), strict=True):
         struct.layer, struct.positions, struct.attention = map(ctypes.addressof, call.arguments)
@@ -108,30 +108,30 @@ class _Plan:
 
 
 class PassPlans:
-    """The calls of the passes that are under way, one per thread, over the fused layers of a model."""
+    """The calls of the passes in progress, one pass per thread, over the fused layers of a model."""
 
     def __init__(self) -> None:
         self.layers: Sequence[Any] = ()
         self._local = threading.local()
 
     def begin(self, *, whole: bool, stop: int | None = None) -> None:
-        """Say whether this thread's next pass runs all layers from its first one on, up to one or the last."""
+        """Declare whether this thread's next pass runs all layers from the first on, to the last or up to `stop`."""
         self._local.whole, self._local.stop = whole, stop
 
     def find(
         self, layer: Any, x: Tensor, cache: Any, mask: Tensor | None, embeddings: Any, options: dict[str, Any]
     ) -> LayerCall | None:
-        """Return the call of a layer; None where it cannot be computed by a single one. It can be used once.
+        """Return the call of a layer; None if a single call cannot compute it. It can be used once.
 
         Args:
-            layer: one of `layers`, which `prepare` their calls from the same arguments.
+            layer: one of `layers`, whose `prepare` methods build their calls from the same arguments.
             x: [B, n, hidden], its input.
-            cache, mask, embeddings, options: of the pass, as transformers calls layers.
+            cache, mask, embeddings, options: arguments of the pass, as transformers passes them to layers.
         """
         if type(cache) is not DynamicCache or embeddings is None:
             return None
         held = self._local.__dict__
-        if held.get("embeddings") is not embeddings:  # of another pass
+        if held.get("embeddings") is not embeddings:  # they belong to another pass
             held["embeddings"], held["plans"] = embeddings, []
         for plan in held["plans"]:
             if plan.mask is mask and plan.cache == id(cache) and plan.shape == x.shape and plan.options == len(options):

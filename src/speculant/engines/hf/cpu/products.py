@@ -3,7 +3,7 @@
 | kernel | what it is |
 |---|---|
 | torch | PyTorch's own product |
-| compiled | `linear.cpp`, made for the few rows of a draft; bfloat16 weights are converted as they are read |
+| compiled | `linear.cpp`, for the few rows of a draft; bfloat16 weights are converted as they are read |
 | bf16_dot | the same with the processor's AVX512-BF16 instructions (`linear_bf16.cpp`) |
 | widened | PyTorch's product in float, some bfloat16 weights at a time; for processors without bfloat16 instructions |
 | packed | oneDNN's product on a copy of the weights in its own layout (`packing.py`) |
@@ -50,11 +50,11 @@ class Products:
         return tuple(kernels)
 
     def max_rows(self, dtype: torch.dtype) -> int:
-        """Return for how many rows the compiled kernel is made."""
+        """Return the maximum rows for which the compiled kernel is made."""
         return self._maximum[dtype]
 
     def unmeasured(self, dtype: torch.dtype, rows: int) -> Kernel:
-        """Return the kernel that is usually fastest for so many rows, where nothing has been measured."""
+        """Return the kernel that is usually fastest for `rows` rows, in the absence of measurements."""
         if rows <= self.max_rows(dtype):
             return "compiled"
         return "widened" if dtype is torch.bfloat16 and not self.multiplies_bf16 else "torch"
@@ -65,7 +65,7 @@ class Products:
         """Return x weight^T + bias, [..., outs] in the dtype of x.
 
         Args:
-            kernel: one of `available` for the dtype of both.
+            kernel: one of `available` for their common dtype.
             x: [..., k].
             weight: [outs, k], contiguous.
             bias: [outs], or None.
@@ -94,12 +94,12 @@ class Products:
 
 
 def multiplies_bf16() -> bool:
-    """Return whether the processor has instructions for bfloat16: AVX-512's, AMX's or ARM's."""
+    """Return whether the processor has bfloat16 instructions: AVX-512, AMX or ARM."""
     return "bf16" in processor()
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN multiplies weights of a dtype here, by operations that this release of torch has."""
+    """Return whether oneDNN can multiply weights of a dtype here, with the operations of this torch release."""
     packing = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or packing is None:
@@ -108,7 +108,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def pack(weight: Tensor, rows: int) -> Tensor:
-    """Return a copy of [outs, k] in oneDNN's layout for about so many rows."""
+    """Return a copy of [outs, k] in oneDNN's layout for about `rows` rows."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
     return packed
 

@@ -1,4 +1,4 @@
-// Products of float rows with quantised matrices: the order of work, in blocks of outputs and of rows.
+// Products of float rows with quantised matrices: the order of the work, in blocks of outputs and of rows.
 
 #include "quantized.h"
 
@@ -8,7 +8,7 @@
 
 constexpr int64_t TASK = 1 << 17, TASKS_PER_THREAD = 4;  // bytes of values in a task
 
-// Memory of this thread that is kept between calls, because fresh memory costs more than what is computed in it.
+// Thread-local memory kept between calls, because fresh memory costs more than the computation in it.
 struct alignas(64) Line {
   uint8_t bytes[64];
 };
@@ -29,7 +29,7 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   if (rows <= 0 || count <= 0) return;
   const int64_t k = ws[0]->k, padded = ws[0]->padded, steps = padded / STEP;
 
-  // 1. The forms in which rows are needed.
+  // 1. The record formats that are needed.
   std::vector<Form> forms;
   std::vector<int> form_of(count);
   for (int i = 0; i < count; i++) {
@@ -39,7 +39,7 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
     if (form_of[i] == (int)forms.size()) forms.push_back(form);
   }
 
-  // 2. Where the records of each form are: those of all rows, then those of the next form.
+  // 2. The place of each format's records: those of all rows, then those of the next format.
   const bool tiles = !keep && rows >= LEAST_TILE_ROWS && has_tiles();
   const int64_t most = tiles ? TILE_ROWS : ROWS, row_blocks = (rows + most - 1) / most;
   std::vector<int64_t> starts;
@@ -47,7 +47,7 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   for (const Form &form : forms) starts.push_back(bytes), bytes += rows * steps * form.bytes();
   uint8_t *records = scratch(bytes);
 
-  // 3. The tasks: so many blocks of outputs that their values stay in the second-level cache while they meet all rows.
+  // 3. The tasks: blocks of outputs, as many as keep their values in the second-level cache while they meet all rows.
   std::vector<Task> tasks;
   for (int i = 0; i < count; i++) {
     const int64_t blocks = (ws[i]->outs + 15) / 16, share = TASK / std::max<int64_t>(padded * 2 * ws[i]->bits, 1);

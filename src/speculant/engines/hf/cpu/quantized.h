@@ -1,8 +1,8 @@
-// Products of float rows with quantised matrices, in the order of quantized/weight.py.
+// Products of float rows with quantised matrices, in the layout of quantized/weight.py.
 //
-// What a product is, for every instruction set, thread count and number of rows, to the last bit. Inputs are taken in
-// steps: 32 inputs, or 16 where a scale belongs to 16. `scale` and `minimum` are the weight's numbers of a step's group
-// in float, u its unsigned values.
+// The exact definition of a product, for every instruction set, thread count and number of rows, to the last bit.
+// Inputs are processed in steps of 32, or 16 if a scale covers 16. `scale` and `minimum` are the weight's numbers of a
+// step's group in float, u its unsigned values.
 //
 //   quantised activations: each 32 inputs x of a row become q = round(x * (127 / m)), ties to even, where m is the largest
 //   magnitude, and a = m / 127; where m is below 2^-100, q and a are 0; where x is not finite, q is 0 and a is NaN. Then
@@ -25,9 +25,9 @@ struct Quantized {
   const void *scale_factors;    // float16 [outs / 16, k / 256, 16], which multiply int8 scales
   const void *minima;           // as scales; or null
   const void *min_factors;      // as scale_factors
-  const uint8_t *table;         // [16], what values of 4 bits stand for; null for themselves
-  int64_t outs, k, padded;      // padded: k, to a multiple of 128
-  int32_t bits, group, offset;  // 4 or 8; 16, 32, 64 or 128; what is subtracted from values
+  const uint8_t *table;         // [16], the numbers that 4-bit values encode; null for the values themselves
+  int64_t outs, k, padded;      // padded: k rounded up to a multiple of 128
+  int32_t bits, group, offset;  // 4 or 8; 16, 32, 64 or 128; offset: subtracted from values
   int32_t scale_kind, min_kind; // 0: float, 1: float16, 2: int8 with factors
 };
 
@@ -35,9 +35,9 @@ struct Quantized {
 extern "C" void quantized_linear(const Quantized *w, const float *x, const float *bias, float *y, int64_t rows, int keep,
                                  int threads);
 
-// The same for `count` matrices with the same k; the inputs are quantised once. bias, or any of its elements, may be null.
+// The same for `count` matrices with equal k; the inputs are quantised once. bias, or any of its elements, may be null.
 extern "C" void quantized_linears(const Quantized *const *w, const float *const *bias, float *const *y, int count,
                                   const float *x, int64_t rows, int keep, int threads);
 
-// y[count, k] = the rows of w with these indices, dequantised: a lookup in an embedding.
+// y[count, k] = the dequantised rows of w with these indices: an embedding lookup.
 extern "C" void quantized_rows(const Quantized *w, const int64_t *rows, int64_t count, float *y);

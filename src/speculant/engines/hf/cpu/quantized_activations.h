@@ -1,7 +1,7 @@
-// Rows of activations as the products read them.
+// Rows of activations in the form that the products read.
 //
-// Rows are taken in blocks. A block is an array of records, one per 32 inputs, in which the numbers that are used
-// together stand together, so that one pointer serves all rows.
+// Rows are processed in blocks. A block is an array of records, one per 32 inputs, that keep numbers used together next
+// to each other, so that one pointer serves all rows.
 
 #pragma once
 
@@ -12,12 +12,12 @@
 
 constexpr int STEP = 32;
 
-// A record of R rows; SUB: how many scales of weights its inputs have, 1 or 2.
+// A record of R rows; SUB: number of weight scales for its inputs, 1 or 2.
 template <int R, int SUB>
 struct Rounded {
   int8_t q[R][STEP];
   float scale[R];
-  int32_t start[SUB][R];  // what integer sums start from: -offset * sum of q
+  int32_t start[SUB][R];  // initial integer sums: -offset * sum of q
   float total[SUB][R];    // scale * sum of q
 };
 template <int R, int SUB>
@@ -26,15 +26,15 @@ struct Kept {
   float total[SUB][R];  // sum of x
 };
 
-// Which records a matrix reads; matrices with the same answer share them.
+// The record format that a matrix reads; matrices with the same format share records.
 struct Form {
   bool keep;
   int sub, offset;
   bool operator==(const Form &other) const { return sub == other.sub && offset == other.offset; }
-  int64_t bytes() const { return keep ? 4 * STEP + 4 * sub : STEP + 4 + 8 * sub; }  // of a record, per row
+  int64_t bytes() const { return keep ? 4 * STEP + 4 * sub : STEP + 4 + 8 * sub; }  // of a record per row
 };
 
-// The largest magnitude of 32 numbers as bits, whose order is that of magnitudes, infinities and NaNs last.
+// The largest magnitude of 32 numbers as bits, which order like magnitudes, with infinities and NaNs last.
 static inline uint32_t largest_magnitude(const float *x) {
 #if defined(QUANTIZED_AVX512)
   const __m512i low = _mm512_loadu_si512(x), high = _mm512_loadu_si512(x + 16), mask = _mm512_set1_epi32(0x7FFFFFFF);
@@ -51,7 +51,7 @@ static inline uint32_t largest_magnitude(const float *x) {
 #endif
 }
 
-// Writes 32 numbers times `inverse`, rounded to bytes, and the sums of both halves; zeros if there is no inverse.
+// Writes 32 numbers times `inverse`, rounded to bytes, and the sums of both halves; zeros if `inverse` is 0.
 static inline void round_step(const float *x, float inverse, int8_t *q, int32_t *sums) {
   if (inverse == 0) {
     std::memset(q, 0, STEP);
@@ -70,7 +70,7 @@ static inline void round_step(const float *x, float inverse, int8_t *q, int32_t 
   }
 #endif
 #if defined(QUANTIZED_AVX512) || defined(QUANTIZED_AVX2)
-  for (int half = 0; half < 2; half++) {  // as unsigned bytes, 128 too large each, which one instruction adds up
+  for (int half = 0; half < 2; half++) {  // as unsigned bytes offset by 128, which one instruction sums
     const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(q + 16 * half)), _mm_set1_epi8(-128));
     const __m128i eights = _mm_sad_epu8(above, _mm_setzero_si128());
     sums[half] = _mm_cvtsi128_si32(eights) + _mm_extract_epi16(eights, 4) - 16 * 128;
@@ -81,14 +81,14 @@ static inline void round_step(const float *x, float inverse, int8_t *q, int32_t 
 #endif
 }
 
-// Writes the records of `rows` rows of x, [rows, k], in each form.
+// Writes the records of `rows` rows of x, [rows, k], in each format.
 static void round_rows(const float *x, int64_t rows, int64_t k, int64_t padded, const Form *forms, int count,
                        uint8_t *const *to) {
   int8_t q[STEP];
   float last[STEP];
   for (int64_t r = 0; r < rows; r++, x += k)
     for (int64_t step = 0; step < padded / STEP; step++) {
-      // 1. The inputs, padded by zeros.
+      // 1. The inputs, padded with zeros.
       const int64_t left = k - step * STEP;
       const float *from = x + step * STEP;
       if (left < STEP) {

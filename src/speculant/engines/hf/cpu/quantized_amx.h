@@ -1,6 +1,6 @@
 // The product of a block of 16 outputs with 8 to 16 rounded rows by AMX-INT8, where the processor has it.
 //
-// The order of the weights is that of a tile: a row of four inputs of 16 outputs. A tile of sums holds 16 rows and the
+// The weights are in the order of a tile: a row holds four inputs of 16 outputs. A tile of sums holds 16 rows and the
 // outputs of a block; it is scaled and added in float after each step, as in quantized_kernel.h.
 
 #pragma once
@@ -13,7 +13,7 @@
 
 constexpr int TILE_ROWS = 16, LEAST_TILE_ROWS = 8;
 
-// Returns whether this process may use tiles; Linux wants to be asked.
+// Returns whether this process may use tiles; Linux requires a request.
 static bool has_tiles() {
 #if defined(SPECULANT_EMULATE_AMX)
   return true;
@@ -24,8 +24,8 @@ static bool has_tiles() {
 #endif
 }
 
-// The shapes of tiles while this exists, two sets of them: sums 0 and 1, [rows, 16]; activations 2 and 3, [rows, bytes];
-// weights 4 and 5, [bytes / 4, 16, 4].
+// Configures the tile shapes while it exists, in two sets: sums 0 and 1, [rows, 16]; activations 2 and 3, [rows,
+// bytes]; weights 4 and 5, [bytes / 4, 16, 4].
 struct Tiles {
   Tiles(int rows, int sub) {
     struct alignas(64) {
@@ -44,7 +44,7 @@ struct Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-// The integer sums of a step, or of half of one, [rows, 16]. Compilers want the numbers of tiles spelt out.
+// The integer sums of a step, or of half of one, [rows, 16]. Compilers require literal tile numbers.
 static inline void tile_sums(int set, const int8_t *q, const uint8_t *values, int32_t *sums) {
   if (set == 0) {
     _tile_zero(0);
@@ -83,7 +83,7 @@ static void multiply_tiles(const Panel &p, int rows, int sub, const uint8_t *rec
     const float *scale = (const float *)(record + rows * STEP), *total = scale + rows * (1 + sub);
     const int32_t *start = (const int32_t *)scale + rows;
     for (int s = 0; s < sub; s++) {
-      // 2. Integer sums, alternately in two sets of tiles, so that a step need not wait for the one before.
+      // 2. Integer sums, alternating between two sets of tiles, so that steps need not wait for each other.
       const int8_t *q = (const int8_t *)record + s * (STEP / 2);
       const uint8_t *from = wide + s * (STEP / 2 * 16);
       const int set = (step * sub + s) % 2;

@@ -1,6 +1,6 @@
-// The product of a block of 16 outputs with a block of up to ROWS rows; quantized.h says what is computed.
+// The product of a block of 16 outputs with a block of up to ROWS rows; quantized.h defines the result.
 //
-// Every vector of weights is loaded once for all rows, whose integer sums stay in registers.
+// Each vector of weights is loaded once for all rows; their integer sums stay in registers.
 
 #pragma once
 
@@ -11,36 +11,36 @@
 
 #define INLINE __attribute__((always_inline)) inline
 constexpr int ROWS = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
-constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // the compiler's own vectors make long code
-constexpr int AHEAD = 8192;                   // bytes from a value to the one that is fetched meanwhile
+constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produce long code
+constexpr int AHEAD = 8192;                   // prefetch distance in bytes
 
 // 16 outputs of a matrix.
 struct Panel {
   const uint8_t *values, *table;
-  Numbers scales, minima;   // of this block; the numbers of minima may be null
+  Numbers scales, minima;   // of this block; minima may be null
   int64_t steps;
-  int shift;                // 1 << shift steps have the same scale
+  int shift;                // 1 << shift steps share a scale
   int offset;
-  const float *bias;        // of these outputs, or null
-  float *y;                 // the first of these outputs of the first row
-  int64_t y_step;           // from row to row
-  int count;                // outputs that exist, up to 16
+  const float *bias;        // for these outputs, or null
+  float *y;                 // first of these outputs in the first row
+  int64_t y_step;           // stride between rows
+  int count;                // number of existing outputs, up to 16
   bool fetch;               // the values are not in the cache yet
 };
 
 template <Format FORMAT>
 constexpr int BYTES_OF_STEP = FORMAT == BYTES ? STEP * 16 : STEP * 8;
 
-// Vectors of outputs that are computed together: all of a block, so that each number of a row is loaded once, or one at a
-// time where the sums, REGISTERS each, would not fit the registers.
+// Vectors of outputs computed together: all of a block, so that each number of a row is loaded once, or one at a time
+// if the sums, REGISTERS each, would not fit the registers.
 template <int R, int REGISTERS>
 constexpr int TOGETHER = R * PARTS * REGISTERS <= 8 ? PARTS : 1;
 
-// Processors fetch a stream of memory ahead of its use by themselves, and do it best undisturbed where memory is all that
-// a product waits for, as with few rows. With more computation they do not run far enough ahead: then values and scales,
-// two streams, are fetched as far ahead as they are used together.
+// Hardware prefetches a memory stream by itself, and works best undisturbed if a product is memory-bound, as with few
+// rows. With more computation it does not run far enough ahead: then values and scales, two streams, are prefetched by
+// the same distance in inputs.
 template <Format FORMAT>
-constexpr int FETCHED = FORMAT == BYTES ? 5 : 2;  // from so many rows on
+constexpr int FETCHED = FORMAT == BYTES ? 5 : 2;  // minimum rows for prefetching
 template <int R, Format FORMAT>
 INLINE static void fetch_ahead(const Panel &p, const uint8_t *values, int64_t step) {
   if (R < FETCHED<FORMAT> || !p.fetch) return;
@@ -66,7 +66,7 @@ static inline void write_sums(const Panel &p, int r, const Floats (&sums)[PARTS]
   if (y == last) write_last(p, r, last);
 }
 
-// A part of a block in one step, or in half of a step where that has two scales: N vectors of outputs from number `first`.
+// Part of a block in one step, or in half of a step with two scales: N vectors of outputs from number `first`.
 template <Format FORMAT, int SUB, int N>
 struct Slice {
   static constexpr int QUADS = STEP / 4 / SUB;
@@ -106,8 +106,8 @@ INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Rounde
     }
 }
 
-// The same with rows that are kept: values are widened to float in registers. Even and odd quads are added separately,
-// because an addition waits for the one before.
+// The same with unrounded rows: values are widened to float in registers. Even and odd quads are summed separately,
+// because an addition waits for the previous one.
 template <int R, Format FORMAT, int SUB, int N>
 INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Kept<R, SUB> &rows,
                                 const Floats (&scales)[N], int offset, Floats (&sums)[R][PARTS]) {
@@ -150,7 +150,7 @@ static void multiply(const Panel &p, const void *records) {
 #pragma GCC unroll 1
       for (int first = 0; first < PARTS; first += N) {
         const Record *same = rows;
-        if (N < PARTS) asm("" : "+r"(same));  // loaded anew: all numbers of the rows do not fit the registers
+        if (N < PARTS) asm("" : "+r"(same));  // forces a reload: the numbers of all rows do not fit the registers
         Floats numbers[N];
         const int64_t at = (step >> p.shift) * 16 * SUB + sub * 16 + first * LANES;
         const int64_t factor_at = step / 8 * 16 + first * LANES;
@@ -188,7 +188,7 @@ static Kernel choose_kernel(const Quantized &w, int64_t rows, bool keep) {
   if (w.bits == 8) return choose_kernel<BYTES>(sub, rows, keep);
   return w.table ? choose_kernel<TABLE>(sub, rows, keep) : choose_kernel<NIBBLES>(sub, rows, keep);
 }
-// Block `block` of a matrix; its results go to y, [rows, outs].
+// Block `block` of a matrix; its results are written to y, [rows, outs].
 static Panel panel_of(const Quantized &w, int64_t block, const float *bias, float *y, bool fetch) {
   const int64_t groups = w.padded / w.group * 16, supers = (w.padded + 255) / 256 * 16, out = block * 16;
   const auto part = [&](const Numbers &n) {

@@ -3,7 +3,7 @@
 #include "quantized.h"
 #include "quantized_scales.h"
 
-// A product that the compiler cannot join with an addition: the result must be rounded twice, as in Python.
+// A product that the compiler cannot fuse with an addition: the result must be rounded twice, as in Python.
 static inline float product(float a, float b) {
   volatile float rounded = a * b;
   return rounded;

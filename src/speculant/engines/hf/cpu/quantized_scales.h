@@ -8,7 +8,7 @@
 struct Numbers {
   const void *numbers, *factors;
   int kind;
-  int64_t step;  // bytes of numbers for a step of inputs
+  int64_t step;  // bytes of scales per step of inputs
 };
 
 static inline Numbers scales_of(const Quantized &w) { return {w.scales, w.scale_factors, w.scale_kind, 0}; }

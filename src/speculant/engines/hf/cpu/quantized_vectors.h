@@ -1,4 +1,4 @@
-// Vectors of outputs, and the dot products of bytes that this processor is compiled for.
+// Vectors of outputs, and the byte dot products of the processor that this is compiled for.
 //
 // A block of 16 outputs is PARTS vectors of LANES outputs. Four inputs of an output are the four bytes of a lane.
 //
@@ -6,8 +6,8 @@
 // |---|---|---|
 // | AVX512-VNNI | 16 | vpdpbusd, unsigned weights |
 // | AVX-VNNI, or SPECULANT_WIDTH=8 | 8 | the same |
-// | AVX2 | 8 | maddubs and additions of 16 bits; bytes by halves |
-// | others | 4 | multiplications of 32 bits, by the compiler's vectors |
+// | AVX2 | 8 | maddubs and 16-bit additions; bytes in halves |
+// | others | 4 | 32-bit multiplications, with generic compiler vectors |
 
 #pragma once
 
@@ -69,10 +69,10 @@ static inline Floats to_floats(Ints x) {
 #endif
 }
 
-// What values are: bytes, halves of bytes, or halves of bytes that a table translates.
+// Formats of values: bytes, half-bytes, or half-bytes translated by a table.
 enum Format { BYTES, NIBBLES, TABLE };
 
-// The table of 16 bytes in every 128 bits.
+// The table of 16 bytes in each 128-bit lane.
 static inline Words load_table(const uint8_t *table) {
   Words words{};
   if (table)
@@ -92,7 +92,7 @@ static inline Words translate(Words table, Words halves) {
 #endif
 }
 
-// The values of four inputs, unsigned: number `quads` of a step, which is even, or the `odd` one behind it.
+// The values of four inputs, unsigned: number `quads` of a step, which is even, or the `odd` one after it.
 template <Format FORMAT>
 static inline Words load_values(const uint8_t *values, int quads, int odd, Words table) {
   if constexpr (FORMAT == BYTES) return *(const Words *)(values + (quads + odd) * 64);
@@ -129,8 +129,8 @@ struct Sum {
 
 #elif defined(QUANTIZED_AVX2)
 
-// Products of halves of bytes with activations, 15 * 127 at most, are added in 16 bits: 16 of them fit. The sum is made
-// when a product is: the compiler would wait for all of them, which do not fit the registers.
+// Products of half-bytes with activations, at most 15 * 127, are added in 16 bits: 16 of them fit. The sum is formed
+// with each product: the compiler would otherwise wait for all products, which do not fit the registers.
 static inline void add_pairs(__m256i &pairs, __m256i halves, const int8_t *q) {
   pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(halves, (__m256i)spread(four(q))));
   asm("" : "+x"(pairs));

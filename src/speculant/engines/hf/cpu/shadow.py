@@ -2,13 +2,13 @@
 
 An accelerated pass must not change the model: other threads, plain `generate` calls and interrupts at any moment must
 find it as its owner left it. So nothing is put into the model, and there is nothing to undo. A shadow of a module is an
-object of a subclass made for it whose `__dict__` *is* the module's: weights, buffers, hooks, adapters, attributes and a
-forward of the user's own are shared, so changes of any of them count at once in both. What differs is the class: its
-children are shadows in turn, and its forward may be another one. The model's own modules never refer to a shadow.
+instance of a generated subclass whose `__dict__` *is* the module's: weights, buffers, hooks, adapters, attributes and a
+user's own forward are shared, so changes take effect in both at once. Only the class differs: its children are shadows
+in turn, and its forward may be another one. The model's own modules never refer to a shadow.
 
-Attention functions are looked up by the name in the config. For attention modules, as a rule those that share heads of
-keys, the shadow hands out a view of the config in which the name "sdpa" is replaced by one that is registered with
-transformers once, in addition to its own names (`gqa.py`).
+Attention functions are looked up by the name in the config. For attention modules, by default those that share
+key-value heads, the shadow returns a view of the config in which the name "sdpa" is replaced by one that is registered
+with transformers once, in addition to its own names (`gqa.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Forward = Callable[..., Tensor]  # of the shadow, and the arguments of the module's forward
-_LARGEST_CACHE = 4  # times as many shadows as modules: those of replaced modules are dropped
+Forward = Callable[..., Tensor]  # called with the shadow and the arguments of the module's forward
+_LARGEST_CACHE = 4  # maximum shadows per module; above, those of replaced modules are dropped
 
 
 class ConfigView:
-    """A config that names another attention function where `rename` gives one."""
+    """A config that names another attention function if `rename` returns one."""
 
     __slots__ = ("_config", "_rename")
 
@@ -52,13 +52,13 @@ class Shadows:
         *,
         groups: int = 2,
     ) -> None:
-        """Prepare shadows; they are made when they are first needed.
+        """Prepare shadows, which are created when first needed.
 
         Args:
             model: the model.
-            forwards: other forwards, by module.
+            forwards: replacement forwards, by module.
             rename_attention: returns the name of the attention function to use instead of a given one.
-            groups: query heads on a head of keys from which a module uses it.
+            groups: minimum query heads per key-value head for a module to use it.
         """
         self.model = model
         self._forwards = {id(module): forward for module, forward in forwards.items()}
@@ -68,7 +68,7 @@ class Shadows:
         self._maximum = _LARGEST_CACHE * sum(1 for _ in model.modules()) + 100
 
     def of(self, module: Any) -> Any:
-        """Return the shadow of a module; what is no module, or a shadow itself, is returned as it is."""
+        """Return the shadow of a module; non-modules and shadows are returned unchanged."""
         if not isinstance(module, nn.Module) or getattr(type(module), "_speculant_shadow", False):
             return module
         held = self._shadows.get(id(module))
@@ -91,7 +91,7 @@ class Shadows:
         return shadow
 
     def _make_class(self, base: type, replaced: bool, attends: bool) -> type:
-        """Return a subclass whose children are shadows."""
+        """Create a subclass whose children are shadows."""
 
         def get_attribute(module: Any, name: str) -> Any:
             return self.of(base.__getattr__(module, name))  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ class Shadows:
         def children(module: Any) -> dict[str, Any]:
             own: dict[str, Any] = module.__dict__["_modules"]
             shadows = {name: self.of(child) for name, child in own.items()}
-            # A slice of a ModuleList is made of shadows, and filled through this very dictionary.
+            # A slice of a ModuleList is made of shadows, and filled through this same dictionary.
             return own if all(shadows[name] is child for name, child in own.items()) else shadows
 
         def set_children(module: Any, modules: Any) -> None:
@@ -129,7 +129,7 @@ def _run_forward(shadow: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _attends(module: nn.Module, groups: int) -> bool:
-    """Return whether a module attends by transformers' named functions with so many query heads per head of keys."""
+    """Return whether a module uses transformers' named attention, with >= `groups` query heads per key-value head."""
     if "config" not in module.__dict__ or getattr(module, "num_key_value_groups", 1) < groups:
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)

@@ -1,13 +1,14 @@
-// Matrix products y[n, outs] = x[n, k] w[outs, k]^T for a few rows x, which read w once and where it is stored.
+// Matrix products y[n, outs] = x[n, k] w[outs, k]^T for a few rows x, which read w once and in place.
 //
-// PyTorch's products are tuned for many rows; for 2 to 64 rows they reach a third of the memory bandwidth. Here a tile of
-// ROWS x OUTS sums stays in registers, a slice of k (KEPT) keeps its part of x in the first-level cache, and while a block
-// of weights is used for all rows the next block is prefetched. A tile reads weight rows that are APART bytes from each
-// other, because hardware prefetchers follow only one stream per page. FEW rows need no block. Every sum is formed in the same order for any
-// number of rows, so the result of a row does not depend, to the last bit, on the other rows.
+// PyTorch's products are tuned for many rows; for 2 to 64 rows they reach a third of the memory bandwidth. Here a tile
+// of ROWS x OUTS sums stays in registers, a slice of k (KEPT) keeps its part of x in the first-level cache, and while a
+// block of weights is used for all rows the next block is prefetched. A tile reads weight rows that are APART bytes
+// from each other, because hardware prefetchers follow only one stream per page. FEW rows need no block. Every sum is
+// formed in the same order for any number of rows, so the result of a row does not depend, to the last bit, on the
+// other rows.
 //
-// The code is shared by linear.cpp (x float, w float or bfloat16 that is converted as it is read) and linear_bf16.cpp
-// (x and w bfloat16, multiplied by AVX512-BF16 instructions). y is float.
+// The code is shared by linear.cpp (x float; w float, or bfloat16 converted as it is read) and linear_bf16.cpp (x and w
+// bfloat16, multiplied by AVX512-BF16 instructions). y is float.
 
 #pragma once
 
@@ -16,19 +17,19 @@
 #include "vectors.h"
 
 constexpr int OUTS = 4, BLOCK = 32, KEPT = 1024, SHARE = 4, APART = 8192;
-constexpr int CHUNKS = 4;  // that a thread takes at least, where there is enough to do
+constexpr int CHUNKS = 4;  // minimum chunks per thread, if there is enough work
 constexpr int FEW = 2, AHEAD = 1024, LONGEST = 127;  // rows in one pass over the weights, bytes to prefetch, tiles of a chunk
 // Rows of a tile: as many as leave registers for the sums, the rows and one vector of weights.
 template <class W>
 constexpr int ROWS = WIDTH == 16 ? 6 : WIDTH == 8 ? std::is_same_v<W, float> ? 3 : 2 : 4;
-// Numbers of a row that one instruction multiplies: a vector of floats, or of pairs of bfloat16.
+// Elements of a row multiplied by one instruction: a vector of floats, or of pairs of bfloat16.
 template <class X>
 constexpr int STEP = std::is_same_v<X, BFloat16> ? 2 * WIDTH : WIDTH;
 
 static inline Vector row_vector(const float *x) { return *(const Vector *)x; }
 static inline Pairs row_vector(const BFloat16 *x) { return *(const Pairs *)x; }
 
-// Weights as the rows are multiplied with them: floats with floats, pairs with pairs.
+// Weights in the form in which rows are multiplied with them: floats with floats, pairs with pairs.
 template <class W>
 static inline Vector weight_vector(const float *, const W *w) { return to_float(w); }
 static inline Pairs weight_vector(const BFloat16 *, const BFloat16 *w) { return *(const Pairs *)w; }
@@ -37,7 +38,7 @@ static inline Vector multiply_add(Vector sum, Vector x, Vector w) { return sum +
 static inline Vector multiply_add(Vector sum, Pairs x, Pairs w) {
 #if defined(__AVX512BF16__)
   return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
-#else  // the same, for tests: the upper number of each pair first
+#else  // the same, for tests: the upper element of each pair first
   sum += (Vector)(x & 0xFFFF0000) * (Vector)(w & 0xFFFF0000);
   return sum + (Vector)(x << 16) * (Vector)(w << 16);
 #endif
@@ -68,12 +69,12 @@ static inline Four totals(Vector a, Vector b, Vector c, Vector d) {
 template <class X, class W>
 struct Tile {
   const X *x;     // R rows, `step` apart
-  const W *w;     // OUTS rows, `w_step` apart; where there are fewer, `count`, the last one is repeated
+  const W *w;     // OUTS rows, `w_step` apart; if there are only `count`, the last one is repeated
   const W *next;  // to prefetch: FETCHED rows, `w_step` apart
   float *y;       // R rows, `y_step` apart, of OUTS sums, `spread` apart
-  int64_t step, w_step, y_step, spread, k;  // k: numbers in a row
+  int64_t step, w_step, y_step, spread, k;  // k: elements per row
   int count;
-  bool add;  // to what y holds
+  bool add;  // to the contents of y
 };
 
 template <int R, int FETCHED, class X, class W>
@@ -133,8 +134,9 @@ static void multiply_last(int rows, Tile<X, W> t) {
     for (int o = 0; o < t.count; o++) y[o] = add ? y[o] + sums[r * OUTS + o] : sums[r * OUTS + o];
 }
 
-// For so few rows that the memory sets the pace: a tile reads OUTS long streams of consecutive weight rows, which hardware
-// prefetchers follow. An odd number of rows lies between two streams, lest all fall into the same sets of the caches.
+// For row counts so small that memory is the bottleneck: a tile reads OUTS long streams of consecutive weight rows,
+// which hardware prefetchers follow. The number of rows between two streams is odd, to avoid mapping all to the same
+// cache sets.
 template <class X, class W>
 static void product_of_few(const X *x, const W *weights, float *y, int64_t n, int64_t outs, int64_t k, int64_t kept,
                            int threads) {

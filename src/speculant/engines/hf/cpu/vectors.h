@@ -1,7 +1,7 @@
 // Vectors of as many floats as the processor multiplies at once, and bfloat16.
 //
-// Numbers that are stored as bfloat16 are computed with as floats; `rounded` marks where the model's own operations would
-// have rounded to bfloat16.
+// bfloat16 values are computed with as floats; `rounded` marks where the model's own operations would have rounded to
+// bfloat16.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
-#if defined(SPECULANT_WIDTH)  // tests build code for vectors that their processor does not have
+#if defined(SPECULANT_WIDTH)  // tests build code for vector widths that their processor lacks
 constexpr int WIDTH = SPECULANT_WIDTH;
 #elif defined(__AVX512F__)
 constexpr int WIDTH = 16;
@@ -51,8 +51,8 @@ static inline Vector to_float(const BFloat16 *x) {
 #endif
 }
 
-// x rounded to the nearest number of type T, ties to even. The NaNs that arise here have an empty lower half, so they
-// stay NaN.
+// x rounded to the nearest value of type T, ties to even. NaNs that arise here have an empty lower half, so they remain
+// NaN.
 template <class T>
 static inline float rounded(float x) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -96,7 +96,7 @@ static inline const float *as_floats(const BFloat16 *x, float *to, int64_t count
 static inline Vector exponential(Vector x) {
   const Vector low = Vector{} - 87, high = Vector{} + 88;
   x = x < low ? low : x > high ? high : x;
-  const Vector shifted = x * 1.44269504f + 12582912.f, n = shifted - 12582912.f;  // n is in the last bits of `shifted`
+  const Vector shifted = x * 1.44269504f + 12582912.f, n = shifted - 12582912.f;  // the last bits of `shifted` hold n
   const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;

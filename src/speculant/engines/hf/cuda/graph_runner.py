@@ -1,16 +1,16 @@
-"""Passes of fixed shapes, recorded as CUDA graphs and replayed. Never run on a GPU so far; on only if asked for.
+"""Passes of fixed shapes, recorded as CUDA graphs and replayed. Never run on a GPU so far; disabled by default.
 
 Launching a model's kernels one by one from Python takes longer than a small pass itself. A CUDA graph launches all of
-them at once, but always the same ones on the same memory. So everything that differs from round to round is put into
-buffers that stay where they are: a draft is padded to one of a few row counts, keys and values are in the buffers of
-`static_cache.py`, rows are written at positions that a tensor holds, and attention reads one of a few lengths, with a
-mask (made on the device from the draft's ancestors) that hides what is not there. One small copy takes a draft to the
+them at once, but always the same ones on the same memory. So everything that changes between rounds is put into buffers
+at fixed addresses: a draft is padded to one of a few row counts, keys and values are in the buffers of
+`static_cache.py`, rows are written at positions given by a tensor, and attention reads one of a few lengths, with a
+mask (computed on the device from the draft's ancestors) that hides the unused part. One small copy moves a draft to the
 device; the host waits for nothing until it reads the target's tokens.
 
-Padding rows attend to the committed text and themselves, behind all others; their keys are overwritten by the next pass
-and their logits dropped.
+Padding rows come last and attend to the committed text and themselves; their keys are overwritten by the next pass and
+their logits dropped.
 
-Recording and replaying are behind `Recorder`, so all else can be run without an accelerator. The scheme is that of
+Recording and replaying are behind `Recorder`, so everything else runs without an accelerator. The scheme follows
 nano-vllm (GeeeekExplorer/nano-vllm, `ModelRunner.capture_cudagraph`), which records plain decoding for several batch
 sizes, largest first, in one memory pool.
 """
@@ -51,7 +51,7 @@ MIN_CAPACITY = 1024
 
 
 class GraphError(Exception):
-    """A model's passes cannot be recorded; the message gives the reason, as part of a sentence."""
+    """A model's passes cannot be recorded; the message is the reason, phrased as part of a sentence."""
 
 
 class GraphRunner:
@@ -60,12 +60,12 @@ class GraphRunner:
     def __init__(
         self, model: Any, recorder: Callable[[], GraphRecorder] | None = None, *, capacity: int = MIN_CAPACITY
     ) -> None:
-        """Record passes over short texts; those over longer ones are recorded when a text gets there.
+        """Record passes over short texts; those over longer texts are recorded when needed.
 
         Args:
             model: a causal LM that `check_model` accepts.
-            recorder: makes recorders; None for CUDA graphs on the model's device.
-            capacity: rows of the cache to begin with.
+            recorder: creates recorders; None for CUDA graphs on the model's device.
+            capacity: initial rows of the cache.
 
         Raises:
             GraphError: the model's passes cannot be recorded.
@@ -87,17 +87,17 @@ class GraphRunner:
     def forward(
         self, sequence: GraphSequence, tokens: Int64, rows: DraftRows, *, shift: int, seen: Bool | None
     ) -> Tensor | None:
-        """Run a pass by replaying it; return Logits[R, V], or None where only a plain pass can.
+        """Run a pass by replaying it; return Logits[R, V], or None if it needs a plain pass.
 
-        That is: for more than 65 rows, while another thread's cache is in the buffers, after the model got hooks or
-        adapters, and once recording has failed, which is logged.
+        Plain passes are needed for more than 65 rows, while another thread's cache is in the buffers, after the model
+        got hooks or adapters, and once recording has failed, which is logged.
 
         Args:
-            sequence: of this model, with no rows but committed ones.
+            sequence: a sequence of this model with committed rows only.
             tokens: Int64[R].
-            rows: R rows.
+            rows: the R rows.
             shift: cache slot minus position.
-            seen: Bool[T], False at the prompt's padding, or None.
+            seen: Bool[T], False at the prompt's padding; None without padding.
         """
         if self._failed or len(tokens) > ROWS[-1]:
             return None
@@ -117,20 +117,20 @@ class GraphRunner:
             self._inputs[width].copy_(to_device(given, self._model.device))
             self._replays[width, length]()
             self._buffers.set_length(sequence.cache, start + len(tokens))
-            return self._logits[: len(tokens)].clone()  # the next pass writes there
+            return self._logits[: len(tokens)].clone()  # the next pass overwrites them
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
-        """Do what `keep_rows` does; return False where the cache is not in the buffers."""
+        """Keep rows as `keep_rows` does; return False if the cache is not in the buffers."""
         if not self._buffers.holds(cache):
             return False
         self._buffers.keep(cache, start, rows)
         return True
 
     def _claim(self, sequence: GraphSequence, length: int, seen: Bool | None) -> bool:
-        """Bring a sequence's rows into buffers of a length; return whether its passes can be replayed."""
+        """Move a sequence's rows into buffers of a length; return whether its passes can be replayed."""
         with self._lock:
             if self._buffers.holds_other(sequence.cache) and self._thread != threading.get_ident():
-                return False  # its rows may be in use there just now
+                return False  # its rows may be in use there
             self._thread = threading.get_ident()
             new = self._sequence() is not sequence
             if new:
@@ -150,7 +150,7 @@ class GraphRunner:
             return True
 
     def _renew(self) -> bool:
-        """Begin anew if the model has changed; return whether it can still be recorded."""
+        """Start over if the model has changed; return whether it can still be recorded."""
         try:
             self._capabilities = self._check()
         except GraphError as error:
@@ -161,10 +161,10 @@ class GraphRunner:
         return True
 
     def _check(self) -> HFCapabilities:
-        """Return what the model can do.
+        """Return the model's capabilities.
 
         Raises:
-            GraphError: it has what a recording would not notice, or cannot verify trees.
+            GraphError: it has parts whose changes a recording would not notice, or cannot verify trees.
         """
         if hasattr(self._model, "_orig_mod"):
             raise GraphError("it is compiled already")
@@ -181,7 +181,7 @@ class GraphRunner:
         return capabilities
 
     def _begin(self) -> None:
-        """Find out the shapes by a pass over one token, and allocate."""
+        """Determine the shapes by a pass over one token, and allocate."""
         model, cache = self._model, usable_cache(None)
         self._print: tuple[Any, ...] = ()
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
@@ -193,7 +193,7 @@ class GraphRunner:
         self._print = _fingerprint(model)
 
     def _allocate(self, like: DynamicCache) -> None:
-        """Make the buffers that depend on the capacity; what was recorded on others is dropped, and its memory."""
+        """Allocate the buffers that depend on the capacity; recordings on the previous ones are dropped and freed."""
         self._replays: dict[tuple[int, int], Callable[[], None]] = {}
         self._recorder = self._make_recorder()
         self._buffers = StaticBuffers(like, self._capacity)
@@ -202,7 +202,7 @@ class GraphRunner:
             self._columns = torch.arange(self._capacity, device=self._model.device)
 
     def _record(self, length: int, start: int) -> None:
-        """Record the passes over a length, largest first; rows from `start` on are written meanwhile."""
+        """Record the passes over a length, largest first; rows from `start` on are overwritten meanwhile."""
         recorded = {}
         for width in tqdm(ROWS[::-1], f"preparing passes over {length} tokens", leave=False, disable=None):
             blank = blank_input(width, start, shift=start)
@@ -211,7 +211,7 @@ class GraphRunner:
         self._replays |= recorded
 
     def _work(self, width: int, length: int) -> Callable[[], None]:
-        """Return the pass over R rows and L columns of the cache, which takes nothing and returns nothing."""
+        """Return the pass over R rows and L columns of the cache, as a function without arguments and result."""
         model, inputs, logits = self._model, self._inputs[width], self._logits[:width]
         ids, positions, slots = torch.unbind(inputs[:ANCESTORS])
         seen, columns = self._seen[:length], self._columns[:length]
@@ -232,20 +232,20 @@ class GraphRunner:
         return work
 
     def _give_up(self, error: Exception) -> None:
-        """Run plain passes from now on. A cache that is in the buffers stays there, and the plain ones append to it."""
+        """Run plain passes from now on. A cache that is in the buffers stays there, and plain passes append to it."""
         self._failed = True
         self._replays, self._recorder = {}, self._make_recorder()
         logging.getLogger(__name__).warning("plain passes from now on: %s.", _first_line(error))
 
 
 def length_bucket(rows: int) -> int:
-    """Return the least length that holds as many rows: a power of two or three quarters of one, 256 or more."""
+    """Return the smallest length for `rows` rows: a power of two or three quarters of one, at least 256."""
     power = max(MIN_LENGTH, 1 << (rows - 1).bit_length())
     return 3 * power // 4 if power > MIN_LENGTH and 4 * rows <= 3 * power else power
 
 
 def _fingerprint(model: Any) -> tuple[Any, ...]:
-    """Return what a recording depends on: where the weights are, and which attention reads the cache."""
+    """Return what a recording depends on: the addresses of the weights, and the attention that reads the cache."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     attention = getattr(model.config, "_attn_implementation", None)
     return attention, *((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in tensors)

@@ -1,4 +1,4 @@
-"""Recording work on a device, to be run again without Python: CUDA graphs, or what stands in for them in tests."""
+"""Records work on a device to be repeated without Python: as CUDA graphs, or a substitute for them in tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _WARM_UPS = 2
 
 
 class GraphRecorder(Protocol):
-    """Records work on buffers that stay where they are. What one recorder records may share memory."""
+    """Records work on buffers at fixed addresses. Recordings of one recorder may share memory."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do the work at least once, and return what does it again."""
+        """Run the work at least once, and return a function that repeats it."""
 
 
 class CudaRecorder:
@@ -28,12 +28,12 @@ class CudaRecorder:
         with torch.cuda.device(self._device):
             here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(here)
-            with torch.cuda.stream(side):  # what libraries allocate or choose at first use must not be recorded
+            with torch.cuda.stream(side):  # allocations and choices at first use must not be recorded
                 for _ in range(_WARM_UPS):
                     work()
             here.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on allocating meanwhile.
+            # Other threads may continue to allocate meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 work()
             self._pool = graph.pool()

@@ -1,9 +1,9 @@
-"""What a recorded pass reads and writes, in buffers that never move: keys and values, a draft, its masks.
+"""The inputs and outputs of a recorded pass in buffers at fixed addresses: keys and values, a draft, its masks.
 
-A CUDA graph works on the very memory that it was recorded with, so a request's keys and values have to be there while
-it is decoded. The buffers are put below the layers of `cache.py`, which work as before: passes that were not recorded
-append to the same rows. When another request's cache moves in, the one before gets a copy of its rows; the buffers are
-cleared behind the new ones, since a weight of zero does not hide what is not a number.
+A CUDA graph works on the memory that it was recorded with, so a request's keys and values must be there while it is
+decoded. The buffers are put under the layers of `cache.py`, which work as before: passes that were not recorded append
+to the same rows. When another request's cache moves in, the previous one gets a copy of its rows; the buffers are
+cleared after the new rows, since a weight of zero does not hide NaNs.
 
 Layers of equal shape share one tensor, so accepted rows are moved together in two calls, not in two for each layer.
 """
@@ -24,21 +24,21 @@ from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.probe.capabilities import HFCapabilities
 
-IDS, POSITIONS, SLOTS, ANCESTORS = 0, 1, 2, 3  # where the parts of a draft's input begin
+IDS, POSITIONS, SLOTS, ANCESTORS = 0, 1, 2, 3  # offsets of the parts of a draft's input
 
 
 class StaticBuffers:
-    """Buffers [1, H, C, D] for the keys and the values of every layer, which one cache at a time moves into."""
+    """Buffers [1, H, C, D] for the keys and values of every layer, used by one cache at a time."""
 
     def __init__(self, like: DynamicCache, capacity: int) -> None:
-        """Allocate.
+        """Allocate the buffers.
 
         Args:
-            like: a cache of one sequence, from `usable_cache`, in which every layer holds something.
+            like: a cache of one sequence, from `usable_cache`, in which every layer has rows.
             capacity: rows C.
 
         Raises:
-            ValueError: a layer holds nothing, as one that reads another's rows does.
+            ValueError: a layer has no rows, such as one that reads another layer's rows.
         """
         if not like.layers or not all(layer.is_initialized for layer in like.layers):
             raise ValueError("some of its layers keep no keys and values of their own")
@@ -48,7 +48,7 @@ class StaticBuffers:
             places.setdefault((tensor.shape[1], tensor.shape[3], tensor.dtype, tensor.device), []).append(place)
         self.capacity = capacity
         self._places = list(places.values())
-        with torch.inference_mode(False):  # tensors made in that mode could be written only in it
+        with torch.inference_mode(False):  # tensors made in that mode could only be written in it
             self._stacks = [
                 torch.zeros((len(each), heads, capacity, width), dtype=dtype, device=device)
                 for (heads, width, dtype, device), each in places.items()
@@ -70,7 +70,7 @@ class StaticBuffers:
         return any(id(layer) not in own for layer in self._users())
 
     def move_in(self, cache: DynamicCache) -> None:
-        """Bring a cache's rows into the buffers, at most C; the cache that used them before gets a copy of its own."""
+        """Move a cache's rows, at most C, into the buffers; the cache that used them before gets its own copy."""
         if self.holds(cache):
             return
         for layer in self._users():
@@ -87,13 +87,13 @@ class StaticBuffers:
         self.set_length(cache, length)
 
     def set_length(self, cache: DynamicCache, length: int) -> None:
-        """Let the cache whose rows are in the buffers have so many of them."""
+        """Set the number of rows of the cache in the buffers."""
         views = self._unstacked([stack.narrow(2, 0, length) for stack in self._stacks])
         for layer, keys, values in zip(cache.layers, views[::2], views[1::2], strict=True):
             layer.keys, layer.values = keys, values
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> None:
-        """Do what `keep_rows` does, for the cache whose rows are in the buffers."""
+        """Keep rows as `keep_rows` does, for the cache in the buffers."""
         end = start + len(rows)
         if rows != list(range(len(rows))):
             for stack in self._stacks:
@@ -102,7 +102,7 @@ class StaticBuffers:
         self.set_length(cache, end)
 
     def _users(self) -> list[InPlaceLayer]:
-        """Return the layers whose rows are in the buffers: those alive that have no larger buffers of their own."""
+        """Return the layers whose rows are in the buffers: those alive without larger buffers of their own."""
         alive = [(reference(), keys) for reference, keys in zip(self._layers, self.keys, strict=False)]
         return [layer for layer, keys in alive if layer is not None and layer._key_rows is keys]
 
@@ -117,7 +117,7 @@ class StaticBuffers:
 
 
 class StaticCache(DynamicCache):  # type: ignore[misc]
-    """The cache as a recorded pass uses it: writes rows at the slots, Int64[R], and attends to the first L."""
+    """The cache seen by a recorded pass: writes rows at the slots, Int64[R], and attends to the first L."""
 
     def __init__(self, buffers: StaticBuffers, slots: Tensor, length: int) -> None:
         super().__init__()
@@ -131,20 +131,20 @@ class StaticCache(DynamicCache):  # type: ignore[misc]
         return keys[..., : self._length, :], values[..., : self._length, :]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return a number that fits the shapes; positions and masks are given and do not depend on it."""
+        """Return a length that fits the shapes; positions and masks are given and do not depend on it."""
         return self._length - len(self._slots)
 
 
 def draft_input(tokens: Int64, rows: DraftRows, width: int, start: int, shift: int) -> Int64:
-    """Return Int64[R + 3, R]: ids, positions and slots of a draft and padding, then which row attends to which.
+    """Return Int64[R + 3, R]: ids, positions and slots of a draft and padding, then the rows each row attends to.
 
     Padding rows attend to the committed text and themselves.
 
     Args:
         tokens: Int64[n], n at most R.
-        rows: n rows.
+        rows: the n rows.
         width: R.
-        start: how many tokens are committed.
+        start: number of committed tokens.
         shift: cache slot minus position.
     """
     count = len(tokens)
@@ -159,19 +159,19 @@ def draft_input(tokens: Int64, rows: DraftRows, width: int, start: int, shift: i
 
 
 def blank_input(width: int, start: int = 0, shift: int = 0) -> Int64:
-    """Return the input of a draft of no rows, all of it padding."""
+    """Return the input of an empty draft, all of it padding."""
     return draft_input(np.empty(0, np.int64), DraftRows(), width, start, shift)
 
 
 def masks(inputs: Tensor, seen: Tensor, columns: Tensor, capabilities: HFCapabilities, dtype: torch.dtype) -> Any:
-    """Return the additive mask [1, 1, R, L], or one for each kind of layer, of a draft's input.
+    """Return the additive mask [1, 1, R, L] of a draft's input, or one for each kind of layer.
 
     Args:
         inputs: Int64[R + 3, R], see `draft_input`.
         seen: Bool[L], False at padding.
         columns: Int64[L], 0, 1, 2, ...
-        capabilities: of the model.
-        dtype: of the mask.
+        capabilities: capabilities of the model.
+        dtype: dtype of the mask.
     """
     slots, ancestors = inputs[SLOTS], inputs[ANCESTORS:].bool()
     prefix = seen & (columns < slots[:1])
@@ -191,6 +191,6 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_device(numbers: Int64, device: torch.device) -> Tensor:
-    """Return the numbers on a device; the host does not wait for the copy."""
+    """Copy the numbers to a device without blocking the host."""
     host = torch.from_numpy(numbers)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,1 +1,1 @@
-"""What can be verified on a model: by its class, by tiny models of it, and by the rows of its own passes."""
+"""Finds out which drafts a model can verify: by its class, by tiny models of it, and by the rows of its own passes."""

@@ -1,11 +1,11 @@
-"""A check while drafts are verified: a sample of their rows is computed once more, one token a pass.
+"""A check during verification: a sample of the drafted rows is recomputed, one token per pass.
 
-The probe runs before the first draft, on random texts. What acts only on certain texts, at certain lengths or in
-passes of certain sizes can slip past it, so drafted rows are compared with plain passes as long as the model is used,
-beginning with the first.
-A row of a draft costs as many plain passes as its path has tokens; they are saved up over many rounds, so that the
-check costs 0.4 % of a plain pass per round. Two differences beyond rounding among four samples end drafting on this
-model: a single one may be a tie between experts.
+The probe runs before the first draft, on random texts. It can miss effects that occur only on certain texts, at
+certain lengths or at certain pass sizes, so drafted rows are compared with plain passes for as long as the model is
+used, beginning with the first.
+Checking a row costs one plain pass per token of its path; the cost is saved up over many rounds, at 0.4 % of a plain
+pass per round. Two differences beyond rounding among four samples end drafting on this model: a single one may be a
+tie between experts.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from speculant.engines.hf.opening import AnySequence
 from speculant.engines.hf.probe.rounds import TOLERANCES, wrong_rows
 from speculant.engines.hf.quantized.model_weights import rounding_dtype
 
-SAVED = 1 / 256  # of a plain pass, in every drafted round
-FARTHEST = 128  # the position up to which the probe has looked
-FARTHER = 1.25  # times as long as any text that was sampled: sampled at once
-DEEPEST = 3  # levels below the root
-DOUBTFUL = 4  # samples, in successive rounds, of which the first differs
-WRONG = 2  # of these, which end drafting
+SAVED = 1 / 256  # budget per drafted round, in plain passes
+FARTHEST = 128  # the last position that the probe has checked
+FARTHER = 1.25  # a text this many times as long as any sampled one is sampled at once
+DEEPEST = 3  # maximum levels below the root
+DOUBTFUL = 4  # number of samples, in successive rounds, once one differs
+WRONG = 2  # differing samples that end drafting
 
 Drafted = tuple[AnySequence, int, DraftTree]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Rows of a draft, and what plain passes return for them.
+    """Rows of a draft, and the results of plain passes for them.
 
     Attributes:
-        cache: of the sequence.
-        rows: the rows of the drafted pass, from the root down.
+        cache: cache of the sequence.
+        rows: rows of the drafted pass, from the root down.
         expected: [len(rows), V], their logits.
     """
 
@@ -50,16 +50,16 @@ class Sample:
 
 
 class LiveCheck:
-    """Compares rows of drafts on one model with plain passes. Not for several threads at once."""
+    """Compares drafted rows on one model with plain passes. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._saved, self._taken = DEEPEST + 1.0, 0  # the first round is one of the sample
+        self._saved, self._taken = DEEPEST + 1.0, 0  # so the first round is sampled
         self._farthest = FARTHEST
         self._doubts: list[bool] = []  # whether each sample since the first doubtful one differed
 
     def sample(self, drafted: Sequence[Drafted]) -> Sample | None:
-        """Return rows of one of these drafts, computed one by one, if it is time; the cache is left as it was.
+        """If a check is due, recompute rows of one of these drafts one by one; the cache is left as it was.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -77,10 +77,10 @@ class LiveCheck:
         return Sample(cache, [0, *(node + 1 for node in path)], expected)
 
     def compare(self, sample: Sample, result: Pass) -> None:
-        """Compare a drafted pass with a sample of it.
+        """Compare a drafted pass with its sample.
 
         Raises:
-            DraftsRefusedError: drafts have changed this model's output; the runner verifies none from now on.
+            DraftsRefusedError: drafts have changed this model's output; the runner verifies no more drafts.
         """
         differs = _differs(result.logits[sample.rows], sample.expected, rounding_dtype(self._runner.model))
         if not (differs or self._doubts):
@@ -98,7 +98,7 @@ class LiveCheck:
 
 
 def _path(tree: DraftTree, number: int) -> list[int]:
-    """Return the path of nodes from the root down to some node, another one for every number; at most `DEEPEST`."""
+    """Return a path from the root down, at most `DEEPEST` levels; each number selects another node."""
     node, path = number * 7 % len(tree), list[int]()
     while node != ROOT:
         path.insert(0, node)
@@ -107,7 +107,7 @@ def _path(tree: DraftTree, number: int) -> list[int]:
 
 
 def _differs(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether rows [R, V] differ beyond rounding; in half precision, whether other tokens would be chosen."""
+    """Return whether rows [R, V] differ beyond rounding; in half precision, whether they would choose other tokens."""
     if dtype in (torch.float32, torch.float64):
         return bool(wrong_rows(ours, expected, dtype).numel())
     tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16])

@@ -1,9 +1,9 @@
-"""What of a loaded model decides how its passes compute rows, beside its config, class, dtype and device.
+"""The state of a loaded model that affects how its passes compute rows, besides its config, class, dtype and device.
 
 Hooks, forwards replaced on instances, exchanged modules, adapters, gates and flags change a forward pass after loading,
-so what a probe found holds only for the model as it was then. `state_of` is compared before each request, in some
-milliseconds for a model of some hundred modules: classes, code, flags, identities and versions. `digest_of` names the
-same for other processes, by values; there is none where code is at work that other processes cannot name.
+so a probe's findings hold only for the model as it was then. `state_of` is compared before each request, in a few
+milliseconds for a model of some hundred modules: classes, code, flags, identities and versions. `digest_of` identifies
+the same state by value, for other processes; there is no digest if other processes could not identify the code.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-SMALL = 1 << 14  # numbers of a tensor that are all read; of larger ones a sample
+SMALL = 1 << 14  # tensors up to this many elements are read whole, larger ones sampled
 SAMPLE = 64
-TINY = 16  # numbers of a buffer that may be a gate, whose values are compared
+TINY = 16  # maximum elements of a buffer that may be a gate; their values are compared
 _PLAIN = (bool, int, float, str, type(None))
-_FOLLOWS_TEXTS = ("max_seq_len_cached",)  # attributes that passes over long texts change
-_ROTARY = "inv_freq"  # buffers likewise; they rotate rows one by one
+_FOLLOWS_TEXTS = ("max_seq_len_cached",)  # attributes changed by passes over long texts
+_ROTARY = "inv_freq"  # buffers also changed by long texts; they rotate rows one by one
 _ADAPTERS = ("_active_adapter", "merged_adapters")
 _KNOWN = ("transformers", "transformers_modules", "torch", "peft", "accelerate")
 _PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill", "_sample")
@@ -39,9 +39,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def state_of(model: Any) -> tuple[Hashable, ...]:
-    """Return what compares unequal once something that decides how passes compute has been changed.
+    """Return a value that compares unequal after anything that affects how passes compute has changed.
 
-    It holds the hooks and functions themselves, whose identities are then not given to others, and no tensors.
+    It holds the hooks and functions themselves, so that their ids are not reused, and no tensors.
     """
     parts: list[Hashable] = [settings_of(model.config), *_global_hooks()]
     kinds, configs = set[Any](), dict[int, Any]()
@@ -67,9 +67,9 @@ def state_of(model: Any) -> tuple[Hashable, ...]:
 
 
 def digest_of(model: Any) -> str | None:
-    """Return a digest of the same by values; None where code is at work that another process could not recognise.
+    """Return a digest of the same state by value; None if another process could not identify the code involved.
 
-    Of large tensors, which change what a pass computes but hardly how, a sample is read.
+    Large tensors affect the results of a pass but hardly how it computes them, so only a sample of them is read.
     """
     found, kinds = hashlib.blake2b(digest_size=8), set[Any]()
     if _global_hooks():
@@ -87,7 +87,7 @@ def digest_of(model: Any) -> str | None:
         functions += (each for _, each in sorted(vars(home).items()) if isinstance(each, types.FunctionType))
     chosen = [*_attention(model), *_generation(model)]
     if any(_home_of(function).split(".")[0] not in _KNOWN for function in chosen):
-        return None  # what such a function calls may change from one process to the next
+        return None  # what this function calls may differ between processes
     for function in (*functions, *chosen):
         code = _code_of(function)
         if code is None:
@@ -100,7 +100,7 @@ def digest_of(model: Any) -> str | None:
 
 
 def settings_of(config: Any) -> Hashable:
-    """Return the attributes of a config, those of its parts included, in a form that can be compared and hashed."""
+    """Return the attributes of a config and its sub-configs in a hashable form."""
     if isinstance(config, _PLAIN):
         return config
     if isinstance(config, dict):
@@ -113,9 +113,9 @@ def settings_of(config: Any) -> Hashable:
 
 
 def _code_of(function: Any) -> bytes | None:
-    """Return a digest of a function's instructions, and of what it wraps; None where other processes cannot name it.
+    """Return a digest of a function's code and of what it wraps; None if other processes cannot identify it.
 
-    They cannot where it stands in a script, or holds values of its own and is not of a known package.
+    They cannot if it is defined in a script, or is a closure from outside the known packages.
     """
     found, layer = hashlib.blake2b(digest_size=8), getattr(function, "__func__", function)
     if not isinstance(layer, types.FunctionType):
@@ -144,7 +144,7 @@ def _instructions(code: types.CodeType) -> bytes:
 
 
 def _name_of(value: Any) -> str:
-    """Return what other processes call a default value too; the address in the `repr` of a function is its own."""
+    """Return a process-independent name of a default value; the `repr` of a function contains its address."""
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
@@ -157,19 +157,19 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _attention(model: Any) -> list[Any]:
-    """Return what the name of the model's attention stands for: functions of attention and of masks."""
+    """Return the attention and mask functions that the name of the model's attention refers to."""
     name = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
     found = [registry.get(name) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)]
     return [function for function in found if function is not None]
 
 
 def _generation(model: Any) -> list[Any]:
-    """Return the functions by which `generate` prepares passes."""
+    """Return the functions that `generate` uses to prepare passes."""
     return [getattr(model, name) for name in _PREPARING if hasattr(model, name)]
 
 
 def _homes(kinds: Iterable[Any]) -> list[types.ModuleType]:
-    """Return the files of these classes and torch's functions, whose names classes look up in every pass."""
+    """Return the modules of these classes and torch's functions, whose names classes look up in every pass."""
     names = sorted({kind.__module__ for kind in kinds if not kind.__module__.startswith("torch.")})
     return [functional, *(sys.modules[name] for name in names if name in sys.modules)]
 
@@ -179,13 +179,13 @@ def _global_hooks() -> list[Any]:
 
 
 def _is_dispatched(module: nn.Module) -> bool:
-    """Return whether what was put into a module is accelerate's, which moves inputs between devices and no more."""
+    """Return whether a module was patched by accelerate, which only moves inputs between devices."""
     hook = module.__dict__.get("_hf_hook")
     return hook is not None and type(hook).__module__.startswith("accelerate.") and not module._forward_hooks
 
 
 def _flags(module: nn.Module) -> tuple[Hashable, ...]:
-    """Return the plain attributes of a module: flags, sizes, windows, the adapters that are active."""
+    """Return the plain attributes of a module: flags, sizes, windows, active adapters."""
     held = module.__dict__
     flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _FOLLOWS_TEXTS]
     several = [(name, value) for name, value in held.items() if name[0] != "_" and type(value) in (dict, list, tuple)]
@@ -199,7 +199,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _version(tensor: Tensor | None, *, gate: bool) -> Hashable:
-    """Return what changes with a tensor, however it is written to where it may be a gate."""
+    """Return a value that changes with a tensor; with `gate`, however the tensor is written to."""
     if tensor is None:
         return None
     version = -1 if tensor.is_inference() else tensor._version
@@ -219,7 +219,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _values(tensor: Tensor) -> bytes:
-    """Return numbers of a tensor: all of a small one, a sample of a large one, none of one that is elsewhere."""
+    """Return elements of a tensor: all of a small one, a sample of a large one, none if it is elsewhere."""
     if tensor.device.type == "meta" or type(tensor).__name__ not in ("Tensor", "Parameter", "Buffer"):
         return b""
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""Quantised weights on CPUs: their layout, the formats they come from, and the modules that multiply by them."""
+"""Quantised weights on CPUs: their layout, their source formats, and the modules that multiply by them."""

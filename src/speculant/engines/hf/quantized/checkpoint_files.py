@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint, in a folder or on the hub: tensors by name, mapped and read when asked for."""
+"""The safetensors files of a checkpoint, in a folder or on the hub: tensors by name, mapped and read on demand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WEIGHTS = (".safetensors", ".bin", ".json")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """Open files.
+    """Open checkpoint files.
 
     Attributes:
         source: the folder or hub id, for messages.
-        metadata: of all headers together.
+        metadata: merged metadata of all headers.
     """
 
     source: str
@@ -50,7 +50,7 @@ class CheckpointFiles:
         """Return a tensor, mapped from its file.
 
         Raises:
-            ModelNotFoundError: there is none of that name, or its file is damaged.
+            ModelNotFoundError: no tensor has this name, or its file is damaged.
         """
         from safetensors import SafetensorError
 
@@ -67,7 +67,7 @@ def open_checkpoint(source: str) -> CheckpointFiles:
     """Open the safetensors files of a checkpoint.
 
     Raises:
-        UnsupportedError: its weights are in other files.
+        UnsupportedError: its weights are in another file format.
         ModelNotFoundError: a file is missing or damaged.
     """
     from safetensors import SafetensorError, safe_open
@@ -87,9 +87,9 @@ def open_checkpoint(source: str) -> CheckpointFiles:
 
 
 def checkpoint_identity(source: str) -> str | None:
-    """Return a digest of what tells a checkpoint from others: names, sizes, times and headers of its files.
+    """Return a digest that identifies a checkpoint: names, sizes, times and headers of its files.
 
-    None where its files are not on this machine yet.
+    None if its files are not on this machine yet.
     """
     from transformers.utils.hub import cached_file
 
@@ -113,10 +113,10 @@ def _header(path: Path) -> bytes:
 
 
 def find_file(source: str, name: str) -> Path:
-    """Return a file of a checkpoint, fetched if it is on the hub.
+    """Return a file of a checkpoint, downloading it from the hub if necessary.
 
     Raises:
-        ModelNotFoundError: there is none of this name.
+        ModelNotFoundError: there is no file of this name.
     """
     found = _find(source, name)
     if found is None:

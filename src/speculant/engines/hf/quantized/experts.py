@@ -1,9 +1,8 @@
-"""Experts of a mixture with quantised matrices: only those are read that the rows of a pass have chosen.
+"""Mixture-of-experts modules with quantised matrices: only the experts selected by a pass's rows are read.
 
-transformers keeps the matrices of all experts of a layer as parameters of three dimensions; classes differ in the order
-of their axes and rows (`use_experts_implementation`). Here each projection is one quantised matrix of all experts, one
-expert's outputs behind the other's: [E * outs, k]. What stands between the products, the gate and its limits, is the
-class's own code.
+transformers stores the matrices of all experts of a layer as 3-D parameters; classes differ in the order of their axes
+and rows (`use_experts_implementation`). Here each projection is one quantised matrix with the outputs of all experts
+concatenated: [E * outs, k]. The computation between the products, the gate and its limits, is the class's own.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ExpertsArguments(ctypes.Structure):
 
 
 def is_experts(module: Any) -> bool:
-    """Return whether a module holds the experts of a layer in parameters of three dimensions."""
+    """Return whether a module holds the experts of a layer in 3-D parameters."""
     down = module._parameters.get("down_proj")
     return down is not None and down.ndim == 3 and hasattr(module, "is_transposed")
 
@@ -44,10 +43,10 @@ def is_experts(module: Any) -> bool:
 def expert_weights(module: Any) -> dict[str, Tensor]:
     """Return the float matrices of a layer's experts, [E * outs, k] by their names in `PROJECTIONS`.
 
-    They are what is to be quantised: `replace_weights` takes them by these names behind that of the module.
+    These matrices are quantised; `replace_weights` takes them by these names, prefixed by the module's.
 
     Raises:
-        UnsupportedError: the class computes something else than the compiled code between or behind the products.
+        UnsupportedError: the class computes something that the compiled code does not, between or after the products.
     """
     if not (_has_silu_gate(module) or _has_limited_gate(module)) or getattr(module, "has_post_expert_norm", False):
         raise UnsupportedError(
@@ -74,16 +73,16 @@ def _has_limited_gate(module: Any) -> bool:
 
 
 class QuantizedExperts(PackedModule):
-    """The experts of one layer, in the place of the class's own module."""
+    """The experts of one layer, replacing the class's own module."""
 
     def __init__(
         self, source: nn.Module, weights: Mapping[str, QuantizedWeight], *, activations: Activations = "int8"
     ) -> None:
-        """Take over the experts of a module, which loses its matrices.
+        """Take over the experts of a module, which gives up its matrices.
 
         Args:
             source: the class's module; its weights may be on the device "meta".
-            weights: [E * outs, k], by name as `expert_weights` gives them.
+            weights: [E * outs, k], by the names in `expert_weights`.
             activations: whether the products round their inputs to 8 bits.
 
         Raises:
@@ -103,12 +102,12 @@ class QuantizedExperts(PackedModule):
         self.source = source.requires_grad_(False)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return what the experts make of rows, [n, hidden].
+        """Return the experts' output for rows, [n, hidden].
 
         Args:
             hidden_states: [n, hidden].
             top_k_index: Int64[n, k], the experts of each row.
-            top_k_weights: [n, k], by which their outputs are multiplied.
+            top_k_weights: [n, k], weights of their outputs.
         """
         if hidden_states.requires_grad and torch.is_grad_enabled():
             raise UnsupportedError("no gradient goes through quantised experts; train on the model's own weights.")
@@ -120,7 +119,7 @@ class QuantizedExperts(PackedModule):
         return y.to(hidden_states.dtype)
 
     def _arguments(self) -> ExpertsArguments:
-        """Return the struct that compiled code takes. Biases are looked up in every call."""
+        """Return the struct for the compiled code. Biases are looked up in every call."""
         if self._structs is None:
             count = self.num_experts
             self._structs = [
@@ -142,7 +141,7 @@ class QuantizedExperts(PackedModule):
 
 
 def part_of(weight: QuantizedWeight, number: int, count: int) -> QuantizedWeight:
-    """Return one of `count` equal parts of a matrix's rows, in the same memory."""
+    """Return one of `count` equal parts of a matrix's rows, sharing its memory."""
 
     def own(part: Tensor | None) -> Tensor | None:
         return None if part is None else part.chunk(count)[number]

@@ -1,4 +1,4 @@
-"""A model's quantised weights as a folder of their own, which is loaded as any other model is, on CPUs."""
+"""Writes a model's quantised weights to a folder, which loads like any other model, on CPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _BESIDE = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # tokenizers, chat
 
 
 def write_folder(asked: QuantizeRequest, folder: Path) -> QuantizedSummary:
-    """Write a checkpoint quantised: config, tokenizer and packed weights, all or nothing.
+    """Write a quantised checkpoint: config, tokenizer and packed weights, all or nothing.
 
     Args:
-        asked: the checkpoint, and how it is quantised.
-        folder: a new one.
+        asked: the checkpoint, and how to quantise it.
+        folder: a new folder.
 
     Raises:
-        FileError: it exists, or cannot be written.
+        FileError: the folder exists, or cannot be written.
         UnsupportedError, ModelNotFoundError: the checkpoint cannot be quantised or read.
     """
     if folder.exists():
@@ -52,7 +52,7 @@ def write_folder(asked: QuantizeRequest, folder: Path) -> QuantizedSummary:
                     shutil.copyfile(path, aside / path.name)
             (aside / _CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             save_packed(aside / FILE, made.parts, {"before": made.before})
-            shutil.copymode(aside / _CONFIG, aside / FILE)  # files aside are their writer's alone
+            shutil.copymode(aside / _CONFIG, aside / FILE)  # temporary files are readable only by their owner
             os.rename(aside, folder)
     except OSError as error:
         raise FileError(f"cannot write {folder}: {error.strerror or error}. Name another folder, with room.") from error

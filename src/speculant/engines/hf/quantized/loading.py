@@ -1,7 +1,7 @@
-"""Getting a model with quantised weights: made now, or kept from an earlier start.
+"""Loads a model with quantised weights: quantised now, or stored by an earlier start.
 
-Packed weights are kept in the user's cache folder, from where the next start maps them. A full disk or a folder that
-cannot be written costs the file and nothing else, and a damaged file is made anew.
+Packed weights are stored in the user's cache folder, from where the next start maps them. With a full disk or an
+unwritable folder only the file is lost, and a damaged file is made again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_quantized(asked: QuantizeRequest) -> Any:
-    """Return a quantised model; its attribute `quantized_summary` says what was quantised, and is logged.
+    """Return a quantised model; its attribute `quantized_summary` describes what was quantised, and is logged.
 
     Raises:
-        UnsupportedError: the checkpoint is quantised already and should not be, or a part of it has no layout here.
+        UnsupportedError: the checkpoint is already quantised and should not be, or part of it has no layout here.
         ModelNotFoundError: weights are missing or damaged.
         OSError, ValueError: it cannot be loaded.
     """
@@ -71,10 +71,10 @@ def load_quantized(asked: QuantizeRequest) -> Any:
 
 
 def make_parts(asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]) -> tuple[Quantized, Loss | None]:
-    """Round a checkpoint of floats, or read one that is quantised already, into an empty model.
+    """Quantise a float checkpoint, or read one that is already quantised, into an empty model.
 
     Returns:
-        Its parts, and what rounding changed on a sample of text; None where there were no floats or no tokenizer.
+        Its parts, and the loss of rounding on a sample of text; None if there were no floats or no tokenizer.
 
     Raises:
         UnsupportedError, ModelNotFoundError, OSError, ValueError: see `load_quantized`.
@@ -85,9 +85,9 @@ def make_parts(asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]) 
 
 
 def packed_path(source: str, scheme: str) -> Path | None:
-    """Return where the packed weights of a checkpoint are kept; None where its files or the cache folder are unknown.
+    """Return where the packed weights of a checkpoint are stored; None if its files or the cache folder are unknown.
 
-    The name is made from the files' names, sizes, times and headers, the scheme and the layout's version.
+    The name is derived from the files' names, sizes, times and headers, the scheme and the layout's version.
     """
     try:
         identity = checkpoint_identity(source)
@@ -102,10 +102,10 @@ def packed_path(source: str, scheme: str) -> Path | None:
 
 
 def check_scheme(scheme: Scheme | None, settings: Mapping[str, Any]) -> str:
-    """Return what the weights are called: the scheme, or the format of a checkpoint that is quantised already.
+    """Return the name of the weights' quantisation: the scheme, or the format of an already quantised checkpoint.
 
     Raises:
-        UnsupportedError: a scheme is asked of such a checkpoint.
+        UnsupportedError: a scheme is requested for such a checkpoint.
     """
     method = settings.get("quant_method")
     if scheme is not None and settings:
@@ -116,23 +116,23 @@ def check_scheme(scheme: Scheme | None, settings: Mapping[str, Any]) -> str:
 
 
 def open_empty(asked: QuantizeRequest) -> tuple[Any, dict[str, Any]]:
-    """Return an empty model of a checkpoint's config, and the config's `quantization_config`; see `empty_model`."""
+    """Return an empty model for a checkpoint's config, and the config's `quantization_config`; see `empty_model`."""
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(asked.source)
     settings = quantization_settings(config) or {}
     for each in (config, config.get_text_config(decoder=True)):
         if hasattr(each, "quantization_config"):
-            del each.quantization_config  # the weights will be none of transformers' quantised ones
+            del each.quantization_config  # the weights will not be quantised by transformers
     model = empty_model(config, asked.kind, dtype=_dtype(asked, config), attention=asked.attention)
     model.config.name_or_path = asked.source
-    with contextlib.suppress(OSError):  # without one, the config's own stays
+    with contextlib.suppress(OSError):  # without one, the config's own is kept
         model.generation_config = GenerationConfig.from_pretrained(asked.source)
     return model, settings
 
 
 def _load_file(asked: QuantizeRequest, model: Any, path: Path, scheme: str, *, file: str | None = None) -> Any:
-    """Return a model of the packed weights in a file; `file` is that file if it is a kept one."""
+    """Return a model from the packed weights in a file; `file` is set to it if it is a stored one."""
     found = load_packed(path)
     assemble_model(asked, model, found.parts)
     return _summarized(model, summarize(found.parts, scheme, before=found.facts["before"], file=file))
@@ -150,7 +150,7 @@ def _summarized(model: Any, summary: QuantizedSummary) -> Any:
 
 
 def _dtype(asked: QuantizeRequest, config: Any) -> torch.dtype:
-    """Return the dtype of floats that was asked for; float32 where the checkpoint's has no quantised products."""
+    """Return the requested dtype of floats; float32 if the checkpoint's has no quantised products."""
     name = asked.dtype
     if name == "auto":
         name = str(config.get_text_config(decoder=True).dtype).removeprefix("torch.")

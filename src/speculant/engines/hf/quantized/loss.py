@@ -1,7 +1,7 @@
-"""What quantising changes in a model's predictions, measured on a short text.
+"""The change in a model's predictions due to quantisation, measured on a short text.
 
-The text is the user's own where one is given, else a built-in one of English and code. Its length is bounded by the
-arithmetic of a pass, so that this takes seconds whatever the model's size.
+The text is the user's if given, else a built-in one of English and code. Its length is bounded by the arithmetic of a
+pass, so that this takes seconds for any model size.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def read_settings(path: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What quantising changed on a text.
+    """The effect of quantisation on a text.
 
     Attributes:
-        tokens: whose predictions were compared.
+        tokens: number of tokens whose predictions were compared.
         divergence: mean KL divergence of the quantised model's predictions from the float model's, in nats a token.
-        agreement: share of positions at which both find the same token most probable.
+        agreement: share of positions at which both have the same most probable token.
         before, after: perplexity of the text for the float and the quantised model.
     """
 
@@ -79,12 +79,12 @@ class Predictions:
 
 
 def sample_ids(model: Any, tokenizer: Any, text: str | None = None) -> Tensor | None:
-    """Return the ids of a text, Int64 [T]: as many as can be read in seconds; None without a tokenizer.
+    """Return the ids of a text, Int64 [T], cut to what can be read in seconds; None without a tokenizer.
 
     Args:
         model: the float model.
         tokenizer: its tokenizer, or None.
-        text: the user's; None for the built-in sample.
+        text: the user's text; None for the built-in sample.
     """
     if tokenizer is None:
         return None
@@ -99,7 +99,7 @@ def sample_ids(model: Any, tokenizer: Any, text: str | None = None) -> Tensor | 
 def predict(model: Any, ids: Tensor) -> Predictions:
     """Return a model's predictions on a text, computed in float32 whatever dtype its weights have.
 
-    Each module's weights are widened while it runs, so that the model need not fit in float32.
+    Each module's weights are widened while it runs, so the model need not fit in memory in float32.
     """
     with torch.inference_mode(), _widened(model):
         logits = model(input_ids=ids[None], use_cache=False).logits[0]
@@ -107,11 +107,11 @@ def predict(model: Any, ids: Tensor) -> Predictions:
 
 
 def compare(before: Predictions, model: Any) -> Loss:
-    """Return what a quantised model changes in a float model's predictions."""
+    """Compare a quantised model's predictions with a float model's."""
     with torch.inference_mode():
         after = F.log_softmax(model(input_ids=before.ids[None], use_cache=False).logits[0].float(), dim=-1)
         same = (after.argmax(dim=-1) == before.logs.argmax(dim=-1)).float().mean()
-        rows = zip(after, before.logs, strict=True)  # one by one, since all of them are large
+        rows = zip(after, before.logs, strict=True)  # one by one, since all of them together are large
         divergence = sum(float(F.kl_div(new, old, log_target=True, reduction="sum")) for new, old in rows) / len(after)
 
     def perplexity(logs: Tensor) -> float:

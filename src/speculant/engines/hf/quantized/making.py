@@ -1,6 +1,6 @@
-"""The parts of a quantised model: rounded from a checkpoint of floats, or read from one that is quantised already.
+"""Creates the parts of a quantised model: by rounding a float checkpoint, or reading one that is already quantised.
 
-A checkpoint is mapped, and each matrix is rounded or unpacked and let go before the next is read, so that only the
+A checkpoint is mapped, and each matrix is rounded or unpacked and released before the next is read, so that only the
 packed weights take memory.
 """
 
@@ -29,17 +29,17 @@ from speculant.engines.hf.quantized.weight import pack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeRequest:
-    """How a checkpoint is quantised.
+    """The way to quantise a checkpoint.
 
     Attributes:
         source: a folder or hub id.
-        kind: the class of transformers that knows its config.
-        scheme: "int8" or "int4" for a checkpoint of floats; None for one that is quantised already.
-        dtype: of the model's floats, by name: float32, bfloat16, or auto for the checkpoint's; None for float32.
+        kind: transformers' class for its config.
+        scheme: "int8" or "int4" for a float checkpoint; None for one that is already quantised.
+        dtype: dtype name of the model's floats: float32, bfloat16, or auto for the checkpoint's; None for float32.
         attention: transformers' attn_implementation; None for its default.
         activations: whether the products round their inputs to 8 bits.
-        keep: whether the packed weights are kept in the user's cache folder, and taken from there.
-        tokenizer: for the sample, or None.
+        keep: whether packed weights are stored in, and loaded from, the user's cache folder.
+        tokenizer: tokenizer for the sample, or None.
         sample: the text on which the loss is measured; None for a built-in one.
     """
 
@@ -61,7 +61,7 @@ class Quantized:
     Attributes:
         parts: its weights.
         before: bytes of its float weights; None if they were packed.
-        predictions: of the float model on the sample, or None.
+        predictions: the float model's predictions on the sample, or None.
     """
 
     parts: Parts
@@ -70,7 +70,7 @@ class Quantized:
 
 
 def quantize(asked: QuantizeRequest) -> Quantized:
-    """Load a checkpoint of floats and round its matrices.
+    """Load a float checkpoint and round its matrices.
 
     Raises:
         UnsupportedError: its decoder layers are not found, or a weight is not finite.
@@ -99,7 +99,7 @@ def quantize(asked: QuantizeRequest) -> Quantized:
     for name in matrices(model):
         parameter = model.get_parameter(name)
         take(name, parameter, end=id(parameter) in ends)
-        parameter.data = parameter.data.new_empty(0)  # let go, wherever it is tied
+        parameter.data = parameter.data.new_empty(0)  # released, wherever it is tied
     gone = set(weights)
     for path, module in [*quantizable_experts(model)]:
         for projection, matrix in expert_weights(module).items():
@@ -112,11 +112,11 @@ def quantize(asked: QuantizeRequest) -> Quantized:
 
 
 def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]) -> Quantized:
-    """Read a checkpoint that is quantised already.
+    """Read a checkpoint that is already quantised.
 
     Args:
-        asked: what and how.
-        model: an empty model of its config.
+        asked: the request.
+        model: an empty model for its config.
         settings: the config's `quantization_config`.
 
     Raises:

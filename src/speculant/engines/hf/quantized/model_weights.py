@@ -1,4 +1,4 @@
-"""What is asked of a model that may have quantised weights: how many there are, and how exact its passes are."""
+"""Queries about a model that may have quantised weights: their number, and the precision of its passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant.engines.hf.quantized.modules import QuantizedLinear, quantized_mo
 
 
 def expand_weights(model: nn.Module) -> nn.Module:
-    """Put ordinary linear layers in the place of quantised ones, with the same weights; return the changed module.
+    """Replace quantised linear layers by ordinary ones with the same weights; return the changed module.
 
     Raises:
         UnsupportedError: a module of another kind holds quantised weights.
@@ -30,7 +30,7 @@ def expand_weights(model: nn.Module) -> nn.Module:
 
 
 def count_weights(model: nn.Module) -> int:
-    """Return how many weights a model has, quantised ones included; those that modules share count once."""
+    """Return the number of a model's weights, including quantised ones; shared weights count once."""
     matrices = {id(each): each for _, module in quantized_modules(model) for each in module.matrices.values()}
     return sum(weight.numel() for weight in model.parameters()) + sum(w.outs * w.k for w in matrices.values())
 
@@ -43,10 +43,10 @@ def count_bytes(model: nn.Module) -> int:
 
 
 def rounding_dtype(model: Any) -> torch.dtype:
-    """Return the dtype as roughly as which a model's passes round: bfloat16 if products round their inputs to 8 bits.
+    """Return the dtype with a rounding error like the model's: bfloat16 if products round their inputs to 8 bits.
 
-    Where one input is rounded the other way, since an operation in front of a product is computed in another order, the
-    logits change by about as much as those of bfloat16 passes do.
+    If one input is rounded the other way, because an operation before a product is computed in another order, the
+    logits change by about as much as in bfloat16 passes.
     """
     rounds = (getattr(module, "activations", None) == "int8" for _, module in quantized_modules(model))
     dtype: torch.dtype = model.dtype

@@ -1,7 +1,7 @@
-"""Modules that multiply by quantised weights, in the place of `torch.nn.Linear` and `torch.nn.Embedding`.
+"""Modules that multiply by quantised weights, replacing `torch.nn.Linear` and `torch.nn.Embedding`.
 
-The matrices stay packed (`weight.py`): the layers of a model read them as they are, and nothing is expanded. A row's
-result depends on that row alone, so text decoded with drafts is the text decoded without them.
+The matrices stay packed (`weight.py`): a model's layers read them directly, and nothing is expanded. A row's result
+depends on that row alone, so decoding with drafts gives the same text as decoding without them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from speculant.engines.hf.quantized.products import Activations as Activations
 from speculant.engines.hf.quantized.products import lookup, native
 from speculant.engines.hf.quantized.weight import QuantizedArguments, QuantizedWeight
 
-_SCALED = "ScaledWordEmbedding"  # the end of the classes' names whose rows are multiplied by a constant
+_SCALED = "ScaledWordEmbedding"  # suffix of class names whose rows are multiplied by a constant
 
 
 class WeightOutline:
-    """The shape, dtype and device that code asks of a module's weight; the numbers themselves are packed."""
+    """The shape, dtype and device of a module's weight, without its values, which are packed."""
 
     __slots__ = ("device", "dtype", "ndim", "requires_grad", "shape")
 
@@ -34,11 +34,11 @@ class WeightOutline:
         self.device, self.requires_grad = torch.device("cpu"), False
 
     def numel(self) -> int:
-        """Return how many weights there are."""
+        """Return the number of weights."""
         return self.shape.numel()
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or one of its sizes."""
+        """Return the shape, or one dimension of it."""
         return self.shape if dim is None else self.shape[dim]
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class WeightOutline:
 
 
 class QuantizedModule(PackedModule):
-    """A module around one quantised matrix."""
+    """A module with one quantised matrix."""
 
     def __init__(self, weight: QuantizedWeight, *, dtype: torch.dtype) -> None:
         super().__init__({"": weight}, dtype=dtype)
@@ -61,15 +61,15 @@ class QuantizedModule(PackedModule):
 
     @property
     def weight(self) -> WeightOutline:
-        """What can be said of the weight [outs, k] without its numbers."""
+        """An outline of the weight [outs, k], without its values."""
         return WeightOutline((self.quantized.outs, self.quantized.k), self.dtype)
 
     def dequantize(self) -> Tensor:
-        """Return the weight [outs, k] in the module's dtype, expanded anew in every call."""
+        """Return the weight [outs, k] in the module's dtype, expanded in every call."""
         return self.quantized.dequantize().to(self.dtype)
 
     def arguments(self) -> QuantizedArguments:
-        """Return the struct that compiled code takes, which lives as long as this module."""
+        """Return the struct for the compiled code, valid as long as this module."""
         if self._structs is None:
             self._structs = self.quantized.arguments()
         found: QuantizedArguments = self._structs
@@ -82,13 +82,13 @@ class QuantizedLinear(QuantizedModule):
     def __init__(
         self, weight: QuantizedWeight, bias: Tensor | None, *, dtype: torch.dtype, activations: Activations = "int8"
     ) -> None:
-        """Take the matrix.
+        """Take the weights.
 
         Args:
             weight: [outs, k].
             bias: [outs], or None.
-            dtype: of inputs and outputs, float32 or bfloat16.
-            activations: whether the inputs of a product are rounded to 8 bits, by row and group of 32, or kept.
+            dtype: dtype of inputs and outputs, float32 or bfloat16.
+            activations: whether the inputs of a product are rounded to 8 bits, by row and group of 32.
 
         Raises:
             UnsupportedError: there are no products in this dtype.
@@ -101,7 +101,7 @@ class QuantizedLinear(QuantizedModule):
         self.bias = frozen
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
-        """Return [..., outs] of [..., k]. Where a gradient is wanted, it goes through the dequantised matrix."""
+        """Return [..., outs] of [..., k]. Gradients, if requested, go through the dequantised matrix."""
         if input.requires_grad and torch.is_grad_enabled():
             return F.linear(input, self.dequantize().to(input.dtype), self.bias)
         if input.shape[-1] != self.in_features:
@@ -111,7 +111,7 @@ class QuantizedLinear(QuantizedModule):
         pointers = ctypes.byref(self.arguments()), x.data_ptr(), None, found.data_ptr()
         native().quantized_linear(*pointers, x.shape[:-1].numel(), keep, torch.get_num_threads())
         if self.bias is not None:
-            found += self.bias  # as compiled layers add it: to the sums, before these are rounded to the dtype
+            found += self.bias  # added to the sums before they are rounded to the dtype, as in compiled layers
         return found.to(input.dtype)
 
     def extra_repr(self) -> str:
@@ -129,13 +129,13 @@ class QuantizedEmbedding(QuantizedModule):
         scale: float | None = None,
         padding_idx: int | None = None,
     ) -> None:
-        """Take the matrix.
+        """Take the weights.
 
         Args:
             weight: [V, D].
-            dtype: of the rows, float32 or bfloat16.
-            scale: what they are multiplied by, as Gemma does; None for nothing.
-            padding_idx: the token of padding, for code that asks.
+            dtype: dtype of the rows, float32 or bfloat16.
+            scale: factor of the rows, as in Gemma; None for none.
+            padding_idx: the padding token, for callers that need it.
 
         Raises:
             UnsupportedError: there are no products in this dtype.
@@ -150,7 +150,7 @@ class QuantizedEmbedding(QuantizedModule):
         return found if self.scale is None else found * torch.tensor(self.scale, dtype=self.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the matrix, [..., D] of Int[...], not scaled."""
+        """Return unscaled rows of the matrix, [..., D] of Int[...]."""
         return lookup(self.quantized, ids.long().contiguous()).to(self.dtype)
 
     def extra_repr(self) -> str:
@@ -160,19 +160,19 @@ class QuantizedEmbedding(QuantizedModule):
 def replace_weights(
     model: nn.Module, weights: Mapping[str, QuantizedWeight], *, activations: Activations = "int8"
 ) -> None:
-    """Put modules with quantised weights in the place of linear layers and embeddings.
+    """Replace linear layers and embeddings by modules with quantised weights.
 
-    A module whose weight is one with a named one (a tied output head) gets the same matrix, unless it is named itself.
-    The model is changed: it must be the caller's own. Its other weights may still be on the device "meta".
+    A module whose weight is tied to a named one (an output head) gets the same matrix, unless it is named itself. The
+    model is changed, so it must belong to the caller. Its other weights may still be on the device "meta".
 
     Args:
-        model: to change.
+        model: the model to change.
         weights: by the names of the parameters that they replace, such as "lm_head.weight"; those of a layer's experts
             by the names that `experts.expert_weights` gives them, such as "model.layers.0.mlp.experts.gate_proj".
         activations: whether the products round their inputs to 8 bits.
 
     Raises:
-        UnsupportedError: a name is of no linear layer or embedding, or its shape or dtype is another.
+        UnsupportedError: a name is not a linear layer or embedding, or its shape or dtype differs.
     """
     wanted = dict(weights)
     names = dict(model.named_parameters(remove_duplicate=False))
@@ -210,7 +210,7 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
 
 
 def is_quantized_linear(module: Any) -> TypeGuard[QuantizedLinear]:
-    """Return whether a module is a quantised linear layer whose forward nobody has replaced."""
+    """Return whether a module is a quantised linear layer with its original forward."""
     return type(module) is QuantizedLinear and QuantizedLinear.forward.__module__ == __name__
 
 

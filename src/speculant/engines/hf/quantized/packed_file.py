@@ -1,4 +1,4 @@
-"""Quantised weights in a file: safetensors, mapped when it is loaded, so that nothing is rounded twice.
+"""Stores quantised weights in a safetensors file, which is mapped when loaded, so that nothing is rounded twice.
 
 Parts of a packed matrix are tensors named `<parameter>.<part>`, floats are tensors under their own names. The header's
 metadata hold the layout's version, the matrices' sizes and a checksum of each tensor, and a digest of these. Data begin
@@ -27,7 +27,7 @@ from speculant.memory.aside import write_aside
 
 LAYOUT = 1
 _PAGE, _LINE = 4096, 64
-_KEY, _DIGEST = "speculant", "speculant_digest"  # of the metadata
+_KEY, _DIGEST = "speculant", "speculant_digest"  # metadata keys
 _DTYPES = {
     torch.uint8: "U8",
     torch.int8: "I8",
@@ -42,16 +42,16 @@ _DTYPES = {
 
 
 class PackedFileError(ModelError):
-    """A file of packed weights is damaged, or of another layout."""
+    """A file of packed weights is damaged, or has another layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFile:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         parts: weights and floats, mapped from the file.
-        facts: what else was written with them, as JSON has it.
+        facts: other data written with them, as parsed JSON.
     """
 
     parts: Parts
@@ -59,15 +59,15 @@ class PackedFile:
 
 
 def save_packed(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None:
-    """Write the parts of a model; an existing file is replaced once the new one is complete.
+    """Write the parts of a model; an existing file is replaced when the new one is complete.
 
     Args:
-        path: of the file; its folder exists.
-        parts: of the model.
-        facts: what else to keep, for JSON.
+        path: path of the file; its folder exists.
+        parts: parts of the model.
+        facts: other data to store, as JSON.
 
     Raises:
-        OSError: it cannot be written there; nothing is left of it.
+        OSError: it cannot be written; no partial file remains.
     """
     tensors = _flatten(parts)
     order = sorted(tensors, key=lambda name: (_size(tensors[name]) % _LINE != 0, -tensors[name].element_size()))
@@ -94,10 +94,10 @@ def save_packed(path: Path, parts: Parts, facts: Mapping[str, Any]) -> None:
 
 
 def load_packed(path: Path) -> PackedFile:
-    """Map a file, and check it.
+    """Map and check a file.
 
     Raises:
-        PackedFileError: it is damaged, cut short, or of another layout.
+        PackedFileError: it is damaged, truncated, or has another layout.
         OSError: it cannot be read.
     """
     from safetensors import SafetensorError, safe_open
@@ -136,7 +136,7 @@ def _shape(weight: QuantizedWeight) -> dict[str, int]:
 
 
 def _weight(name: str, shape: Mapping[str, int], tensors: dict[str, Tensor]) -> QuantizedWeight:
-    """Take the parts of a matrix out of all tensors."""
+    """Take the parts of a matrix from all tensors."""
     minima = tensors.pop(f"{name}.minima", None)
     return QuantizedWeight(
         **shape,
@@ -159,7 +159,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _checksum(tensor: Tensor) -> str:
-    """Return a tensor's dtype, shape, and the sum of its 64-bit words modulo 2**64: as fast as memory is read."""
+    """Return a tensor's dtype, shape, and the sum of its 64-bit words modulo 2**64, computed at memory speed."""
     data = _bytes(tensor)
     whole = len(data) // 8 * 8
     rest = int.from_bytes(data[whole:].tobytes(), "little")

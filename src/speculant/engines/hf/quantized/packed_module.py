@@ -1,8 +1,8 @@
-"""A module that holds packed matrices: what a model may do to it, and what not.
+"""A module with packed matrices, and the operations that a model may apply to it.
 
-The packed tensors are buffers, so what watches a model for changes sees them. They are not part of its `state_dict`,
-which refuses to be made: without them it would silently hold half a model. They keep their dtypes when the model is
-cast, and stay on the CPU.
+The packed tensors are buffers, so that checks for changes of a model see them. They are not part of its `state_dict`,
+which raises: without them it would silently hold half a model. They keep their dtypes when the model is cast, and stay
+on the CPU.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from speculant.engines.hf.quantized.products import check_weight
 from speculant.engines.hf.quantized.weight import QuantizedWeight
 
 DTYPES = (torch.float32, torch.bfloat16)
-_PREFIX = "packed_"  # of the buffers' names
+_PREFIX = "packed_"  # prefix of the buffers' names
 
 
 class PackedModule(nn.Module):
-    """A module around quantised matrices.
+    """A module with quantised matrices.
 
     Attributes:
-        matrices: by name, "" where there is only one. They are never exchanged; their tensors are the buffers.
-        dtype: of the module's outputs.
+        matrices: matrices by name, "" for a single one. They are never replaced; their tensors are the buffers.
+        dtype: dtype of the module's outputs.
     """
 
     def __init__(self, matrices: Mapping[str, QuantizedWeight], *, dtype: torch.dtype) -> None:
@@ -41,23 +41,23 @@ class PackedModule(nn.Module):
         for weight in matrices.values():
             check_weight(weight)
         self.matrices, self.dtype = dict(matrices), dtype
-        self._structs: Any = None  # what compiled code takes; made when it is first needed
+        self._structs: Any = None  # structs for the compiled code, created on first use
         for matrix, weight in matrices.items():
             for name, part in weight.tensors().items():
                 self.register_buffer(f"{_PREFIX}{matrix and matrix + '_'}{name}", part, persistent=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_structs": None}  # addresses, which copies and pickles must not take over
+        return {**self.__dict__, "_structs": None}  # addresses are not valid in copies and pickles
 
     def packed(self) -> dict[str, Tensor]:
         """Return the packed tensors by the names of their buffers."""
         return {name: part for name, part in self._buffers.items() if name.startswith(_PREFIX) and part is not None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Cast the module as a model is cast or moved: the packed tensors stay what they are.
+        """Cast or move the module with its model; the packed tensors stay unchanged.
 
         Raises:
-            UnsupportedError: the target is no CPU, or no dtype that the products have.
+            UnsupportedError: the target is not a CPU, or a dtype without products.
         """
         like = fn(torch.empty(0, dtype=self.dtype))
         if like.device.type != "cpu":

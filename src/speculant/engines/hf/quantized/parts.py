@@ -1,7 +1,7 @@
-"""The parts of a quantised model: which of its weights are packed, and a model made of packed weights and floats.
+"""The parts of a quantised model: which weights are packed, and a model built from packed weights and floats.
 
-Packed are the linear layers and experts of the decoder layers, the embedding and the output head: what a pass reads.
-Norms, biases, routers of experts, convolutions, and the parts for images and sound stay floats.
+The linear layers and experts of the decoder layers, the embedding and the output head are packed, since every pass
+reads them. Norms, biases, expert routers, convolutions, and the image and audio parts stay floats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from speculant.engines.hf.quantized.packed_module import PackedModule
 from speculant.engines.hf.quantized.weight import OUTS, QuantizedWeight
 from speculant.engines.hf.views.model_view import find_layers
 
-_ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a rounded one would send tokens to other experts
+_ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and rounding would route tokens to other experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Parts:
     Attributes:
         weights: packed matrices by the names of the parameters that they replace; tied ones once.
         floats: all other parameters and persistent buffers by name.
-        orders: Int64 [k], by the name of a packed matrix: the order in which it takes its inputs, if another.
+        orders: Int64 [k], by the name of a packed matrix: the order in which it takes its inputs, if permuted.
     """
 
     weights: Mapping[str, QuantizedWeight]
@@ -40,10 +40,10 @@ class Parts:
 
 
 def matrices(model: Any) -> list[str]:
-    """Return the names of the parameters of a float model that are packed; of tied ones the first.
+    """Return the names of a float model's parameters to pack; for tied ones the first.
 
     Raises:
-        UnsupportedError: the decoder layers are not found.
+        UnsupportedError: the decoder layers were not found.
     """
     place = find_layers(model)
     if place is None:
@@ -62,12 +62,12 @@ def matrices(model: Any) -> list[str]:
 
 
 def quantizable_experts(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Return the modules of a float model that hold a layer's experts, by name, if there are products for them."""
+    """Return a float model's modules of experts, by name, if there are products for them."""
     for path, module in model.named_modules():
         if is_experts(module):
             try:
                 found = expert_weights(module)
-            except UnsupportedError:  # gates or norms of its own
+            except UnsupportedError:  # it has its own gates or norms
                 continue
             count = len(module._parameters["down_proj"])
             if all(len(each) % (count * OUTS) == 0 for each in found.values()):
@@ -75,12 +75,12 @@ def quantizable_experts(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether there is a quantised module for an embedding or output head."""
+    """Return whether there is a quantised module for an embedding or output head."""
     return type(module) in (nn.Linear, nn.Embedding) or type(module).__name__.endswith("ScaledWordEmbedding")
 
 
 def named_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return parameters and persistent buffers of a model that are not packed, by name; shared ones once."""
+    """Return the parameters and persistent buffers of a model that are not packed, by name; shared ones once."""
     yield from model.named_parameters()
     for path, module in model.named_modules():
         if not isinstance(module, PackedModule):
@@ -90,12 +90,12 @@ def named_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def empty_model(config: Any, kind: Any, *, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """Return a model whose parameters have not been written: their memory is not taken before they are.
+    """Return a model with unwritten parameters, which take no memory until they are written.
 
     Args:
-        config: of transformers.
-        kind: the class of transformers that knows it, such as AutoModelForCausalLM.
-        dtype: of the parameters.
+        config: a transformers config.
+        kind: transformers' class for it, such as AutoModelForCausalLM.
+        dtype: dtype of the parameters.
         attention: transformers' attn_implementation; None for its default.
     """
     from transformers.initialization import no_init_weights
@@ -112,15 +112,15 @@ def assemble(
     """Put packed weights and floats into an empty model, and return it.
 
     Args:
-        parts: of the model.
-        model: an empty one; changed.
-        dtype: of floats, but those that the class keeps in float32.
+        parts: parts of the model.
+        model: an empty model, which is changed.
+        dtype: dtype of floats, except those that the class keeps in float32.
         activations: whether the products round their inputs to 8 bits.
-        source: what the weights come from, for messages.
+        source: origin of the weights, for messages.
 
     Raises:
         ModelNotFoundError: a weight is missing, or has another shape.
-        UnsupportedError: a packed weight is of no linear layer or embedding.
+        UnsupportedError: a packed weight does not belong to a linear layer or embedding.
     """
     for name, order in parts.orders.items():
         _check_order(name, order, parts.weights[name])
@@ -152,7 +152,7 @@ def assemble(
 
 
 class InputOrder(nn.Module):
-    """Inputs in the order in which a matrix takes them, which a checkpoint has sorted by importance."""
+    """Permutes inputs to the order of a matrix whose inputs the checkpoint sorted by importance."""
 
     def __init__(self, order: Tensor) -> None:
         super().__init__()
@@ -169,6 +169,6 @@ def _check_order(name: str, order: Tensor, weight: QuantizedWeight) -> None:
 
 
 def _dtype(model: Any, name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a parameter in a model of a dtype."""
+    """Return the dtype of a parameter in a model with this dtype."""
     always = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     return torch.float32 if any(re.search(rf"(^|\.){each}(\.|$)", name) for each in always) else dtype

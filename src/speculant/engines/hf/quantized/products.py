@@ -1,4 +1,4 @@
-"""Products with quantised matrices and lookups in them, by the compiled code (`cpu/quantized.h` has the arithmetic)."""
+"""Products with quantised matrices and lookups in them, by the compiled code (arithmetic: `cpu/quantized.h`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def multiply_all(
 ) -> list[Tensor]:
     """Return x weight^T + bias for several matrices that read the same x, which is rounded once.
 
-    The arguments are those of `multiply`, with a bias or None per weight.
+    The arguments are those of `multiply`, with one bias or None per weight.
     """
     if activations not in ("int8", "float"):
         raise ValueError(f"activations are 'int8' or 'float', not {activations!r}")
@@ -98,7 +98,7 @@ def lookup(weight: QuantizedWeight, ids: Tensor) -> Tensor:
 
 
 def check_weight(weight: QuantizedWeight) -> None:
-    """Raise ValueError where compiled code cannot read a matrix: parts of other sizes, or not contiguous."""
+    """Raise ValueError if compiled code cannot read a matrix: parts of other sizes, or not contiguous."""
     blocks, padded = pad(weight.outs, OUTS) // OUTS, pad(weight.k, INPUTS)
     _check(weight.values, "values", torch.uint8, (blocks, padded * weight.bits // 32, OUTS, 4))
     for name, each in (("scales", weight.scales), ("minima", weight.minima)):

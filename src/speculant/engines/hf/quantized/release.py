@@ -1,4 +1,4 @@
-"""Which releases of transformers build models whose weights stay quantised."""
+"""Checks that the transformers release can build models with quantised weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speculant.engines.hf.prompt import slices_by_length
 
 
 def check_release() -> None:
-    """Refuse releases whose classes of experts and tied heads are made in another way.
+    """Refuse releases that implement experts and tied heads differently.
 
     Raises:
         UnsupportedError: this is one of them.

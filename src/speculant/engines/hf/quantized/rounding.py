@@ -1,18 +1,18 @@
-"""Weights rounded to the nearest of 8 or 4 bits, in groups of 32 inputs that share a scale.
+"""Rounds weights to 8 or 4 bits, in groups of 32 inputs that share a scale.
 
 | scheme | values | scale | minimum | bits per weight |
 |---|---|---|---|---|
 | int8 | round(w / scale), -127 to 127 | float16: max abs(w) / 127, as llama.cpp's Q8_0 | none | 8.5 |
 | int4 | round((w - minimum) / scale), 0 to 15 | searched | searched | 4.625 or 5 |
 
-For int4 the values of several first scales are tried, and those of the best scale that was found; for each, the scale
-and minimum of least squared error follow from its values by linear regression. The best are kept and rounded: to int8
-with a float16 factor per 256 inputs where k is a multiple of 256, as in llama.cpp's K formats, else to float16. The
-values are then rounded anew by them.
+For int4, several initial scales are tried, plus the values of the best one; for each, the scale and minimum with the
+least squared error follow from its values by linear regression. The best are kept and rounded: to int8 with a float16
+factor per 256 inputs if k is a multiple of 256, as in llama.cpp's K formats, else to float16. The values are then
+rounded again with them.
 
-Nothing but the weights is read: there is no calibration text. Under int4 some matrices are rounded to int8, as in
-llama.cpp's mixed formats: the embedding and output head, which in 4 bits would double the divergence from the float
-model, and the value projections of grouped-query attention, which are few weights and as sensitive.
+Only the weights are read: there is no calibration text. Under int4 some matrices are rounded to int8, as in llama.cpp's
+mixed formats: the embedding and output head, which in 4 bits would double the divergence from the float model, and the
+value projections of grouped-query attention, which are small and equally sensitive.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from speculant.engines.hf.quantized.weight import SUPER, GroupedValues, GroupSca
 Scheme = Literal["int8", "int4"]
 SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
 GROUP = 32
-_BLOCK = 1 << 20  # weights that are rounded at a time, so that intermediate results stay small
-_STEPS = (14.0, 14.75, 15.5, 16.25, 17.0)  # steps between minimum and maximum that are tried
+_BLOCK = 1 << 20  # weights rounded at a time, to bound intermediate results
+_STEPS = (14.0, 14.75, 15.5, 16.25, 17.0)  # numbers of steps between minimum and maximum to try
 
 
 def choose_scheme(scheme: Scheme, name: str, weight: Tensor, *, end: bool) -> Scheme:
-    """Return the scheme of one matrix of a model that is quantised by a scheme.
+    """Return the scheme for one matrix of a model.
 
     Args:
-        scheme: the model's.
-        name: of the parameter.
+        scheme: scheme of the model.
+        name: name of the parameter.
         weight: [outs, k].
         end: whether it is the embedding or the output head.
     """
@@ -46,7 +46,7 @@ def choose_scheme(scheme: Scheme, name: str, weight: Tensor, *, end: bool) -> Sc
 
 
 def round_weight(weight: Tensor, scheme: Scheme) -> QuantizedWeight:
-    """Return a matrix of floats rounded by a scheme and packed.
+    """Round a float matrix and pack it.
 
     Args:
         weight: [outs, k], any float dtype; read block by block, so it may be mapped from a file.
@@ -79,24 +79,24 @@ def round_weight(weight: Tensor, scheme: Scheme) -> QuantizedWeight:
 
 
 def _round_int8(groups: Tensor) -> tuple[Tensor, GroupScales, GroupScales | None]:
-    """Return uint8 values, scales and no minima of float32 [outs, groups, 32]."""
+    """Round float32 [outs, groups, 32]; return uint8 values, scales and no minima."""
     scales = _halve(groups.abs().amax(dim=-1) / 127)
     values = torch.round(groups / _divisor(_widen(scales))).clamp_(-127, 127)
     return (values + 128).to(torch.uint8), scales, None
 
 
 def _round_int4(groups: Tensor, *, factored: bool) -> tuple[Tensor, GroupScales, GroupScales | None]:
-    """Return uint8 values, scales and minima of float32 [outs, groups, 32], of least squared error of those tried."""
+    """Round float32 [outs, groups, 32] with the least squared error tried; return uint8 values, scales and minima."""
     low, high = groups.aminmax(dim=-1)
     span, total = (high - low).clamp_min(1e-30), groups.sum(dim=-1)
     above = groups - low[..., None]
     scales, minima, smallest = (high - low) / 15, low, torch.full_like(low, float("inf"))
     for steps in (*_STEPS, None):
-        if steps is None:  # by the best of the others
+        if steps is None:  # refines the best of the others
             values = torch.round((groups - minima[..., None]) / _divisor(scales)).clamp_(0, 15)
         else:
             values = torch.round(above * (steps / span)[..., None]).clamp_(max=15)
-        # Least squares of scale * values + minimum against the weights of a group.
+        # Least-squares fit of scale * values + minimum to the weights of a group.
         sums, squares = values.sum(dim=-1), values.square().sum(dim=-1)
         spread = GROUP * squares - sums.square()
         scale = (GROUP * (values * groups).sum(dim=-1) - sums * total) / spread.clamp_min(1)
@@ -140,12 +140,12 @@ def _widen(scales: GroupScales) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """Return what weights are divided by, float32 [outs, groups, 1]; 1 where all of a group are the same."""
+    """Return the divisors of weights, float32 [outs, groups, 1]; 1 for groups of equal weights."""
     return torch.where(scales == 0, 1.0, scales)[..., None]
 
 
 def _join(parts: Sequence[GroupScales | None]) -> GroupScales:
-    """Return the scales of blocks of rows as those of all rows."""
+    """Concatenate the scales of blocks of rows."""
     numbers = torch.cat([each.numbers for each in parts if each is not None])
     factors = [each.factors for each in parts if each is not None and each.factors is not None]
     return GroupScales(numbers=numbers, factors=torch.cat(factors) if factors else None)

@@ -1,4 +1,4 @@
-"""What was quantised in a model, what was not, and what it changed."""
+"""A summary of a model's quantisation: the parts affected, and the loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from speculant.engines.hf.quantized.parts import Parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedSummary:
-    """What a quantised model is made of.
+    """The composition of a quantised model.
 
     Attributes:
-        scheme: what the weights are called: "int8", "int4", or the format of the checkpoint.
-        matrices: number of packed matrices, of which tied ones count once.
-        weights: packed weights.
+        scheme: name of the quantisation: "int8", "int4", or the format of the checkpoint.
+        matrices: number of packed matrices; tied ones count once.
+        weights: number of packed weights.
         packed: bytes of the packed weights.
-        floats: weights that stayed floats.
+        floats: number of weights that stayed floats.
         before: bytes of all weights in the checkpoint; None if they were packed there.
-        loss: what quantising changed on a sample of text; None if it was not measured.
-        file: where the packed weights are kept; None if they are not.
-        notes: what else the user should know.
+        loss: effect of quantisation on a sample of text; None if it was not measured.
+        file: where the packed weights are stored; None if they are not.
+        notes: further messages for the user.
     """
 
     scheme: str
@@ -49,7 +49,7 @@ class QuantizedSummary:
 
 
 def summarize(parts: Parts, scheme: str, **known: Any) -> QuantizedSummary:
-    """Return the summary of a model's parts; `known` are the attributes that they do not tell."""
+    """Return the summary of a model's parts; `known` are the attributes that they do not provide."""
     return QuantizedSummary(
         scheme=scheme,
         matrices=len(parts.weights),
@@ -61,7 +61,7 @@ def summarize(parts: Parts, scheme: str, **known: Any) -> QuantizedSummary:
 
 
 def count_bytes(floats: Mapping[str, Any]) -> int:
-    """Return the bytes of tensors."""
+    """Return the total bytes of tensors."""
     return sum(each.numel() * each.element_size() for each in floats.values())
 
 

@@ -1,4 +1,4 @@
-"""Names of a checkpoint's tensors in the model: the same, unless the class has renamed its modules since."""
+"""Maps a checkpoint's tensor names to the model's: equal, unless the class has renamed its modules since."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from speculant.engines.hf.quantized.parts import named_floats
 
 
 def match_names(model: nn.Module) -> Callable[[str], str]:
-    """Return what gives a parameter's name in a model for its name in a checkpoint.
+    """Return a function from a tensor's name in a checkpoint to the parameter's name in a model.
 
     Args:
-        model: of the checkpoint's config, none of its weights packed yet.
+        model: a model for the checkpoint's config, before any of its weights are packed.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key

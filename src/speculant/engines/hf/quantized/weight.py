@@ -2,17 +2,17 @@
 
     value[n, i] = scale[n, g] * (u - offset) + minimum[n, g],   u = table[q[n, i]] or q[n, i],   g = i // group
 
-Both layouts hold the common formats (GGUF's, GPTQ, AWQ, compressed-tensors, torchao, MXFP4) without rounding them
-again. `GroupedValues` is a matrix as the readers of formats give it, row by row; `QuantizedWeight` is the same matrix
-in the order in which the kernels read it:
+Both layouts represent the common formats (GGUF's, GPTQ, AWQ, compressed-tensors, torchao, MXFP4) exactly.
+`GroupedValues` is a matrix row by row, as the format readers return it; `QuantizedWeight` is the same matrix in the
+kernels' order:
 
 | part | shape | order |
 |---|---|---|
-| 8 bits | [outs / 16, k / 4, 16, 4] | 64 bytes: four inputs of each of 16 outputs, as byte dot products take them |
+| 8 bits | [outs / 16, k / 4, 16, 4] | 64 bytes: four inputs of each of 16 outputs, for byte dot products |
 | 4 bits | [outs / 16, k / 8, 16, 4] | 64 bytes: inputs 8j to 8j + 3 in the low halves, the next four in the high ones |
 | scales, minima | [outs / 16, k / group, 16] | float32, float16, or int8 times a float16 factor per 256 inputs |
 
-outs is padded to a multiple of 16 and k to one of 128, by values that count nothing.
+outs is padded to a multiple of 16 and k to one of 128, with values that have no effect.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class GroupScales:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupedValues:
-    """A quantised matrix row by row.
+    """A quantised matrix in row order.
 
     Attributes:
-        values: q, uint8 [outs, k], one per byte also where they have 4 bits.
+        values: q, uint8 [outs, k], one per byte even for 4 bits.
         bits: 4 or 8.
-        group: inputs that share a scale: 16, 32, 64 or 128.
+        group: number of inputs that share a scale: 16, 32, 64 or 128.
         scales: one per group; the last group of a row may be incomplete.
         minima: the same, or None for zeros.
-        offset: what is subtracted from a value before it is scaled.
-        table: uint8 [16], what 4-bit values stand for; None for themselves.
+        offset: subtracted from a value before it is scaled.
+        table: uint8 [16], values that 4-bit codes encode; None for the codes themselves.
     """
 
     values: Tensor
@@ -104,7 +104,7 @@ class GroupedValues:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QuantizedWeight:
-    """A quantised matrix as the kernels read it; see `GroupedValues` for the attributes.
+    """A quantised matrix in the kernels' order; see `GroupedValues` for the attributes.
 
     Attributes:
         outs, k: the matrix's size, without padding.
@@ -122,11 +122,11 @@ class QuantizedWeight:
 
     @property
     def bytes(self) -> int:
-        """Bytes that a pass reads."""
+        """The number of bytes that a pass reads."""
         return sum(each.numel() * each.element_size() for each in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all parts by name, as they are kept in files."""
+        """Return all parts by their names in files."""
         parts = {
             "values": self.values,
             "scales": self.scales.numbers,
@@ -138,7 +138,7 @@ class QuantizedWeight:
         return {name: part for name, part in parts.items() if part is not None}
 
     def arguments(self) -> QuantizedArguments:
-        """Return the struct that compiled code takes; its pointers live as long as this object."""
+        """Return the struct for the compiled code; its pointers are valid as long as this object."""
         found = QuantizedArguments(outs=self.outs, k=self.k, padded=pad(self.k, INPUTS))
         for name, part in self.tensors().items():
             setattr(found, name, part.data_ptr())
@@ -152,7 +152,7 @@ class QuantizedWeight:
         return self.unpack().dequantize()
 
     def unpack(self) -> GroupedValues:
-        """Return the matrix row by row."""
+        """Return the matrix in row order."""
         blocks, padded = self.values.shape[0], pad(self.k, INPUTS)
         if self.bits == 4:
             halves = torch.stack((self.values & 15, self.values >> 4), dim=2)  # [blocks, k / 8, 2, 16, 4]
@@ -178,7 +178,7 @@ class QuantizedWeight:
 
 
 def pack(matrix: GroupedValues) -> QuantizedWeight:
-    """Return a matrix in the order in which the kernels read it."""
+    """Return a matrix in the kernels' order."""
     outs, k = matrix.values.shape
     blocks, padded = pad(outs, OUTS) // OUTS, pad(k, INPUTS)
     values = matrix.values.new_zeros((blocks * OUTS, padded))
@@ -212,7 +212,7 @@ def pack(matrix: GroupedValues) -> QuantizedWeight:
 
 
 def take_rows(matrix: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
-    """Return the matrix of some rows of another one, Int64[n] in any order, packed anew."""
+    """Return the matrix of some rows of another one, Int64[n] in any order, packed again."""
 
     def taken(scales: GroupScales) -> GroupScales:
         return GroupScales(
@@ -225,7 +225,7 @@ def take_rows(matrix: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
 
 
 def pad(size: int, multiple: int) -> int:
-    """Return the least multiple that is not below a size."""
+    """Round a size up to a multiple."""
     return -(-size // multiple) * multiple
 
 

@@ -1,1 +1,1 @@
-"""What a request asks of logits: what `generate` prepared, processors, grammars, log-probabilities, the sampler."""
+"""What a request does with logits: `generate`'s preparation, processors, grammars, log-probabilities, the sampler."""

@@ -1,8 +1,8 @@
-"""Where one request is in the grammar that constrains it: a logits processor, and a filter of its drafts.
+"""The state of one request in its grammar: a logits processor, and a filter of its drafts.
 
 The sampler processes each row of the accepted path once, in order, on the committed text, so one matcher that advances
 by committed tokens masks every row by the grammar's state after that row's own path. Masks that were computed to filter
-the draft are kept until then.
+the draft are reused there.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Mask = npt.NDArray[np.uint8]
 
 
 class GrammarState(DraftFilter):
-    """Masks the tokens that cannot follow; the end of text is allowed where the grammar is complete."""
+    """Masks the tokens that cannot follow; the end-of-text token is allowed where the grammar is complete."""
 
     def __init__(self, matcher: Any, *, prompt: int, ends: frozenset[int]) -> None:
         """Begin at the grammar's start.
 
         Args:
-            matcher: an `llguidance.LLMatcher` of its own.
+            matcher: an `llguidance.LLMatcher` for this request alone.
             prompt: the length of the prompt, which the grammar does not see.
             ends: the tokens that end a text.
         """
         self._matcher, self._prompt, self._ends = matcher, prompt, ends
         self._read = 0  # generated tokens that the matcher has consumed
-        self._masks: dict[tuple[int, ...], Mask] = {}  # after the tokens that follow these
+        self._masks: dict[tuple[int, ...], Mask] = {}  # by path after the consumed tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores [1, V] after a text [1, T], prompt included, -inf where a token cannot follow.
 
         Raises:
-            UsageError: the text left the grammar, or matching it exceeds a limit.
+            UsageError: the text violates the grammar, or matching it exceeds a limit.
         """
         path = tuple(input_ids[0, self._prompt + self._read :].tolist())
         mask = self._masks.get(path)
@@ -59,7 +59,7 @@ class GrammarState(DraftFilter):
         below: dict[int, list[int]] = {}
         for child, parent in enumerate(tree.parents.tolist()):
             below.setdefault(parent, []).append(child)
-        path: tuple[int, ...] = ()  # that the matcher is moved along, and back
+        path: tuple[int, ...] = ()  # the path the matcher is advanced along, then rolled back
         levels = [(iter(below[ROOT]), self._mask(path))]
         while levels:
             siblings, mask = levels[-1]
@@ -96,15 +96,15 @@ class GrammarState(DraftFilter):
     def complete(self, tokens: Sequence[int]) -> bool:
         try:
             self._advance(tokens[self._read :])
-        except UsageError:  # it exceeds a limit in its last tokens, which no mask was needed after
+        except UsageError:  # a limit exceeded by the last tokens, after which no mask was needed
             return False
         return bool(self._matcher.is_accepting())
 
     def _mask(self, path: tuple[int, ...]) -> Mask:
-        """Return UInt8[>= V], 1 at tokens that can follow; in bytes that are forced, those of the usual split alone.
+        """Return UInt8[>= V], 1 at tokens that can follow; for forced bytes, only the tokens of their usual split.
 
         Args:
-            path: which the matcher was moved along beyond the tokens that it has read.
+            path: the path the matcher was advanced along, beyond the consumed tokens.
         """
         found = self._masks.get(path)
         if found is None:
@@ -129,9 +129,9 @@ class GrammarState(DraftFilter):
 
 
 def first_line(message: str) -> str:
-    """Return the first line of an error, with the reason of a regular expression's parser, which gives it further down.
+    """Return the first line of an error, plus the regular expression parser's reason, which comes further down.
 
-    What else follows repeats the text and the parser's state.
+    The rest repeats the text and the parser's state.
     """
     first, *others = message.strip().split("\n")
     reason = next((line.removeprefix("error: ") for line in others if line.startswith("error: ")), "")

@@ -12,7 +12,7 @@ from speculant.engines.hf.topk import best_tokens
 
 
 class TopLogprobs(LogprobRecorder):
-    """Records the log-probability of each token and of the `top` most probable ones, and `ranks` if they are wanted."""
+    """Records the log-probability of each token and of the `top` most probable ones, and their `ranks` if requested."""
 
     def __init__(self, top: int, *, ranks: bool = False) -> None:
         self._top, self._ranks = top, ranks

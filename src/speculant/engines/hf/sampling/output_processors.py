@@ -1,4 +1,4 @@
-"""Logits processors of OpenAI's and vLLM's APIs that transformers does not have."""
+"""Logits processors of the OpenAI and vLLM APIs that transformers lacks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from transformers import LogitsProcessor
 
 
 class LogitBias(LogitsProcessor):  # type: ignore[misc]
-    """Adds a number to the logits of some tokens."""
+    """Adds a bias to the logits of some tokens."""
 
     def __init__(self, bias: Mapping[int, float], device: torch.device) -> None:
-        """Take the bias of each token id; `device` is where logits are processed."""
+        """Take the bias of each token id, and the device on which logits are processed."""
         self._ids = torch.tensor(list(bias), dtype=torch.long, device=device)
         self._values = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
 
@@ -23,7 +23,7 @@ class LogitBias(LogitsProcessor):  # type: ignore[misc]
 
 
 class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
-    """Lowers tokens by how often the generated text holds them; the prompt does not count, as in OpenAI's API.
+    """Penalises tokens by how often they occur in the generated text; the prompt does not count, as in OpenAI's API.
 
     logit -= frequency * count + presence * (count > 0)
     """
@@ -33,8 +33,8 @@ class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
 
         Args:
             prompt: the length of the prompt.
-            presence: once for each token that occurs.
-            frequency: for each occurrence.
+            presence: penalty applied once to each token that occurs.
+            frequency: penalty per occurrence.
         """
         self._prompt, self._presence, self._frequency = prompt, presence, frequency
 

@@ -1,11 +1,11 @@
-"""The target's next token, drawn as transformers' plain `generate` draws it.
+"""Draws the target's next token as transformers' plain `generate` does.
 
 `HostSampler` runs every logits processor and stopping criterion once per token on the true prefix, in order, so
-stateful ones work. `DeviceSampler` serves the common case in which nothing depends on the prefix: no processors, or
-only those that work on a row alone, and no criteria but end of text and length. It draws after every row of a pass on
-the device, and the tokens are read back in one transfer. Since `torch.multinomial` of one sample is argmax(p / e) with
-e exponential noise, noise drawn once per depth yields the very tokens that plain decoding draws, and leaves the random
-stream where plain decoding leaves it.
+stateful ones work. `DeviceSampler` serves the common case in which nothing depends on the prefix: only row-wise
+processors or none, and no criteria except end of text and length. It draws after every row of a pass on the device and
+reads the tokens back in one transfer. Since `torch.multinomial` of one sample is argmax(p / e) with exponential noise
+e, noise drawn once per depth yields exactly the tokens of plain decoding, and leaves the random stream in the same
+state.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class SamplingPlan:
     """How the tokens of a request are chosen and when its text ends.
 
     Attributes:
-        processors, criteria: transformers' lists, as `generate` prepared them.
-        sample: whether to sample; else greedy.
+        processors, criteria: transformers' lists, prepared by `generate`.
+        sample: whether to sample; otherwise greedy.
         generator: the random stream; None for torch's default one.
-        keep_scores, keep_logits: whether the processed and the raw logits of every token are kept.
+        keep_scores, keep_logits: whether to keep the processed and the raw logits of every token.
     """
 
     processors: Sequence[Any] = ()
@@ -60,13 +60,13 @@ class SamplingPlan:
 
 
 class HostSampler(Sampler):
-    """Draws each token when the walk comes to it.
+    """Draws each token when the walk reaches it.
 
     Attributes:
-        tokens: committed, prompt excluded.
-        scores, logits: per token the processed and the raw logits [1, V], if they are kept.
-        stopped: whether anything but its length ended the text.
-        has_criteria: whether there are criteria beside end of text and length.
+        tokens: committed tokens, without the prompt.
+        scores, logits: the processed and raw logits [1, V] of each token, if kept.
+        stopped: whether the text ended for any reason other than its length.
+        has_criteria: whether there are criteria besides end of text and length.
         end_tokens: ids that end the text.
     """
 
@@ -75,7 +75,7 @@ class HostSampler(Sampler):
 
         Args:
             prompt: Int64[1, T], padding included, as processors and criteria see it.
-            plan: how to go on.
+            plan: how to choose tokens and when to stop.
         """
         self._ids, self._plan = prompt, plan
         self._prompt_length = prompt.shape[1]
@@ -110,7 +110,7 @@ class HostSampler(Sampler):
         return self._max_length - self._prompt_length - len(self.tokens)
 
     def ids(self) -> Tensor:
-        """Return Int64[1, T] with every committed token."""
+        """Return all committed tokens, Int64[1, T], prompt included."""
         fresh = self.tokens[self._ids.shape[1] - self._prompt_length :]
         if fresh:
             new = torch.tensor([fresh], dtype=self._ids.dtype, device=self._ids.device)
@@ -118,7 +118,7 @@ class HostSampler(Sampler):
         return self._ids
 
     def load(self, logits: Tensor) -> None:
-        """Take the logits [N + 1, V] once they are computed: who times passes must not time only their launch."""
+        """Take the logits [N + 1, V] and wait for them, so that timing a pass covers more than its launch."""
         self._loaded = logits
         if logits.is_cuda:
             torch.cuda.current_stream(logits.device).synchronize()
@@ -159,7 +159,7 @@ class HostSampler(Sampler):
         return torch.rand(n, generator=self._plan.generator, device=self._ids.device, dtype=torch.float64)
 
     def _process(self, row: int) -> Tensor:
-        """Return the processed logits [1, V] after a row, and keep what is to be kept."""
+        """Return the processed logits [1, V] after a row, and keep the requested ones."""
         plan, loaded = self._plan, self._loaded
         assert loaded is not None
         ids = self.ids() if plan.processors else self._ids
@@ -179,7 +179,7 @@ class HostSampler(Sampler):
             self.stopped = token in self.end_tokens
             return self.stopped or self.room <= 0
         ids, scores = self.ids(), tuple(self.scores) if self._plan.keep_scores else None
-        # Every criterion is asked, as plain decoding does: one that keeps state must see each token.
+        # Every criterion is called, as in plain decoding: stateful ones must see each token.
         answers = [(criterion, _all(criterion(ids, scores))) for criterion in self._plan.criteria]
         length = stopping_criteria.MaxLengthCriteria
         self.stopped = any(answer for criterion, answer in answers if type(criterion) is not length)
@@ -190,7 +190,7 @@ class HostSampler(Sampler):
 
 
 class DeviceSampler(HostSampler):
-    """Draws after every row of a pass at once."""
+    """Draws after all rows of a pass at once."""
 
     def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
         super().__init__(prompt, plan)
@@ -203,7 +203,7 @@ class DeviceSampler(HostSampler):
         self._loaded, self._choices, self._states, self._drawn = logits, None, [], 0
 
     def choose(self, tree: DraftTree) -> Tensor:
-        """Draw after every row; that they are read is where host and device meet in a round, once."""
+        """Draw after every row; reading the tokens is the only synchronisation of host and device in a round."""
         plan, logits = self._plan, self._loaded
         assert logits is not None
         scores = logits.float() if plan.sample or plan.processors else logits
@@ -230,7 +230,7 @@ class DeviceSampler(HostSampler):
         return self._choices[row]
 
     def end_round(self) -> None:
-        """Give back the noise of depths that were not reached."""
+        """Return the noise of depths that were not reached."""
         if self._states:
             self._generator(self._ids.device).set_state(self._states[self._drawn])
 
@@ -244,7 +244,7 @@ class DeviceSampler(HostSampler):
 
 
 def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
-    """Return the sampler that fits: on a CPU there is no transfer to save, so rows are drawn as they are needed."""
+    """Return the fitting sampler: a CPU has no transfer to save, so rows are drawn only when needed."""
     sampler = DeviceSampler if prompt.device.type == "cuda" else HostSampler
     made = sampler(prompt, plan)
     if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
@@ -253,16 +253,16 @@ def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
 
 
 def end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
-    """Return the ids that end a text by these stopping criteria."""
+    """Return the ids that end a text according to these stopping criteria."""
     ends = [each.eos_token_id.tolist() for each in criteria if type(each) is stopping_criteria.EosTokenCriteria]
     return frozenset(token for ids in ends for token in ids)
 
 
 def row_wise(processors: Sequence[Any]) -> bool:
-    """Return whether processors work on each row alone, whatever the text."""
+    """Return whether processors treat each row independently of the text."""
     return all(type(processor) in ROW_WISE for processor in processors)
 
 
 def _all(answer: Any) -> bool:
-    """Return a criterion's answer, a tensor [1] or a plain bool."""
+    """Return a criterion's result, a tensor [1] or a plain bool, as a bool."""
     return bool(answer.all()) if isinstance(answer, Tensor) else bool(answer)

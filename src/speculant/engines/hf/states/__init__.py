@@ -1,1 +1,1 @@
-"""Layers whose cache is a state instead of rows: recurrences and convolutions, verified as trees."""
+"""Layers that cache a state instead of rows: recurrences and convolutions, verified as trees."""

@@ -1,7 +1,7 @@
-"""How the mixers of one family are given the states of a sequence, whatever home the family has for them.
+"""How the mixers of a model family get the states of a sequence, wherever the family keeps them.
 
-A pass of the model's own, over a prompt or a single token, reads and writes the states of the sequence's layers
-(`layers.py`); a pass over draft rows reads them and records. In both, the code that runs is the class's own.
+The model's own pass over a prompt or a single token reads and writes the states of the sequence's layers (`layers.py`);
+a pass over draft rows reads and records them. Both run the class's own code.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from speculant.engines.hf.views.model_view import twin
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """For mixers that ask a cache for their states, and call convolutions and recurrences by name.
+    """For mixers that read their states from a cache, and call convolutions and recurrences by name.
 
     Attributes:
-        kind: the class of what they accept as a cache.
+        kind: the class that they accept as a cache.
     """
 
     kind: Any = DynamicCache
 
     @property
     def on_modules(self) -> bool:
-        """Whether mixers keep states on themselves, so that the model's own passes need views, too."""
+        """Whether mixers keep states on themselves, so that the model's own passes need views too."""
         return False
 
     @property
     def stored(self) -> type[DynamicCache]:
-        """The kind of cache that a sequence's layers are kept in."""
+        """The kind of cache that holds a sequence's layers."""
         stored: type[DynamicCache] = self.kind
         return stored
 
@@ -49,31 +49,31 @@ class Adapter:
         Args:
             mixer: the module.
             layer: the index of its decoder layer.
-            recorder: of the pass.
+            recorder: the recorder of the pass.
 
         Raises:
-            UnsupportedError: somebody has exchanged the mixer's forward, or moves its weights in and out.
+            UnsupportedError: the mixer's forward was replaced, or its weights are moved in and out.
         """
         return with_functions(mixer, recorder.functions)
 
     def own(self, mixer: nn.Module, layer: StateLayer) -> nn.Module:
-        """Return what the model's own passes run: the mixer, or a view of it that reads and writes a layer's states.
+        """Return the module for the model's own passes: the mixer, or a view that reads and writes a layer's states.
 
         Raises:
-            UnsupportedError: a view is needed, and somebody has exchanged the mixer's forward.
+            UnsupportedError: a view is needed, and the mixer's forward was replaced.
         """
         return mixer
 
     def given(self, cache: DynamicCache) -> DynamicCache:
-        """Return what the model's own passes are given as the cache."""
+        """Return the object passed as the cache in the model's own passes."""
         return cache
 
 
 def with_functions(mixer: nn.Module, functions: Mapping[str, Any]) -> nn.Module:
-    """Return a view of a module whose forward calls these functions instead of those that its file has by their names.
+    """Return a view of a module whose forward calls these functions in place of those of the same names in its file.
 
     Raises:
-        UnsupportedError: somebody has exchanged its forward, or moves its weights in and out.
+        UnsupportedError: its forward was replaced, or its weights are moved in and out.
     """
     view = recordable(mixer)
     own = inspect.unwrap(type(mixer).forward)
@@ -86,10 +86,10 @@ def with_functions(mixer: nn.Module, functions: Mapping[str, Any]) -> nn.Module:
 
 
 def recordable(mixer: nn.Module, **modules: nn.Module) -> nn.Module:
-    """Return a view of a mixer, with other modules in the place of some of its own.
+    """Return a view of a mixer with some of its submodules replaced.
 
     Raises:
-        UnsupportedError: somebody has exchanged its forward, or moves its weights in and out.
+        UnsupportedError: its forward was replaced, or its weights are moved in and out.
     """
     if "forward" in mixer.__dict__ or any(hasattr(child, "_hf_hook") for child in mixer.children()):
         raise UnsupportedError(
@@ -100,5 +100,5 @@ def recordable(mixer: nn.Module, **modules: nn.Module) -> nn.Module:
 
 @functools.cache
 def cache_class(own: Any, kind: Any) -> Any:
-    """Return a class of caches of ours that models which insist on a kind of their own accept."""
+    """Return one of our cache classes in a form accepted by models that require their own kind of cache."""
     return own if issubclass(own, kind) else type(own.__name__, (own, kind), {})

@@ -1,4 +1,4 @@
-"""How the draft rows of one sequence follow each other, in the forms that recurrences read."""
+"""The branching of one sequence's draft rows, in the forms that recurrences read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from speculant.engines.hf.draft_rows import DraftRows
 
 
 class Branching:
-    """How the rows of one sequence follow each other, in the forms that the recurrences read."""
+    """The branching of one sequence's rows, in the forms that recurrences read."""
 
     def __init__(self, rows: DraftRows, new: int, trunk: int, device: torch.device) -> None:
-        """Take rows of which the last `new` are the pass's, and the first `trunk` are in the state already.
+        """Take rows; the last `new` are the pass's, and the first `trunk` are already in the state.
 
         Raises:
-            UsageError: a row does not follow those.
+            UsageError: a row does not descend from those.
         """
         self.count, self._device = new, device
         self._parents: Int64 = rows.parents[trunk:] - trunk
@@ -38,7 +38,7 @@ class Branching:
 
         Args:
             kernel: K.
-            held: how many inputs the state holds.
+            held: number of inputs in the state.
         """
         if (kernel, held) not in self._windows:
             total = len(self._parents)
@@ -52,17 +52,17 @@ class Branching:
 
     @cached_property
     def levels(self) -> list[tuple[Tensor, Tensor]]:
-        """The rows of each depth and their parents' rows plus 1, Int64[m] each."""
+        """The rows of each depth and their parents' indices plus 1, Int64[m] each."""
         levels = [np.flatnonzero(self._depths == depth) for depth in range(1, int(self._depths.max(initial=0)) + 1)]
         return [self._pair(rows) for rows in levels]
 
     @cached_property
     def new_levels(self) -> list[tuple[Tensor, Tensor]]:
-        """The same of the pass's own rows."""
+        """The same for the pass's own rows."""
         own = np.arange(len(self._parents)) >= len(self._parents) - self.count
         depths = np.unique(self._depths[own]).tolist()
         return [self._pair(np.flatnonzero(own & (self._depths == depth))) for depth in depths]
 
     def _pair(self, rows: Int64) -> tuple[Tensor, Tensor]:
-        """Return rows of one depth, and their parents' rows plus 1."""
+        """Return rows of one depth, and their parents' indices plus 1."""
         return torch.from_numpy(rows).to(self._device), torch.from_numpy(self._parents[rows] + 1).to(self._device)

@@ -1,8 +1,8 @@
 """The gated delta rule over a tree: Gated DeltaNet (Yang et al., arXiv 2412.06464), Kimi Delta Attention (2510.26692).
 
-S_i = e^{G_i} S_0 + sum over j in A(i) of e^{G_i - G_j} k_j u_j^T, with decays by head, or by key channel in Kimi's.
-What a row writes, u_i, corrects what the state already holds at k_i, so the u of a pass are the solution of one unit
-triangular system.
+S_i = e^{G_i} S_0 + sum over j in A(i) of e^{G_i - G_j} k_j u_j^T, with decays per head, or per key channel in Kimi's.
+A row's written value u_i corrects what the state already holds at k_i, so the u of a pass solve one unit triangular
+system.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from speculant.engines.hf.states.record import Record
 
-_ROWS_AT_ONCE = 16  # of decays by key channel, which take heads x rows x rows x channels floats
+_ROWS_AT_ONCE = 16  # with decays per key channel, which need heads x rows x rows x channels floats
 
 
 class DeltaRule(Record):
@@ -50,7 +50,7 @@ class DeltaRule(Record):
         """Return the record with further rows, and their outputs.
 
         Args:
-            record: of earlier rows; None without any.
+            record: record of earlier rows; None without any.
             state: [1, H, dk, dv].
             ancestors: Bool[T, T], of all rows; True where the column is an ancestor of the row, or the row itself.
             queries: [H, n, dk], scaled.
@@ -71,15 +71,15 @@ class DeltaRule(Record):
         start, seen = sums[:, old:].exp(), ancestors[old:]
         among = _multiply_decayed(torch.cat([keys, queries]), known, sums, seen, old)
         among_keys, among_queries = among[: len(keys)], among[len(keys) :]
-        # 1. What the rows would read at their keys before they write: the state's part and that of recorded rows.
+        # 1. What the rows read at their keys before they write: from the state and from recorded rows.
         read = (keys * start) @ state[0].to(keys.dtype)
         if record is not None:
             read = read + among_keys[:, :, :old] @ record._written
-        # 2. (I + T) U = beta (V - read), where T has beta times the products with strict ancestors among the new rows.
+        # 2. (I + T) U = beta (V - read), T being beta times the products with strict ancestors among the new rows.
         system = (beta * among_keys[:, :, old:]).tril(-1)
         new = torch.linalg.solve_triangular(system, beta * (values - read), upper=False, unitriangular=True)
         written = new if record is None else torch.cat([record._written, new], dim=1)
-        # 3. The outputs read the state that each row has left.
+        # 3. The outputs read the state after each row.
         outputs = (queries * start) @ state[0].to(keys.dtype) + among_queries @ written
         return cls(known, written, decays), outputs
 
@@ -95,7 +95,7 @@ def _multiply_decayed(left: Tensor, keys: Tensor, sums: Tensor, seen: Tensor, ol
     """Return <l_i, e^{G_i - G_j} k_j> where row i sees row j, else 0: [2 H, n, T].
 
     Args:
-        left: [2 H, n, dk], new keys and then queries of the H heads.
+        left: [2 H, n, dk], new keys followed by queries of the H heads.
         keys: [H, T, dk], of all rows.
         sums: [H, T, 1 or dk], G.
         seen: Bool[n, T].

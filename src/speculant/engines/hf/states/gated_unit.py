@@ -1,8 +1,8 @@
 """The real-gated linear recurrent unit over a tree: RecurrentGemma, Griffin (De et al., arXiv 2402.19427, section 2.4).
 
-h_i = a_i h_p(i) + x_i, by channel, below the row p(i) that row i follows. A state is as small as what a row adds to it,
-so what is recorded are the states of the rows themselves, computed one level after the other in the order of the
-class's own one-token function.
+h_i = a_i h_p(i) + x_i, per channel, where p(i) is the parent of row i. A state is as small as a row's contribution to
+it, so the states of the rows themselves are recorded, computed level by level in the order of the class's own one-token
+function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class GatedUnit(Record):
     """States of a real-gated linear recurrent unit; the state is [1, W], in float32."""
 
     def __init__(self, states: Tensor) -> None:
-        """Take the states [T, W] behind rows."""
+        """Take the states [T, W] after rows."""
         self._states = states
 
     def __len__(self) -> int:
@@ -45,9 +45,9 @@ class GatedUnit(Record):
         """Return the record with further rows, and their states.
 
         Args:
-            record: of earlier rows; None without any.
+            record: record of earlier rows; None without any.
             state: [1, W].
-            levels: of the new rows, the rows of each depth and their parents' rows plus 1, Int64[m] each.
+            levels: for the new rows, the rows of each depth and their parents' indices plus 1, Int64[m] each.
             gates: a [n, W].
             inputs: x [n, W].
 
@@ -55,7 +55,7 @@ class GatedUnit(Record):
             The record, and states [n, W].
         """
         old = 0 if record is None else len(record)
-        states = state.new_empty((1 + old + len(inputs), state.shape[-1]))  # that of the committed text first
+        states = state.new_empty((1 + old + len(inputs), state.shape[-1]))  # the committed state first
         states[0] = state[0]
         if record is not None:
             states[1 : old + 1] = record._states

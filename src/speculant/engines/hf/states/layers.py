@@ -1,8 +1,8 @@
-"""Cache layers that hold a state: convolution windows and recurrences, whose rows are recorded until some are kept.
+"""Cache layers that hold a state: convolution windows and recurrences, with rows recorded until some are kept.
 
-They are transformers' own kind of layer, so that its classes and `generate` go on with them. The tensors of the
-committed state are never written to: passes by the model's own functions begin with copies of what those write in
-place, and a path of recorded rows is folded into new tensors. So a state can be remembered by reference.
+They are transformers' own kind of layer, so that its classes and `generate` can continue with them. The tensors of the
+committed state are never written to: passes by the model's own functions start from copies of what they write in place,
+and a path of recorded rows is folded into new tensors. So a state can be remembered by reference.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.states.record import Record
 
-# Older releases of transformers keep states in classes of each model's own, which are not decoded by these layers.
+# Older releases of transformers keep states in model-specific classes, which these layers do not support.
 LinearAttentionLayer: Any = getattr(cache_utils, "LinearAttentionLayer", type("LinearAttentionLayer", (), {}))
 
-MAX_MARKS = 2  # such as behind a shared beginning and behind the prompt
-Place = tuple[str, int, int]  # "conv" or "recurrent", the index of the state in its layer, and of the head's scan
+MAX_MARKS = 2  # such as after a shared prefix and after the prompt
+Place = tuple[str, int, int]  # "conv" or "recurrent", the index of the state in its layer, and the head of its scan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The state of a layer behind a text.
+    """The state of a layer after a text.
 
     Attributes:
-        tokens: of the text.
-        conv: by index, [1, C, K]; None before the first pass.
-        recurrent: by index, [1, ...]; None before the first pass.
+        tokens: number of tokens in the text.
+        conv: states by index, [1, C, K]; None before the first pass.
+        recurrent: states by index, [1, ...]; None before the first pass.
     """
 
     tokens: int
@@ -45,20 +45,20 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """The convolution windows and recurrent states of one layer.
 
     Attributes:
-        tokens: how many the committed state has read.
+        tokens: number of tokens the committed state has read.
     """
 
     def __init__(self, number_of_states: int = 1) -> None:
         super().__init__(number_of_states=number_of_states)
         self.tokens = 0
-        self._marks: list[Snapshot] = []  # states behind beginnings of the text, for texts that begin alike
-        self._before: Snapshot | None = None  # the committed state while an own pass of the model is not kept
+        self._marks: list[Snapshot] = []  # states after prefixes of the text, for texts with a shared prefix
+        self._before: Snapshot | None = None  # the committed state while a pass of the model's own is not kept
         self._records: dict[Place, Record] = {}
         self._stamp = self._stamped()
 
     @classmethod
     def holding(cls, layer: LinearAttentionLayer, tokens: int) -> Self:
-        """Return a layer that holds what another one does, which has read so many tokens."""
+        """Return a layer with the contents of another one that has read `tokens` tokens."""
         if isinstance(layer, cls):
             return layer
         adopted = cls(layer.number_of_states)
@@ -77,7 +77,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         return Snapshot(self.tokens, conv, dict(self.recurrent_states))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take a state, by reference; rows that were not kept are dropped, and marks of what followed it."""
+        """Set the state, by reference; drop rows that were not kept, and later marks."""
         self._before, self._records = None, {}
         self._marks = [mark for mark in self._marks if mark.tokens <= snapshot.tokens]
         self._restore(snapshot)
@@ -91,7 +91,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         self._stamp = self._stamped()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all states."""
         self.restore(self._nothing())
 
     def _nothing(self) -> Snapshot:
@@ -100,24 +100,24 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
     @property
     def rows(self) -> int:
-        """How many rows it has read, those that are not committed included."""
+        """The number of rows read, including uncommitted ones."""
         return self.tokens + max((len(record) for record in self._records.values()), default=0)
 
     def mark(self) -> None:
-        """Remember the committed state, for texts that begin alike."""
+        """Remember the committed state, for texts with a shared prefix."""
         mark = self.snapshot()
         self._marks = [*(each for each in self._marks if each.tokens < mark.tokens), mark][-MAX_MARKS:]
 
     def mark_before(self, length: int) -> int:
-        """Return the longest beginning of the text, of at most so many tokens, whose state is known; 0 for none."""
+        """Return the length of the longest prefix, at most `length`, whose state is known; 0 for none."""
         return max(mark.tokens for mark in self._known() if mark.tokens <= length)
 
     def return_to(self, length: int) -> None:
-        """Take the state behind the first tokens, as `mark_before` gives them."""
+        """Restore the state after the first `length` tokens, a value of `mark_before`."""
         self.restore(self._mark_at(length))
 
     def copied(self, length: int, room: int) -> Self:
-        """Return a layer with a copy of the state behind the first tokens, as `mark_before` gives them."""
+        """Return a layer with a copy of the state after the first `length` tokens, a value of `mark_before`."""
         mark = self._mark_at(length)
         copy = type(self)(self.number_of_states)
         copy.device, copy.dtype, copy.conv_kernel_size = self.device, self.dtype, dict(self.conv_kernel_size)
@@ -129,13 +129,13 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         return copy
 
     def note_others(self, tokens: int | None) -> None:
-        """Take note of passes that other code has run on this layer.
+        """Account for passes that other code has run on this layer.
 
         Args:
-            tokens: what its states have read by now; None where nothing tells.
+            tokens: number of tokens its states have read by now; None if unknown.
 
         Raises:
-            UnsupportedError: there were some, and nothing tells what they read; or an interrupt has left it behind.
+            UnsupportedError: there were such passes of unknown length, or an interrupt has left the layer behind.
         """
         same = self._before is None and _alike(self._stamp, self._stamped())
         if same and tokens in (None, self.tokens):
@@ -146,7 +146,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         self.tokens, self._stamp = tokens, self._stamped()
 
     def _stamped(self) -> list[tuple[int, int | Tensor]]:
-        """Return what changes when others write to the states; inference mode keeps no versions, so values there."""
+        """Return what changes when others write to the states: versions, or values in inference mode."""
         states = [state for state in self.conv_states.values() if state is not None]
         return [(id(state), state.clone() if state.is_inference() else state._version) for state in states]
 
@@ -158,15 +158,15 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
     @property
     def trunk(self) -> int:
-        """How many rows that are not committed the current state has read: those of a pass of the model's own."""
+        """The number of uncommitted rows in the current state: those of a pass of the model's own."""
         return 0 if self._before is None else self.tokens - self._before.tokens
 
     def begin_own(self, tokens: int, *, in_place: bool) -> None:
-        """Prepare for a pass of the model's own functions over so many tokens, which follow the current state.
+        """Prepare for a pass of the model's own functions over tokens that follow the current state.
 
         Args:
-            tokens: of the pass.
-            in_place: whether they write recurrent states in place, as they do convolution windows.
+            tokens: number of tokens in the pass.
+            in_place: whether they write recurrent states in place, as they do with convolution windows.
         """
         if self._before is None:
             self._before = self._current()
@@ -176,27 +176,27 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             self.recurrent_states = {index: _copied(state) for index, state in self.recurrent_states.items()}
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Take a new state by reference, where transformers' layer would write over the old one."""
+        """Set a new state by reference, where transformers' layer would overwrite the old one."""
         self.recurrent_states[state_idx] = recurrent_states
         self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states
 
     def take(self, conv: Tensor, recurrent: Tensor) -> None:
-        """Take the first convolution's and recurrence's new states, by reference."""
+        """Set the new states of the first convolution and recurrence, by reference."""
         self.conv_states[0], self.recurrent_states[0] = conv, recurrent
         self.has_previous_state[0] = self.is_conv_states_initialized[0] = True
         self.is_recurrent_states_initialized[0] = True
 
     def record(self, place: Place) -> Record | None:
-        """Return what is recorded of one of its states; None where nothing is."""
+        """Return the record of one of its states; None without any."""
         return self._records.get(place)
 
     def set_record(self, place: Place, record: Record) -> None:
-        """Take the record of one of its states, with the rows of a further pass."""
+        """Set the record of one of its states, extended by the rows of a further pass."""
         self._records[place] = record
 
     def cut_rows(self, rows: int) -> None:
-        """Drop what a pass that failed has added behind the first rows."""
+        """Drop the rows that a failed pass added after the first `rows`."""
         recorded = rows - self.trunk
         if recorded < 0:
             assert self._before is not None
@@ -205,9 +205,9 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             self._records = {place: record.cut(recorded) for place, record in self._records.items()}
 
     def after(self, path: Sequence[int]) -> Snapshot:
-        """Return the state behind a path of rows, from the root's down; the committed one for an empty path.
+        """Return the state after a path of rows, from the root's down; the committed state for an empty path.
 
-        Nothing is changed, so that all layers' can be computed before one is taken (`restore`).
+        Nothing is changed, so that all layers' states can be computed before one is set (`restore`).
 
         Raises:
             ValueError: the path is shorter than what a pass of the model's own functions has read.
@@ -222,11 +222,11 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
     @property
     def uncommitted(self) -> int:
-        """How many rows it has read that are not committed."""
+        """The number of uncommitted rows read."""
         return self.rows - self.snapshot().tokens
 
     def _folded(self, path: list[int]) -> Snapshot:
-        """Return the state behind a path of recorded rows."""
+        """Return the state after a path of recorded rows."""
         folded = {"conv": dict(self.conv_states), "recurrent": dict(self.recurrent_states)}
         heads: dict[int, list[Tensor]] = {}
         for (kind, index, head), record in sorted(self._records.items(), key=lambda each: each[0]):
@@ -241,12 +241,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """The size of the layer in bytes."""
         return self.states_nbytes
 
     @property
     def states_nbytes(self) -> int:
-        """The bytes of its states and of what is recorded."""
+        """The size of its states and records in bytes."""
         snapshots = [self._current(), *self._marks, *([] if self._before is None else [self._before])]
         held = {
             id(state): state.nbytes
@@ -258,12 +258,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
     @property
     def recorded_bytes(self) -> int:
-        """The bytes of what is recorded of rows."""
+        """The size of its records in bytes."""
         return sum(record.nbytes for record in self._records.values())
 
 
 class HybridStateLayer(StateLayer, InPlaceLayer):
-    """A layer with a state and with keys and values of every row."""
+    """A layer with a state as well as keys and values of every row."""
 
     is_compileable = False
 

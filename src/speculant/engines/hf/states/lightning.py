@@ -1,14 +1,14 @@
-"""Lightning attention over a tree, as MiniMax-01 has it (MiniMax, arXiv 2501.08313, section 2.2.1).
+"""Lightning attention over a tree, as in MiniMax-01 (MiniMax, arXiv 2501.08313, section 2.2.1).
 
 S_i = r S_p(i) + k_i v_i^T with one decay r per head, and row i reads q_i S_i: state-space duality with steps of 1,
-transposed. The class writes the recurrence out as a loop over rows instead of calling a function, in these terms:
+transposed. The class writes the recurrence as a loop over rows instead of calling a function:
 
     for i in range(rows):
         S = ratio * S + torch.matmul(k_i^T, v_i)
         o_i = torch.matmul(q_i, S)
 
-So it is run with stand-ins for `range`, which names all rows at once, for `torch.matmul`, which leaves products of keys
-and values as they are, and for the state, which reads what the rows' paths give.
+So it runs with substitutes for `range`, which yields all rows at once, for `torch.matmul`, which leaves products of
+keys and values uncomputed, and for the state, which returns what the rows' paths give.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from speculant.engines.hf.states.branching import Branching
 from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.states.state_space import StateSpace
 
-NAMES = {"get_linear_cache", "set_linear_cache", "range"}  # that the forward of such a mixer uses
+NAMES = {"get_linear_cache", "set_linear_cache", "range"}  # used by the forward of such a mixer
 
 
 class LightningCache(DynamicCache):  # type: ignore[misc]
-    """The cache of a text for classes that keep these states beside a cache's layers: here they are in the layers."""
+    """The cache for classes that keep these states outside a cache's layers: here they are in the layers."""
 
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:
         state: Tensor | None = self.layers[layer_idx].recurrent_states[0]
@@ -61,7 +61,7 @@ class LightningRows(StateSpace):
 
 
 class _AllRows(int):
-    """The index i of which i : i + 1 are all rows."""
+    """An index i for which i : i + 1 selects all rows."""
 
     rows: int
 
@@ -70,7 +70,7 @@ class _AllRows(int):
 
 
 def all_at_once(rows: int) -> Iterator[int]:
-    """Stand in for `range` where single rows are asked for."""
+    """Replace `range` where single rows are iterated."""
     index = _AllRows(0)
     index.rows = rows
     yield index
@@ -78,7 +78,7 @@ def all_at_once(rows: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """The product of keys [1, H, dk, n] and values [1, H, n, dv], not computed."""
+    """The product of keys [1, H, dk, n] and values [1, H, n, dv], left uncomputed."""
 
     keys: Tensor
     values: Tensor
@@ -86,7 +86,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LightningState:
-    """Stands for the state of each row: decayed by a ratio [H, 1, 1], with what the rows write."""
+    """Represents the state of each row: decayed by a ratio [H, 1, 1], plus what the rows write."""
 
     ratio: Tensor | None = None
     written: Product | None = None
@@ -99,7 +99,7 @@ class LightningState:
 
 
 class _Torch:
-    """Stands for `torch` in the forward of a mixer."""
+    """Replaces `torch` in the forward of a mixer."""
 
     def __init__(self, recorder: StateRecorder) -> None:
         self._recorder = recorder
@@ -116,10 +116,10 @@ class _Torch:
 
 
 def _read(recorder: StateRecorder, queries: Tensor, written: Product, ratio: Tensor) -> Tensor:
-    """Return what each row reads, [1, H, n, dv], having recorded what it writes.
+    """Record what each row writes and return what it reads, [1, H, n, dv].
 
     Args:
-        recorder: of the pass.
+        recorder: the recorder of the pass.
         queries: [1, H, n, dk].
         written: keys and values.
         ratio: [H, 1, 1].

@@ -1,9 +1,9 @@
-"""The modules of a model that keep a state, and views of them whose recurrences are recorded.
+"""The modules of a model that keep a state, and views of them that record their recurrences.
 
-transformers' mixers call their convolutions and recurrences by names of their module's file, alike in all families. A
-view of a mixer runs the class's own code, with other functions under those names; projections, norms and gates stay the
-model's, and the model itself is as it was (`model_view.py`). Families with other homes for their states have adapters
-of their own (`adapter.py`).
+transformers' mixers call their convolutions and recurrences by names in their module's file, the same in all families.
+A view of a mixer runs the class's own code with other functions under those names; projections, norms and gates stay
+the model's, and the model itself is unchanged (`model_view.py`). Families that keep their states elsewhere have
+adapters of their own (`adapter.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECURRENCES = {
     "mamba_selective_state_update",
 }
 IN_PLACE = {"mamba2_selective_state_update", "mamba_selective_state_update"}  # write into the state that they read
-FROM_NOTHING = "mamba_selective_scan"  # begins without a state, whatever has been read before
+FROM_NOTHING = "mamba_selective_scan"  # starts without a state, whatever has been read before
 _STATES = {"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"}
 
 Path = tuple[str, ...]
@@ -44,13 +44,13 @@ View = Callable[[int, nn.Module], nn.Module]  # takes the index of a decoder lay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixers:
-    """Where a model keeps states.
+    """The places where a model keeps states.
 
     Attributes:
-        paths: by decoder layer, the names of the modules from it down to each mixer.
+        paths: for each decoder layer, the module names from it down to each mixer.
         in_place: whether passes over one token write recurrent states in place.
-        resumes: whether the model's own passes over several tokens go on from a state.
-        adapter: how mixers are given states.
+        resumes: whether the model's own passes over several tokens continue from a state.
+        adapter: gives mixers their states.
     """
 
     paths: Mapping[int, tuple[Path, ...]]
@@ -59,18 +59,18 @@ class Mixers:
     adapter: Adapter
 
     def recorded(self, recorder: StateRecorder) -> View:
-        """Return what makes the views of mixers for a pass over draft rows."""
+        """Return the function that creates views of mixers for a pass over draft rows."""
         return lambda layer, mixer: self.adapter.recorded(mixer, layer, recorder)
 
     def own(self, cache: DynamicCache) -> View | None:
-        """Return what makes the views of mixers for a pass of the model's own; None where it needs none."""
+        """Return the function that creates views of mixers for a pass of the model's own; None if it needs none."""
         if not self.adapter.on_modules:
             return None
         return lambda layer, mixer: self.adapter.own(mixer, cache.layers[layer])
 
 
 def find_mixers(model: Any) -> Mixers | None:
-    """Return where a model keeps states; None where it does so in a way that is not known here."""
+    """Return where a model keeps states; None if it does so in an unknown way."""
     place = find_layers(model)
     if place is None:
         return None
@@ -96,11 +96,11 @@ def find_mixers(model: Any) -> Mixers | None:
 
 
 def _adapter(module: nn.Module, names: set[str]) -> Adapter | None:
-    """Return how a module is given states; None where it keeps none, or does so in a way that is not known here."""
+    """Return the adapter for a module; None if it keeps no states, or keeps them in an unknown way."""
     if names & _STATES:
         known = names >= CONVOLUTIONS and ("update_recurrent_state" not in names or names & RECURRENCES)
         return Adapter() if known else None
-    if not hasattr(LinearAttentionLayer, "update_recurrent_state"):  # releases without layers to keep states in
+    if not hasattr(LinearAttentionLayer, "update_recurrent_state"):  # releases without layers for states
         return None
     if names >= lightning.NAMES:
         return lightning.Lightning(sys.modules[type(module).__module__].MiniMaxCache)
@@ -108,10 +108,10 @@ def _adapter(module: nn.Module, names: set[str]) -> Adapter | None:
 
 
 def view_layer(layer: nn.Module, paths: tuple[Path, ...], view: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Return a view of a decoder layer with views of its mixers in their places.
+    """Return a view of a decoder layer with its mixers replaced by views.
 
     Raises:
-        UnsupportedError: somebody has exchanged the forward of a mixer, or moves its weights in and out.
+        UnsupportedError: the forward of a mixer was replaced, or its weights are moved in and out.
     """
     if () in paths:
         return view(layer)

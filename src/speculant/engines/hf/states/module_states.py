@@ -1,9 +1,9 @@
-"""Mixers that keep their states on themselves, as RecurrentGemma's: every pass runs on views that hold a sequence's.
+"""Mixers that keep their states on themselves, as in RecurrentGemma: every pass runs on views with a sequence's states.
 
-A view of such a mixer has attributes of its own, so what its forward reads and writes there are the states of one
-sequence, and the model's modules stay as they are. The class begins its convolution anew in every pass over several
-tokens, so prompts behind a state are recorded, as drafts are. And it begins a prompt of one token with what the text
-before has left to its convolution; here, as a new model does, with nothing.
+A view of such a mixer has its own attributes, so its forward reads and writes the states of one sequence there, and the
+model's modules stay unchanged. The class restarts its convolution in every pass over several tokens, so prompts that
+continue a state are recorded, like drafts. And the class starts a one-token prompt with what the previous text left in
+its convolution; here it starts empty, as in a new model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from speculant.engines.hf.states.layers import StateLayer
 from speculant.engines.hf.states.recorder import StateRecorder
 from speculant.engines.hf.views.model_view import twin
 
-NAMES = {"conv1d_state", "conv_1d", "rg_lru"}  # that the forward of such a mixer uses
+NAMES = {"conv1d_state", "conv_1d", "rg_lru"}  # used by the forward of such a mixer
 
 
 class ModuleStatesCache(DynamicCache):  # type: ignore[misc]
-    """The cache of a text whose states the class itself would look for on its modules, where they are not."""
+    """The cache for classes that look for their states on their modules, where they are not."""
 
     def update(self, *_: Any, **__: Any) -> Any:
         raise UnsupportedError(
@@ -38,7 +38,7 @@ class ModuleStatesCache(DynamicCache):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class ModuleStates(Adapter):
-    """For recurrent blocks with a `conv_1d`, a real-gated unit `rg_lru`, and states beside them."""
+    """For recurrent blocks with a `conv_1d`, a real-gated unit `rg_lru`, and states next to them."""
 
     @property
     def on_modules(self) -> bool:
@@ -77,7 +77,7 @@ class ModuleStates(Adapter):
         def forward(input_states: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
             nonlocal rows
             rows = input_states.shape[1]
-            if rows == 1:  # by its positions the class would take the pass for one of its own
+            if rows == 1:  # by its positions the class would mistake this for a pass of its own
                 position_ids = position_ids.expand(-1, 2)
             return type(mixer).forward(view, input_states, position_ids, *args, **options)
 

@@ -1,4 +1,4 @@
-"""What a model is given as its cache during a recorded pass, beside transformers' own methods."""
+"""The cache that a model receives during a recorded pass, apart from transformers' own methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant.engines.hf.states.recorder import StateRecorder
 
 
 class RecordedStates:
-    """What a cache answers about states during a recorded pass; beside transformers' DynamicCache."""
+    """A cache's answers about states during a recorded pass; mixed into transformers' DynamicCache."""
 
     recorder: StateRecorder
 
@@ -41,7 +41,7 @@ class RecordedStates:
 
 
 class StateCache(RecordedStates, DynamicCache):  # type: ignore[misc]
-    """The cache of one sequence during a recorded pass: its layers, and the states of rows beside them."""
+    """The cache of one sequence during a recorded pass: its layers, and the states of rows."""
 
     def __init__(self, cache: DynamicCache, recorder: StateRecorder) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class StateCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         self.recorder = recorder
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
-        """Return what makes the places 0, 1, ... of the pass's rows their positions, for layers that count by them."""
+        """Return the offset from the slots 0, 1, ... of the pass's rows to positions, for layers that count slots."""
         return self.recorder.offsets(self.layers[layer_idx].get_seq_length())[1]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, Any]:
-        """Return the number of rows that a layer will hold, and what makes their places positions."""
+        """Return the number of rows that a layer will hold, and the offset that turns slots into positions."""
         before = self.layers[layer_idx].get_seq_length()
         return before + query_length, self.recorder.offsets(before)[0]

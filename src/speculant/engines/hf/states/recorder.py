@@ -1,8 +1,8 @@
-"""One pass over draft rows through layers of states: what each row's output is, and what it would add.
+"""One pass over draft rows through layers with states: computes each row's output and records its contribution.
 
-A recorder stands in for the functions that a mixer's forward calls, convolutions and recurrences by their names in
-transformers. These are not told whose state they work on; the mixer asks the cache for a state first, so the recorder
-remembers which. Rows of several sequences may lie in one pass, one behind the other: each sequence's layers have their
+A recorder replaces the functions that a mixer's forward calls: convolutions and recurrences, by their names in
+transformers. These functions do not know whose state they work on; the mixer asks the cache for a state first, so the
+recorder remembers which. Rows of several sequences may be concatenated in one pass: each sequence's layers have their
 own records.
 """
 
@@ -35,9 +35,9 @@ class RecordedRows:
     """A sequence's part of a pass.
 
     Attributes:
-        cache: the sequence's.
-        rows: all that it has beside committed tokens, the pass's included.
-        new: how many of them, the last ones, are the pass's.
+        cache: cache of the sequence.
+        rows: all its uncommitted rows, including those of the pass.
+        new: number of rows in the pass, the last ones of `rows`.
     """
 
     cache: DynamicCache
@@ -46,7 +46,7 @@ class RecordedRows:
 
 
 class StateRecorder:
-    """Runs the convolutions and recurrences of one pass, and records what its rows add to each sequence's states."""
+    """Runs the convolutions and recurrences of one pass, and records its rows' contributions to each state."""
 
     def __init__(self, sequences: Sequence[RecordedRows], device: torch.device) -> None:
         self._layers = [each.cache.layers for each in sequences]
@@ -57,7 +57,7 @@ class StateRecorder:
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """What stands in for transformers' functions, by the names that mixers call."""
+        """The replacements for transformers' functions, by the names that mixers call."""
         return {
             "causal_conv1d_fn": self.convolve,
             "causal_conv1d_update": self.convolve_step,
@@ -72,10 +72,10 @@ class StateRecorder:
         }
 
     def offsets(self, before: int) -> tuple[Tensor, Tensor]:
-        """Return position minus place, of all rows of the cache of the only sequence, and of the pass's rows.
+        """Return position minus slot, for all cached rows of the only sequence and for the pass's rows.
 
         Args:
-            before: how many rows the cache holds before the pass.
+            before: number of cached rows before the pass.
         """
         [rows], [new] = self._rows, self._new
         committed = before + new - len(rows)
@@ -86,7 +86,7 @@ class StateRecorder:
         return torch.from_numpy(apart).to(self._device), torch.from_numpy(of_pass).to(self._device)
 
     def turn_to(self, kind: str, layer: int, state: int) -> Tensor | None:
-        """Take note of whose state the next function works on; return the first sequence's."""
+        """Select the state that the next function works on; return the first sequence's."""
         held = self._layers[0][layer]
         if kind == "conv":
             self._conv = layer, state
@@ -97,7 +97,7 @@ class StateRecorder:
         return found
 
     def _sequences(self, kind: str, head: int = 0) -> Iterator[tuple[StateLayer, Place, Branching, slice]]:
-        """Yield each sequence's layer, the place of its record, how its rows branch, and which of the pass they are."""
+        """Yield each sequence's layer, record place, branching of its rows, and slice of the pass's rows."""
         layer, state = self._conv if kind == "conv" else self._recurrent
         begin = 0
         for layers, branching in zip(self._layers, self._branching, strict=True):
@@ -105,12 +105,12 @@ class StateRecorder:
             begin += branching.count
 
     def grown(self, shape: tuple[int, ...], grow: Grow, *, head: int = 0) -> Iterator[Tensor]:
-        """Yield the outputs of each sequence's rows in one recurrence, having taken its record.
+        """Yield the outputs of each sequence's rows in one recurrence, after storing its record.
 
         Args:
-            shape: of a state, without the dimension of the batch.
-            grow: returns a record with a sequence's rows of the pass, and their outputs.
-            head: which scan of a mixer with several it is, whose states lie side by side.
+            shape: shape of a state, without the batch dimension.
+            grow: returns a record extended by a sequence's rows of the pass, and their outputs.
+            head: index of the scan in a mixer with several, whose states are concatenated.
         """
         for layer, place, branching, part in self._sequences("recurrent", head):
             state = layer.recurrent_states[place[1]]
@@ -125,11 +125,11 @@ class StateRecorder:
     def convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
     ) -> Tensor:
-        """Stand in for `causal_conv1d_fn` over inputs [1, C, n] of rows."""
+        """Replace `causal_conv1d_fn` over inputs [1, C, n] of rows."""
         return convolve(self.windows(x, weight.shape[-1]), weight, bias, activation)
 
     def windows(self, x: Tensor, kernel: int) -> list[Tensor]:
-        """Return the last `kernel` inputs on the path of each row, K of [n, C], having recorded inputs [1, C, n]."""
+        """Record inputs [1, C, n]; return the last `kernel` inputs on the path of each row, K of [n, C]."""
         windows = []
         for layer, place, branching, part in self._sequences("conv"):
             state = layer.conv_states[place[1]]
@@ -149,7 +149,7 @@ class StateRecorder:
         bias: Tensor | None = None,
         activation: str | None = None,
     ) -> Tensor:
-        """Stand in for `causal_conv1d_update`, whose pass has one row."""
+        """Replace `causal_conv1d_update` in a pass with one row."""
         return self.convolve(x, weight, bias, activation)
 
     def delta_rule(
@@ -163,7 +163,7 @@ class StateRecorder:
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Stand in for the gated delta rule over rows [1, n, H, d]; g is [1, n, H], or [1, n, H, dk] by channel."""
+        """Replace the gated delta rule over rows [1, n, H, d]; g is [1, n, H], or [1, n, H, dk] per channel."""
         share = value.shape[2] // key.shape[2]
         if use_qk_l2norm_in_kernel:
             query, key = _normalised(query.float()), _normalised(key.float())
@@ -206,9 +206,9 @@ class StateRecorder:
         return_final_states: bool = False,
         **_: Any,
     ) -> Any:
-        """Stand in for `mamba2_chunk_scan` over rows x [1, n, H, P], dt [1, n, H], B and C [1, n, G, N].
+        """Replace `mamba2_chunk_scan` over rows x [1, n, H, P], dt [1, n, H], B and C [1, n, G, N].
 
-        dt is not clamped, as in the classes' one-token function, which decoding goes by.
+        dt is not clamped, like in the classes' one-token function, which defines plain decoding.
         """
         inputs = x[0].transpose(0, 1).float()  # [H, n, P]
         steps = _steps(dt[0], dt_bias, dt_softplus).T  # [H, n]
@@ -247,7 +247,7 @@ class StateRecorder:
         dt_softplus: bool = False,
         **_: Any,
     ) -> Tensor:
-        """Stand in for `mamba2_selective_state_update` on a row x [1, H, P]; values of heads are given expanded."""
+        """Replace `mamba2_selective_state_update` on a row x [1, H, P]; per-head values arrive expanded."""
         found: Tensor = self.state_space(
             x[:, None],
             dt[:, None, :, 0],
@@ -276,9 +276,9 @@ class StateRecorder:
         return_last_state: bool = False,
         **_: Any,
     ) -> Any:
-        """Stand in for `mamba_selective_scan` over rows x and dt [1, d, n], B and C [1, N, n].
+        """Replace `mamba_selective_scan` over rows x and dt [1, d, n], B and C [1, N, n].
 
-        Mixers with several heads call it for each in turn.
+        Mixers with several heads call it once per head.
         """
         steps = _steps(dt[0].T, delta_bias, delta_softplus)  # [n, d]
         inputs, rates = x[0].T.float(), A.float()
@@ -318,7 +318,7 @@ class StateRecorder:
         dt_softplus: bool = False,
         **_: Any,
     ) -> Tensor:
-        """Stand in for `mamba_selective_state_update` on a row x and dt [1, d], B and C [1, N]."""
+        """Replace `mamba_selective_state_update` on a row x and dt [1, d], B and C [1, N]."""
         found: Tensor = self.selective_scan(
             x[..., None],
             dt[..., None],
@@ -342,7 +342,7 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 def _steps(dt: Tensor, bias: Tensor | None, activated: bool) -> Tensor:
-    """Return dt [n, H] as the classes' one-token functions compute it: in its own type, and not clamped."""
+    """Return dt [n, H] as the classes' one-token functions compute it: in its own dtype, and not clamped."""
     if bias is not None:
         dt = dt + bias.to(dt.dtype)
     return (F.softplus(dt) if activated else dt).float()

@@ -1,8 +1,8 @@
 """The selective scan over a tree: Mamba (Gu and Dao, arXiv 2312.00752).
 
-S_i = e^{dt_i A} S_p(i) + (dt_i x_i) B_i^T, below the row p(i) that row i follows. Decays differ by channel and state,
-so that no sum over ancestors is cheaper than the states themselves: they are computed one level after the other, and
-forgotten when the pass ends. What is recorded are the rows' inputs.
+S_i = e^{dt_i A} S_p(i) + (dt_i x_i) B_i^T, where p(i) is the parent of row i. Decays differ by channel and state, so
+that no sum over ancestors is cheaper than the states themselves: they are computed level by level, and dropped after
+the pass. The rows' inputs are recorded.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class SelectiveScan(Record):
         """Return the record with further rows, and their outputs.
 
         Args:
-            record: of earlier rows; None without any.
+            record: record of earlier rows; None without any.
             state: [1, d, N].
-            levels: of all rows, the rows of each depth and their parents' rows plus 1, Int64[m] each.
+            levels: for all rows, the rows of each depth and their parents' indices plus 1, Int64[m] each.
             steps: dt [n, d].
             inputs: dt x [n, d].
             directions: B [n, N].
@@ -65,7 +65,7 @@ class SelectiveScan(Record):
             steps, inputs = torch.cat([record._steps, steps]), torch.cat([record._inputs, inputs])
             directions = torch.cat([record._directions, directions])
         grown = cls(steps, inputs, directions, rates)
-        states = steps.new_empty((len(steps) + 1, *rates.shape))  # that of the committed text first
+        states = steps.new_empty((len(steps) + 1, *rates.shape))  # the committed state first
         states[0] = state[0]
         for rows, parents in levels:
             states[rows + 1] = grown._stepped(states[parents], rows, state.dtype)
@@ -78,6 +78,6 @@ class SelectiveScan(Record):
         return held.to(state.dtype)
 
     def _stepped(self, states: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the states [m, d, N] of rows from those of their parents, rounded as a cache of this type is."""
+        """Return the states [m, d, N] of rows from those of their parents, rounded like a cache of this dtype."""
         decays = (self._steps[rows, :, None] * self._rates).exp()
         return (states * decays + self._inputs[rows, :, None] * self._directions[rows, None]).to(dtype).to(states.dtype)

@@ -46,7 +46,7 @@ class StateSpace(Record):
         """Return the record with further rows, and their outputs.
 
         Args:
-            record: of earlier rows; None without any.
+            record: record of earlier rows; None without any.
             state: [1, H, P, N].
             ancestors: Bool[T, T], of all rows.
             inputs: dt x [H, n, P].

@@ -34,17 +34,17 @@ class ConvolutionWindow(Record):
     def grown(
         cls, record: Any, inputs: Tensor, state: Tensor, places: Tensor
     ) -> tuple[ConvolutionWindow, list[Tensor]]:
-        """Return the record with further rows, and the window of each.
+        """Return the record with further rows, and the window of each row.
 
         Args:
             record: the `Window` of earlier rows; None without any.
             inputs: [n, C], of the new rows.
             state: [1, C, K'], the last inputs of the committed text.
-            places: Int64[K, n], where the inputs of each row's window are, the row's own last: 0 to K' - 1 in the
+            places: Int64[K, n], the indices of the inputs in each row's window, the row's own last: 0 to K' - 1 in the
                 state, then rows.
 
         Returns:
-            The record, and windows, K of [n, C]: whole inputs lie together, so that a row is copied at once.
+            The record, and windows, K of [n, C]: inputs are contiguous, so that a row is copied at once.
         """
         rows = inputs if record is None else torch.cat([record._inputs, inputs])
         seen = torch.cat([state[0].T.to(rows.dtype), rows])
@@ -63,8 +63,8 @@ class ConvolutionWindow(Record):
 def convolve(windows: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """Return [1, C, n]: the convolution of windows, K of [n, C], by weight [C, K].
 
-    In half precision by the operator that the classes use, whose sums are of float32; its call takes longer than the
-    sums where a pass has few rows.
+    In half precision this uses the classes' own operator, which sums in float32; for passes of few rows, calling it
+    takes longer than the sums.
     """
     if weight.dtype == torch.float32:
         columns = weight.T.contiguous()

@@ -1,1 +1,1 @@
-"""Views of a model that share its weights, and parts of it that drafters run: layers, embeddings, projection."""
+"""Views of a model that share its weights, and the parts of it that drafters run: layers, embeddings, projection."""

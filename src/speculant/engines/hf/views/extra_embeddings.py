@@ -1,4 +1,4 @@
-"""A view of a model with embeddings for further tokens, behind its vocabulary: learned inputs that are no text."""
+"""A view of a model with embeddings for extra tokens after its vocabulary: learned inputs that are not text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from speculant.engines.hf.views.model_view import view_module
 
 
 class ExtendedEmbedding(nn.Module):
-    """The model's embeddings, and further ones behind them."""
+    """The model's embeddings, followed by extra ones."""
 
     def __init__(self, inner: nn.Module, vocabulary: int, further: Tensor) -> None:
         super().__init__()
-        self._inner = [inner]  # not a submodule: the model's own, whatever is done to this view
+        self._inner = [inner]  # not a submodule: it stays the model's, whatever is done to this view
         self._vocabulary, self._further = vocabulary, further
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -28,21 +28,21 @@ class ExtendedEmbedding(nn.Module):
 
 
 def with_embeddings(source: Any, model: Any, vocabulary: int, further: Tensor) -> Any:
-    """Return a view of a model that reads tokens V, V + 1, ... too.
+    """Return a view of a model that also reads tokens V, V + 1, ...
 
     Args:
-        source: the model, or a view of it, or shadows of its modules that an acceleration runs instead.
+        source: the model, a view of it, or the shadow modules that an acceleration runs instead.
         model: the model.
         vocabulary: V.
-        further: [E, D], what its decoder layers read for these tokens.
+        further: [E, D], inputs of the decoder layers for these tokens.
 
     Raises:
-        UnsupportedError: the embeddings are not found, or further tables are read with the same tokens.
+        UnsupportedError: the embeddings are not found, or further tables are indexed by the same tokens.
     """
     embeddings = base_model(model).get_input_embeddings()
     config = model.config.get_text_config(decoder=True)
     found = [name for name, module in model.named_modules() if module is embeddings]
-    others = [  # such as those that Gemma 3n has for each layer
+    others = [  # such as Gemma 3n's per-layer tables
         module
         for module in model.modules()
         if isinstance(module, nn.Embedding | QuantizedEmbedding)

@@ -1,7 +1,7 @@
-"""Which decoder layers a pass runs, and the hidden states that it hands out.
+"""Selects the decoder layers that a pass runs, and the hidden states that it returns.
 
-Layers are counted from 0; the hidden states of layer i are its output, before the final norm also for the last one
-(transformers' `hidden_states[-1]` is behind the norm in most models). A layer that is left out hands on its input.
+Layers are counted from 0; the hidden states of layer i are its output, for the last layer before the final norm (in
+most models, transformers' `hidden_states[-1]` is after the norm). A skipped layer passes on its input.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from speculant.engines.hf.views.model_view import (
 
 
 class Taps:
-    """Keeps what tapped layers return during one pass."""
+    """Stores the outputs of tapped layers during one pass."""
 
     def __init__(self, indices: Sequence[int]) -> None:
-        """Prepare for the layers of these indices, 0 or more, in the order in which they are wanted."""
+        """Prepare for the layers of these indices, 0 or more, in the requested order."""
         self.indices = tuple(indices)
         self._outputs: dict[int, Any] = {}
 
     def take(self, index: int) -> Callable[[Any], None]:
-        """Return what is to be called with a layer's output."""
+        """Return a callback for a layer's output."""
 
         def keep(output: Any) -> None:
             self._outputs[index] = output
@@ -48,7 +48,7 @@ class Taps:
         return keep
 
     def outputs(self, index: int) -> int | None:
-        """Return how many values the layer returns as a tuple; None if it returns the hidden states alone."""
+        """Return the length of the tuple that the layer returns; None if it returns the hidden states alone."""
         output = self._outputs[index]
         return len(output) if isinstance(output, tuple) else None
 
@@ -57,7 +57,7 @@ class Taps:
 
         Args:
             rows: n.
-            last: whether the last row's are enough, [1, L', D]; layers may then have left out the others.
+            last: whether the last row is enough, [1, L', D]; layers may then have skipped the others.
 
         Raises:
             UnsupportedError: a layer did not return [1, n, D].
@@ -79,11 +79,11 @@ class Taps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """Where a pass begins that does not begin with the first layer.
+    """The starting point of a pass that does not start with the first layer.
 
     Attributes:
-        layers: how many of the first layers its rows have been run through.
-        states: [n, D], what the last of these returned.
+        layers: number of leading layers that its rows have already passed.
+        states: [n, D], the output of the last of these.
     """
 
     layers: int
@@ -91,21 +91,21 @@ class Entry:
 
 
 class LayerSelection:
-    """Makes the views of one model that passes run on."""
+    """Creates the views of one model that passes run on."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._found: LayerList | None = None
-        self._outputs: dict[int, int | None] = {}  # by layer, once a pass has left layers out; see `Taps.outputs`
+        self._outputs: dict[int, int | None] = {}  # by layer, once a pass has skipped layers; see `Taps.outputs`
         self._mixers: Mixers | None = None
-        self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by the index of a layer; see `attention_paths`
+        self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by layer index; see `attention_paths`
 
     def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
-        """Return taps for hidden layers as `RequestedOutputs` names them.
+        """Return taps for the hidden layers named by `RequestedOutputs`.
 
         Raises:
             UnsupportedError: the model's layers were not found.
-            UsageError: there is no such layer, or it is left out.
+            UsageError: there is no such layer, or it is skipped.
         """
         if not wanted:
             return Taps(())
@@ -128,18 +128,18 @@ class LayerSelection:
         mixers: View | None = None,
         entry: Entry | None = None,
     ) -> Any:
-        """Return what a pass is to run on: its source, or a view of that.
+        """Return the model that a pass runs on: its source, or a view of it.
 
         Args:
             source: the model, or what an acceleration runs instead.
-            taps: the layers whose output is wanted.
+            taps: the layers whose output is requested.
             layers: the layers to run; None for all.
-            config: attributes that the config of attention modules is to have instead of its own.
-            mixers: what makes views of mixers of states; None where they run as they are.
-            entry: where the pass begins; None for the first layer.
+            config: attributes that override those in the config of attention modules.
+            mixers: creates views of mixers with states; None if they run unchanged.
+            entry: where the pass starts; None for the first layer.
 
         Raises:
-            UnsupportedError: the model's layers were not found, or they run in a way of their own.
+            UnsupportedError: the model's layers were not found, or have a forward of their own.
             UsageError: the layers are not distinct and in order.
         """
         if not taps.indices and layers is None and config is None and mixers is None and entry is None:
@@ -169,7 +169,7 @@ class LayerSelection:
 
     def _place(self) -> LayerList:
         place = self._found
-        if place is None or not place.belongs_to(self._model):  # looked for once: every pass with taps asks
+        if place is None or not place.belongs_to(self._model):  # cached: every pass with taps needs it
             place = self._found = find_layers(self._model)
         if place is None:
             raise UnsupportedError(
@@ -190,7 +190,7 @@ class LayerSelection:
         return self._attention[index]
 
     def _skipped(self, count: int, layers: Sequence[int] | None) -> list[int]:
-        """Return the layers that are not to run, having found out what they return."""
+        """Return the layers to skip, after finding out what they return."""
         if layers is None:
             return []
         run = list(layers)
@@ -201,7 +201,7 @@ class LayerSelection:
         return [index for index in range(count) if index not in run]
 
     def _find_outputs(self, count: int) -> dict[int, int | None]:
-        """Return what each layer returns, found by a pass over one token."""
+        """Return the number of outputs of each layer, found by a pass over one token."""
         taps, token = Taps(range(count)), torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
         cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
         mixers, own = find_mixers(self._model), None
@@ -214,23 +214,23 @@ class LayerSelection:
 
 
 def shares_keys(model: Any) -> bool:
-    """Return whether the last layers of a model use others' keys and values, as those of Gemma 4's E2B do.
+    """Return whether the last layers of a model use other layers' keys and values, as in Gemma 4's E2B.
 
-    Given a number of rows whose logits are wanted, Gemma 4's run those rows alone; given an index, all rows.
+    Given a number of rows whose logits are requested, Gemma 4's run those rows alone; given an index, all rows.
     """
     return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0))
 
 
 def decoder_config(model: Any) -> Any:
-    """Return the config that the decoder layers of a model look their attention up in."""
+    """Return the config in which the decoder layers of a model look up their attention."""
     encodes = getattr(model.config, "is_encoder_decoder", False)  # T5's decoders have one of their own
     return model.get_decoder().config if encodes else model.config.get_text_config(decoder=True)
 
 
 def _settle(model: Any) -> None:
-    """Let a model change its weights first where its class does so in a pass, as RWKV's in evaluation mode.
+    """Let a model change its weights first if its class does so in a pass, as RWKV does in evaluation mode.
 
-    It remembers on itself that it did. On a view that would be forgotten, and the shared weights changed once more.
+    It remembers on itself that it did. On a view that would be lost, and the shared weights changed again.
     """
     rescale = getattr(getattr(model, "base_model", None), "_rescale_layers", None)
     if rescale is not None:

@@ -1,10 +1,10 @@
-"""Views of a model: the same weights behind other layers, without a change to the model itself.
+"""Views of a model: the same weights with other layers, without changing the model itself.
 
-Passes that tap hidden states, leave layers out or separate the sequences of a batch need modules that behave unlike
-the model's own. Hooks or patches on the shared model would be seen by other threads, and an interrupt could leave them
-behind. So such a pass runs on a view: shallow copies of the few modules on the way to what differs. They share the
-dicts of parameters, buffers and hooks with the originals, so whatever happens to those counts at once, and they are
-made anew for every pass (tens of microseconds), so nothing grows stale.
+Passes that tap hidden states, skip layers or separate the sequences of a batch need modules that behave differently
+from the model's own. Hooks or patches on the shared model would be visible to other threads, and an interrupt could
+leave them behind. So such a pass runs on a view: shallow copies of the few modules on the way to the differing ones.
+They share the dicts of parameters, buffers and hooks with the originals, so changes to those take effect at once, and
+they are created for every pass (tens of microseconds), so nothing becomes stale.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from speculant.core.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerList:
-    """Where a model keeps its decoder layers.
+    """The place of a model's decoder layers.
 
     Attributes:
-        path: the names of the modules from the model down to the list.
+        path: the module names from the model down to the list.
         layers: the list.
     """
 
@@ -48,10 +48,9 @@ class LayerList:
 
 
 def find_layers(model: Any) -> LayerList | None:
-    """Return where a model keeps its decoder layers: the outermost list of as many modules as its config names.
+    """Find a model's decoder layers: the outermost list with as many modules as its config has layers.
 
-    Where the model has parts for other media, the list of its text part. None where there is no such list, or more than
-    one.
+    In models with parts for other media, the list in the text part. None if there is no such list, or more than one.
     """
     text = model.config.get_text_config(decoder=True)
     count = getattr(text, "num_hidden_layers", None)
@@ -74,15 +73,15 @@ def find_layers(model: Any) -> LayerList | None:
 
 
 def view_model(source: Any, path: tuple[str, ...], changed: Mapping[int, nn.Module]) -> Any:
-    """Return a view of a model with other modules in the place of some decoder layers.
+    """Return a view of a model with some decoder layers replaced.
 
     Args:
-        source: the model, or shadows of its modules that an acceleration runs instead.
-        path: the names of the modules down to the list of layers.
-        changed: by the index of a layer, what stands in its place.
+        source: the model, or the shadow modules that an acceleration runs instead.
+        path: the module names down to the list of layers.
+        changed: replacements by layer index.
 
     Raises:
-        UnsupportedError: a module above the layers runs in a way of its own (compiled, or patched).
+        UnsupportedError: a module above the layers has a forward of its own (compiled, or patched).
     """
     above = [source]
     for name in path:
@@ -94,10 +93,10 @@ def view_model(source: Any, path: tuple[str, ...], changed: Mapping[int, nn.Modu
 
 
 def view_module(source: Any, path: tuple[str, ...], module: nn.Module) -> Any:
-    """Return a view of a model with another module at a path.
+    """Return a view of a model with the module at a path replaced.
 
     Raises:
-        UnsupportedError: a module on the way runs in a way of its own (compiled, or patched).
+        UnsupportedError: a module on the way has a forward of its own (compiled, or patched).
     """
     above = [source]
     for name in path[:-1]:
@@ -109,7 +108,7 @@ def view_module(source: Any, path: tuple[str, ...], module: nn.Module) -> Any:
 
 
 def tap_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
-    """Return a view of a layer that hands over each output."""
+    """Return a view of a layer that passes each output to `take`."""
 
     def hook(_module: nn.Module, _given: Any, output: Any) -> None:
         take(output)
@@ -125,7 +124,7 @@ def skip_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
 
     Args:
         layer: the layer.
-        outputs: how many values it returns as a tuple, the hidden states first; None if they are no tuple.
+        outputs: length of the tuple it returns, the hidden states first; None if it returns no tuple.
     """
 
     def forward(*args: Any, **options: Any) -> Any:
@@ -136,7 +135,7 @@ def skip_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
 
 
 def feed_layer(layer: nn.Module, outputs: int | None, states: Tensor) -> nn.Module:
-    """Return a view of a layer that returns given states [n, D], whatever its input; `outputs` as for `skip_layer`."""
+    """Return a view of a layer that returns given states [n, D], whatever its input; `outputs` as in `skip_layer`."""
 
     def forward(*_args: Any, **_options: Any) -> Any:
         return states[None] if outputs is None else (states[None], *[None] * (outputs - 1))
@@ -151,9 +150,9 @@ def _with_forward(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
 
 
 def attention_paths(layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:
-    """Return where in a layer the modules are that look their attention function up by the name in this config.
+    """Return the paths of the modules in a layer that look up their attention function in this config.
 
-    Where none does so in its own forward: all modules that have the config.
+    If none does so in its own forward: all modules that have the config.
     """
     holders = [
         (tuple(name.split(".")) if name else (), type(module))
@@ -165,10 +164,10 @@ def attention_paths(layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...
 
 
 def with_config(module: nn.Module, paths: tuple[tuple[str, ...], ...], config: Any, *, below: bool = False) -> Any:
-    """Return a view of a module in which the modules at some paths, the module itself being (), have another config.
+    """Return a view of a module in which the modules at some paths, () being itself, have another config.
 
     Raises:
-        UnsupportedError: a module on the way, other than the first, runs in a way of its own.
+        UnsupportedError: a module on the way, other than the first, has a forward of its own.
     """
     rest: dict[str, tuple[tuple[str, ...], ...]] = {}
     for path in paths:
@@ -187,27 +186,27 @@ def _looks_up_attention(kind: type[nn.Module]) -> bool:
 
 
 def change_config(config: Any, **changes: Any) -> Any:
-    """Return a shallow copy of a config with other attributes, bypassing what its setters do to parts it shares."""
+    """Return a shallow copy of a config with other attributes, bypassing setters that would change shared parts."""
     changed = copy.copy(config)
     changed.__dict__.update(changes)
     return changed
 
 
 def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bool = False) -> nn.Module:
-    """Return a shallow copy of a module with some of its submodules exchanged.
+    """Return a shallow copy of a module with some of its submodules replaced.
 
     Args:
         module: the original.
-        modules: the submodules that differ, by name.
-        own_forward: whether a forward that somebody has put into the original, and that cannot be bound to the
-            copy, may stay as it is. It runs the original's submodules.
+        modules: the replaced submodules, by name.
+        own_forward: whether to tolerate a forward that was set on the original and cannot be bound to the copy. It runs
+            the original's submodules.
 
     Raises:
-        UnsupportedError: somebody has put a forward into the original, and it cannot be bound to the copy.
+        UnsupportedError: a forward was set on the original, and it cannot be bound to the copy.
     """
     state = dict(module.__dict__)
     view: nn.Module = object.__new__(type(module))
-    state["_modules"] = {**state["_modules"], **modules}  # not the property of a shadow, which is slow
+    state["_modules"] = {**state["_modules"], **modules}  # bypasses the property of a shadow, which is slow
     state["_compiled_call_impl"] = None  # of the original
     if "forward" in state:
         rebound = _rebind(module, view)
@@ -224,7 +223,7 @@ def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bo
 
 
 def _rebind(module: nn.Module, view: nn.Module) -> dict[str, Any] | None:
-    """Return the forward that accelerate's hooks have put into a module, bound to its copy; None if it is another."""
+    """Return the forward that accelerate's hooks set on a module, bound to its copy; None if it is another forward."""
     forward, before = module.__dict__["forward"], module.__dict__.get("_old_forward")
     partial = isinstance(forward, functools.partial) and forward.args == (module,)
     if not (partial and isinstance(before, types.MethodType) and before.__self__ is module):

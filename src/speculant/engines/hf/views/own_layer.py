@@ -1,7 +1,7 @@
-"""Decoder layers of a target's class with other weights: what its MTP layers are made of.
+"""Decoder layers of a target's class with other weights, as used for its MTP layers.
 
-The class is run as it is, with its own config, rotary embedding and attention. In the place of a cache it gets one
-layer's rows, which are written in place and rolled back. Rows of several texts share a pass as the target's do
+The class runs unchanged, with its own config, rotary embedding and attention. In place of a cache it gets one layer's
+rows, which are written in place and rolled back. Rows of several texts share a pass as the target's do
 (`batch_attention`): a view of the layer has a config in which the attention function is ours.
 """
 
@@ -25,27 +25,27 @@ SLIDING = "sliding_attention"
 class CachedRows:
     """The rows of texts in a layer, see `drafters.heads.target_layer.LayerRows`.
 
-    A layer of transformers finds them where it expects a cache, whatever its index is.
+    Layers of transformers accept it as their cache, whatever their index is.
     """
 
     def __init__(self) -> None:
         self._layer = IndexedLayer()
-        self._positions: Tensor | None = None  # Int64[B, rows], which windows are counted in
+        self._positions: Tensor | None = None  # Int64[B, rows], for attention windows
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values [B, H, n, d] of new rows; return those of all rows."""
+        """Append keys and values [B, H, n, d]; return those of all rows."""
         return self._layer.update(keys, values)
 
     def update_indexer(self, keys: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Add an indexer's keys [B, n, d] of new rows; return those of all rows."""
+        """Append an indexer's keys [B, n, d]; return those of all rows."""
         return self._layer.update_indexer(keys)
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return int(self._layer.get_seq_length())
 
     def place(self, positions: Tensor) -> Tensor:
-        """Add the positions Int64[B, n] of new rows; return those of all rows."""
+        """Append the positions Int64[B, n] of new rows; return those of all rows."""
         held = self._positions
         self._positions = positions if held is None else torch.cat([held, positions], dim=-1)
         return self._positions
@@ -56,14 +56,14 @@ class CachedRows:
         return self._layer.keys, self._layer.values
 
     def keep(self, count: int) -> None:
-        """Drop all rows but the first `count`."""
+        """Drop all but the first `count` rows."""
         self._layer.keep(count, [])
         if self._positions is not None:
             self._positions = self._positions[:, :count]
 
 
 class JoinedRows(BatchCache):
-    """The rows of several texts in one layer, during one pass."""
+    """The rows of several texts in one layer during one pass."""
 
     def __init__(self, rows: Sequence[CachedRows], counts: Sequence[int], masks: Sequence[Tensor], own: str) -> None:
         """Prepare for one pass; see `BatchCache`."""
@@ -71,7 +71,7 @@ class JoinedRows(BatchCache):
         self._rows = rows
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the rows of the longest text."""
+        """Return the number of rows of the longest text."""
         return max(each.get_seq_length() for each in self._rows)
 
     def held_rows(self, cache: CachedRows) -> tuple[Tensor, Tensor]:
@@ -83,8 +83,8 @@ class OwnLayer(nn.Module):
     """See `drafters.heads.target_layer.TargetLayer`.
 
     Attributes:
-        layer: of a class of transformers.
-        window: positions that its attention sees; None for all.
+        layer: a layer of a transformers class.
+        window: number of positions that its attention sees; None for all.
     """
 
     def __init__(
@@ -93,26 +93,26 @@ class OwnLayer(nn.Module):
         """Take a layer with its weights.
 
         Args:
-            layer: of a class of transformers.
-            rotary: the target's rotary embedding, which stays the target's; None where layers have none.
-            kind: of its attention, as `layer_types` names it.
-            window: positions that its attention sees; None for all.
-            exact: names of tensors that stay in float32 whatever the others are in, as in the target.
+            layer: a layer of a transformers class.
+            rotary: the target's rotary embedding, which is shared; None if layers have none.
+            kind: kind of its attention, as named in `layer_types`.
+            window: number of positions that its attention sees; None for all.
+            exact: names of tensors that stay in float32 whatever the dtype of the others, as in the target.
         """
         super().__init__()
         self.layer = layer
         self._rotary: Callable[..., Any] | None = None if rotary is None else rotary.forward
         self._typed = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
         self.kind, self.window, self._exact = kind, window if kind == SLIDING else None, exact
-        self._apart = False  # whether the class has refused to run several texts together
+        self._apart = False  # whether the class failed to run several texts together
 
     @property
     def rotary(self) -> Any:
-        """The target's rotary embedding; None where layers have none."""
+        """The target's rotary embedding; None if layers have none."""
         return getattr(self._rotary, "__self__", None)
 
     def open(self) -> CachedRows:
-        """Return the rows of a new text: none."""
+        """Return the empty rows of a new text."""
         return CachedRows()
 
     def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: CachedRows) -> Tensor:
@@ -130,7 +130,7 @@ class OwnLayer(nn.Module):
                 return self._run_joined(x, positions, seen, rows, counts)
             except OutOfMemoryError:
                 raise
-            except Exception:  # a class may attend in a way of its own, and fail in any
+            except Exception:  # a class may have its own kind of attention, and fail in any way
                 for each, count in zip(rows, before, strict=True):
                     each.keep(count)
                 self._apart = True
@@ -173,7 +173,7 @@ class OwnLayer(nn.Module):
         return output
 
     def _mask(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: CachedRows) -> Tensor:
-        """Return what is added to the scores, [B, 1, n, rows]: some attentions choose by it, so it is always there."""
+        """Return the mask added to the scores, [B, 1, n, rows]; required by attentions that select tokens with it."""
         count = rows.get_seq_length() + x.shape[1]
         if seen is None:
             seen = torch.ones(*x.shape[:2], count, dtype=torch.bool, device=x.device)
@@ -182,7 +182,7 @@ class OwnLayer(nn.Module):
         return torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)[:, None]
 
     def _apply(self, fn: Any, recurse: bool = True) -> OwnLayer:
-        """Move all tensors, and keep those exact that the target keeps in float32."""
+        """Move all tensors, keeping in float32 those that the target keeps in float32."""
         tensors = dict(self.layer.named_parameters()) | dict(self.layer.named_buffers())
         kept = {name: tensors[name].data for name in self._exact if name in tensors}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Building decoder layers of a target's class from the tensors of a checkpoint.
+"""Builds decoder layers of a target's class from the tensors of a checkpoint.
 
-Which of a class's variants an MTP layer is (dense or of experts) stands in no config that all families share, but its
-tensors tell: the variant is taken whose names and shapes are those of the checkpoint.
+Whether an MTP layer is the dense or the expert variant of a class is not in any config that all families share. So the
+variant is chosen whose tensor names and shapes match the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from speculant.engines.hf.quantized.model_weights import expand_weights
 from speculant.engines.hf.views.model_view import LayerList, find_layers
 from speculant.engines.hf.views.own_layer import OwnLayer
 
-_KINDS = ("layer_types", "layers_block_type")  # of configs, by layer: the kind of its attention
-_FULL = {"indexer_types": "full"}  # an MTP layer has nobody before it whose choice of tokens it could share
+_KINDS = ("layer_types", "layers_block_type")  # config keys with the attention kind of each layer
+_FULL = {"indexer_types": "full"}  # an MTP layer has no preceding layer whose selected tokens it could share
 _FUSED = re.compile(r"(.*experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)")
-_MASKED = ("sdpa", "eager")  # attentions that take a mask of any form
+_MASKED = ("sdpa", "eager")  # attentions that accept any mask
 
 
 def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLayer:
@@ -30,11 +30,12 @@ def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLaye
 
     Args:
         model: the target.
-        weights: by the names that the class has; experts may have a tensor each.
-        kind: of its attention, or "moe" for a layer without any, as `layer_types` names it.
+        weights: tensors by the class's names; experts may have one tensor each.
+        kind: kind of its attention as in `layer_types`, or "moe" for a layer without any.
 
     Raises:
-        UnsupportedError: no variant of the class has such weights; what differs from the last one is named.
+        UnsupportedError: no variant of the class matches the weights; the message names the difference from the last
+            one.
     """
     place = _place(model)
     config, tried, first = _make_own_config(model, kind), set[str](), ""
@@ -55,7 +56,7 @@ def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLaye
 
 
 def copy_layer(model: Any, kind: str) -> OwnLayer:
-    """Return a copy of the target's last layer of a kind; quantised weights are expanded, so that it can be trained.
+    """Return a copy of the target's last layer of a kind; quantised weights are expanded for training.
 
     Raises:
         UnsupportedError: it has none.
@@ -71,12 +72,12 @@ def copy_layer(model: Any, kind: str) -> OwnLayer:
 
 def _place(model: Any) -> LayerList:
     found = find_layers(model)
-    assert found is not None  # `HFTargetParts` has looked
+    assert found is not None  # checked by `HFTargetParts`
     return found
 
 
 def _make_own_config(model: Any, kind: str) -> Any:
-    """Return a copy of the config in which every layer is of one kind, and whose attention takes any mask."""
+    """Return a copy of the config in which every layer is of one kind and attention accepts any mask."""
     config = copy.deepcopy(model.config.get_text_config(decoder=True))
     for name in _KINDS:
         if isinstance(held := getattr(config, name, None), list | tuple):
@@ -90,16 +91,16 @@ def _make_own_config(model: Any, kind: str) -> Any:
 
 
 def _empty(kind: type[nn.Module], config: Any, index: int) -> nn.Module:
-    """Return a layer without storage: the layers of large models would not fit twice."""
+    """Return a layer without storage: a second copy of a large model's layer might not fit."""
     try:
         with torch.device("meta"):
             return kind(config, index).eval()
-    except Exception as error:  # classes fail in many ways on a config that was changed; each ends here with its reason
+    except Exception as error:  # classes fail in many ways on a changed config; each ends here with its reason
         raise UnsupportedError(f"{kind.__name__} cannot be built alone: {type(error).__name__}: {error}") from error
 
 
 def _fuse(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with the tensors of single experts stacked where the class has one for all: [E, rows, columns]."""
+    """Stack the tensors of single experts where the class has one for all of them: [E, rows, columns]."""
     found = dict(weights)
     for name, place in wanted.items():
         match = _FUSED.fullmatch(name)
@@ -114,7 +115,7 @@ def _fuse(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[s
 
 
 def _difference(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """Return what differs between weights and those wanted, as a sentence; "" for nothing."""
+    """Return the difference between given and wanted weights as a sentence; "" if there is none."""
     missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     parts = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {', '.join(extra[:4])}"] * bool(extra)
     for name in sorted(wanted.keys() & given.keys()):
@@ -125,7 +126,7 @@ def _difference(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
 
 
 def _fill(layer: nn.Module, place: LayerList) -> None:
-    """Give buffers that no checkpoint has those of the target's layers."""
+    """Fill buffers that no checkpoint has from the target's layers."""
     own = {name: buffer for each in place.layers for name, buffer in each.named_buffers()}
     for name, buffer in [*layer.named_buffers()]:
         if buffer.is_meta:

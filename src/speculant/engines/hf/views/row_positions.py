@@ -1,10 +1,10 @@
-"""Views of models that place rows by their slots in the cache, which place the rows of a draft by their depths.
+"""Makes models that place rows by their cache slots place the rows of a draft by their depths instead.
 
-Two kinds of modules do so, and take no position ids from outside:
+Two kinds of modules do so, and accept no position ids:
 
-- Embeddings of positions that are looked up from the cache's length on (BART, mBART, Marian, Pegasus, M2M100, NLLB,
-  Blenderbot): the view asks the module for those of the rows, or where it takes a range alone, for one that holds all.
-- A bias by the distance of slots (T5, mT5, LongT5, Switch): the view asks for that of the distances between positions.
+- Position embeddings looked up from the cache's length on (BART, mBART, Marian, Pegasus, M2M100, NLLB, Blenderbot):
+  the view asks the module for those of the rows, or if it only takes a range, for a range that covers all.
+- A bias by the distance of slots (T5, mT5, LongT5, Switch): the view computes it from the distances of positions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from speculant.engines.hf.views.model_view import twin, view_module
 
-_LENGTH = "past_key_values_length"  # the argument of the first kind
+_LENGTH = "past_key_values_length"  # the argument of modules of the first kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPlaces:
-    """Where the rows of one sequence stand.
+    """The positions of one sequence's rows.
 
     Attributes:
-        rows: Int64[n], the positions of its rows of a pass.
-        keys: Int64[L], those of all rows of its cache, these included.
+        rows: Int64[n], positions of its rows in a pass.
+        keys: Int64[L], positions of all rows in its cache, including these.
     """
 
     rows: Tensor
@@ -36,7 +36,7 @@ class RowPlaces:
 
 
 def find_placing(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that place rows of a model's decoder by their slots."""
+    """Return the names of the modules in a model's decoder that place rows by their slots."""
     decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model  # type: ignore[operator]
     found = [
         name
@@ -49,15 +49,15 @@ def find_placing(model: nn.Module) -> tuple[str, ...]:
 
 
 def with_positions(source: Any, names: tuple[str, ...], places: Sequence[RowPlaces]) -> Any:
-    """Return a view of a model whose decoder places rows as told.
+    """Return a view of a model whose decoder places rows at given positions.
 
     Args:
         source: the model, or a view of it.
         names: from `find_placing`.
-        places: of the sequences of the pass, one behind the other.
+        places: positions of the sequences of the pass, in order.
 
     Raises:
-        UnsupportedError: a module on the way runs in a way of its own (compiled, or patched).
+        UnsupportedError: a module on the way has a forward of its own (compiled, or patched).
     """
     view, rows = source, torch.cat([each.rows for each in places])
     for name in names:
@@ -71,11 +71,11 @@ def with_positions(source: Any, names: tuple[str, ...], places: Sequence[RowPlac
 
 
 class _PlacedEmbeddings(nn.Module):
-    """Embeddings of given positions, by a module that knows those of a range alone."""
+    """Embeddings of given positions, from a module that only takes a range."""
 
     def __init__(self, inner: nn.Module, rows: Tensor) -> None:
         super().__init__()
-        self._inner, self._rows = [inner], rows  # not a submodule: the model's own
+        self._inner, self._rows = [inner], rows  # not a submodule: it stays the model's
 
     def forward(self, given: Any, *args: Any, **options: Any) -> Tensor:
         inner = self._inner[0]
@@ -96,7 +96,7 @@ class _PlacedEmbeddings(nn.Module):
 
 
 def _placed_bias(inner: nn.Module, places: Sequence[RowPlaces]) -> nn.Module:
-    """Return a view of an attention whose bias goes by the distance of positions; several sequences have one each."""
+    """Return a view of an attention with a bias by the distance of positions, one for each sequence."""
     view = twin(inner, modules={})
 
     def compute_bias(*_args: Any, **_options: Any) -> Tensor | tuple[Tensor, ...]:

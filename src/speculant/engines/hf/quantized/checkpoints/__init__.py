@@ -1,1 +1,1 @@
-"""Checkpoints that are quantised already, read as they are: one file per format, and none of the formats' packages."""
+"""Readers of quantised checkpoints: one file per format, without the formats' own packages."""

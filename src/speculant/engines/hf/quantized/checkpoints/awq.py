@@ -6,7 +6,7 @@
 | qzeros | int32 [groups, outs / 8] | zero points, packed in the same way |
 | scales | float16 [groups, outs] | |
 
-The eight integers of a word belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7 of its eight, lowest bits first.
+The eight integers of a word belong to outputs 0, 2, 4, 6, 1, 3, 5, 7 of the group of eight, lowest bits first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.checkpoint_files import CheckpointFiles
 from speculant.engines.hf.quantized.checkpoints.matrix import PackedMatrix, find_group, group_values, unpack_words
 
-_LAYOUTS = ("gemm", "exllama", "ipex")  # the latter are other kernels for files of the first
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word
+_LAYOUTS = ("gemm", "exllama", "ipex")  # the latter are other kernels for the same file layout
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of outputs 0 to 7 in a word
 
 
 def read_awq(files: CheckpointFiles, settings: Mapping[str, Any]) -> Iterator[PackedMatrix]:

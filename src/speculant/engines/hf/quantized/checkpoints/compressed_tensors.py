@@ -6,8 +6,8 @@
 | int-quantized, naive-quantized (8 bits) | weight int8 [outs, k], weight_scale [outs, groups], perhaps weight_zero_point int8 |
 | nvfp4-pack-quantized, mxfp4-pack-quantized | weight_packed uint8 [outs, k / 2] of E2M1 numbers, weight_scale [outs, k / 16 or 32] as float8 or as exponents (uint8), perhaps weight_global_scale |
 
-Packed integers are signed ones plus 2^(bits - 1). What the format says of activations does not matter here: they are
-rounded as `QuantizedLinear` does.
+Packed integers are signed ones plus 2^(bits - 1). The format's settings for activations are ignored: they are rounded
+as in `QuantizedLinear`.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", 
 
 
 def is_readable(settings: Mapping[str, Any]) -> bool:
-    """Return whether all of a checkpoint is in formats that are read here."""
+    """Return whether all of a checkpoint is in readable formats."""
     groups = settings.get("config_groups") or {}
     formats = {each.get("format") or settings.get("format") for each in groups.values()} or {settings.get("format")}
     sparse = (settings.get("sparsity_config") or {}).get("format", "dense")
@@ -43,7 +43,7 @@ def is_readable(settings: Mapping[str, Any]) -> bool:
 
 
 def read_compressed_tensors(files: CheckpointFiles, settings: Mapping[str, Any]) -> Iterator[PackedMatrix]:
-    """Yield the matrices of a checkpoint of compressed-tensors; see `Reader`."""
+    """Yield the matrices of a compressed-tensors checkpoint; see `Reader`."""
     groups = (settings.get("config_groups") or {}).values()
     sizes = tuple({(each.get("weights") or {}).get("group_size") for each in groups})
     for tensor in files:
@@ -65,7 +65,7 @@ def _read_words(files: CheckpointFiles, base: str, words: Tensor, sizes: tuple[A
     zeros, offset = None, 1 << bits - 1
     if f"{base}.weight_zero_point" in files:
         zeros = unpack_words(files.read(f"{base}.weight_zero_point").t(), bits)[:, :outs].t()
-        offset = 0  # both are above the signed integers by as much
+        offset = 0  # values and zero points have the same offset from signed integers
     values, size = unpack_words(words, bits)[:, :k], find_group(k, scales.shape[1], *sizes)
     order = order_inputs(base, files.read(f"{base}.weight_g_idx"), size) if f"{base}.weight_g_idx" in files else None
     return _matrix(

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint has packed one by one, as the matrices of all experts of a layer."""
+"""Joins experts that a checkpoint packs one by one into matrices of all experts of a layer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.weight import OUTS, GroupScales, QuantizedWeight
 
-_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's names, and everybody's
+_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's names -> the common names
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 
 
 def join_experts(weights: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedWeight]:
-    """Return packed matrices, those of a layer's experts joined: `x.experts.3.up_proj.weight` into `x.experts.up_proj`.
+    """Return packed matrices, with a layer's experts joined: `x.experts.3.up_proj.weight` into `x.experts.up_proj`.
 
     Raises:
-        UnsupportedError: experts of a layer are packed in different ways.
+        UnsupportedError: experts of a layer are packed in different formats.
     """
     found, experts = dict[str, QuantizedWeight](), defaultdict[str, dict[int, QuantizedWeight]](dict)
     for name, weight in weights.items():
@@ -37,7 +37,7 @@ def join_experts(weights: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedW
 
 
 def _join(name: str, weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Return one matrix of the rows of several."""
+    """Concatenate the rows of several matrices."""
     first = weights[0]
     kinds = {(each.outs, each.k, each.bits, each.group, each.offset, each.minima is None) for each in weights}
     if len(kinds) > 1 or first.outs % OUTS or first.table is not None:
@@ -62,6 +62,6 @@ def _join(name: str, weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def _alike(numbers: Sequence[Tensor]) -> list[Tensor]:
-    """Return scales in one dtype, float32 if any has it."""
+    """Return scales in a common dtype, float32 if any of them has it."""
     dtype = torch.float32 if any(each.dtype is torch.float32 for each in numbers) else numbers[0].dtype
     return [each.to(dtype) for each in numbers]

@@ -1,4 +1,4 @@
-"""The formats of quantised checkpoints that are read packed, by the name that a config has for them."""
+"""The quantised checkpoint formats that are read packed, by their names in configs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from speculant.engines.hf.quantized.checkpoints.matrix import Reader
 from speculant.engines.hf.quantized.checkpoints.mxfp4 import read_mxfp4
 from speculant.engines.hf.quantized.checkpoints.torchao import read_torchao
 
-PACKED = "speculant"  # the `quant_method` of folders that `speculant quantize` has written
+PACKED = "speculant"  # the `quant_method` of folders written by `speculant quantize`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFormat:
-    """A format.
+    """A quantised checkpoint format.
 
     Attributes:
         name: the `quant_method` of its configs.
-        read: yields its matrices; None for folders of `speculant quantize`, which are mapped as they are.
-        takes: whether a checkpoint with these settings is one for the reader; others are left to
-            transformers. None for all.
+        read: yields its matrices; None for folders of `speculant quantize`, which are mapped directly.
+        takes: whether the reader supports a checkpoint with these settings; others are left to transformers. None for
+            all.
     """
 
     name: str
@@ -47,7 +47,7 @@ FORMATS = {
 
 
 def quantization_settings(config: Any) -> dict[str, Any] | None:
-    """Return the `quantization_config` of a model's config; None where its weights are floats."""
+    """Return the `quantization_config` of a model's config; None if its weights are floats."""
     found = getattr(config, "quantization_config", None)
     if found is None:
         found = getattr(config.get_text_config(decoder=True), "quantization_config", None)
@@ -57,10 +57,10 @@ def quantization_settings(config: Any) -> dict[str, Any] | None:
 
 
 def find_format(settings: Mapping[str, Any], device: str = "cpu") -> CheckpointFormat | None:
-    """Return the format of a checkpoint by its settings; None where it is left to transformers.
+    """Return the format of a checkpoint by its settings; None if it is left to transformers.
 
     Raises:
-        UnsupportedError: only CPUs can run it, and the device is another.
+        UnsupportedError: only CPUs support it, and the device is another.
     """
     found = FORMATS.get(str(settings.get("quant_method")))
     if found is None or (found.takes is not None and not found.takes(settings)):

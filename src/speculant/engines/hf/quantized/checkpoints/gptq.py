@@ -44,9 +44,7 @@ def read_gptq(files: CheckpointFiles, settings: Mapping[str, Any]) -> Iterator[P
         bits = 32 * zeros.shape[1] // outs
         if bits not in _ONES:
             raise UnsupportedError(f"{base} has {bits} bits a weight; GPTQ weights of 4 and 8 bits are read.")
-        if (
-            version == "gptq"
-        ):  # a whole word at a time, as it was written: where a zero was 0, the next one lent it a bit
+        if version == "gptq":  # whole words, as it was written: a zero point of 0 borrowed a bit from the next one
             zeros = zeros + torch.tensor(_ONES[bits], dtype=torch.int32)
         values = unpack_words(words.t(), bits)
         size = find_group(values.shape[1], len(scales), settings.get("group_size"))

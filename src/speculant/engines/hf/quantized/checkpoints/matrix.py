@@ -1,4 +1,4 @@
-"""What the readers of formats have in common: integers packed in words, and groups, scales and zero points."""
+"""The common part of the format readers: integers packed in words, and groups, scales and zero points."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WIDEST = GROUPS[-1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMatrix:
-    """A matrix of a checkpoint.
+    """A quantised matrix of a checkpoint.
 
     Attributes:
-        name: of the parameter that it replaces, such as "model.layers.0.mlp.up_proj.weight".
-        values: the matrix; its inputs are in the order `order` if there is one.
-        tensors: the names of the tensors that it was made of.
-        order: Int64 [k], the order in which the matrix takes its inputs; None for their own.
+        name: name of the parameter that it replaces, such as "model.layers.0.mlp.up_proj.weight".
+        values: the matrix; its inputs are permuted by `order` if set.
+        tensors: names of the tensors that it was made from.
+        order: Int64 [k], the order in which the matrix takes its inputs; None for the original order.
     """
 
     name: str
@@ -34,17 +34,17 @@ class PackedMatrix:
 
 
 class Reader(Protocol):
-    """A format's reader."""
+    """A reader for one format."""
 
     def __call__(self, files: CheckpointFiles, settings: Mapping[str, Any], /) -> Iterator[PackedMatrix]:
-        """Yield the packed matrices of a checkpoint, one after the other.
+        """Yield the packed matrices of a checkpoint, one at a time.
 
         Args:
-            files: of the checkpoint.
+            files: files of the checkpoint.
             settings: its config's `quantization_config`.
 
         Raises:
-            UnsupportedError: a matrix is packed in a way that is not known here; the message names it.
+            UnsupportedError: a matrix is packed in an unknown way; the message names it.
         """
 
 
@@ -54,7 +54,7 @@ def unpack_words(words: Tensor, bits: int, *, order: tuple[int, ...] | None = No
     Args:
         words: Int32 [rows, n].
         bits: 4 or 8.
-        order: the place in a word of each of its integers; None for the order of the bits.
+        order: the place in a word of each of its integers; None for bit order.
 
     Returns:
         UInt8 [rows, n * 32 / bits].
@@ -88,24 +88,24 @@ def group_values(
     """Return a matrix of (value - offset - zero) * scale + minimum.
 
     Args:
-        name: of the matrix, for messages.
+        name: name of the matrix, for messages.
         values: UInt8 [outs, k].
         scales: [outs, groups], any float dtype.
         bits: 4 or 8.
-        group: inputs that share a scale; k or more for all.
-        zeros: whole numbers [outs, groups] that are subtracted from values; None for none.
+        group: number of inputs that share a scale; k or more for all.
+        zeros: integers [outs, groups] subtracted from values; None for none.
         offset: subtracted from all values.
-        minima: [outs, groups], added after scaling, instead of zeros; None for none.
-        table: what 4-bit values stand for, see `GroupedValues`.
+        minima: [outs, groups], added after scaling, in place of zeros; None for none.
+        table: values that 4-bit codes encode, see `GroupedValues`.
 
     Raises:
-        UnsupportedError: the groups have a size for which there is no layout.
+        UnsupportedError: there is no layout for this group size.
     """
     outs, k = values.shape
     if zeros is not None and bool((zeros == zeros.flatten()[0]).all()):
         offset, zeros = offset + int(zeros.flatten()[0]), None
     if zeros is not None:
-        minima = -scales.float() * zeros.float()  # exact: 11 bits of a scale times 8 of a zero
+        minima = -scales.float() * zeros.float()  # exact: 11 bits of a scale times 8 bits of a zero
     repeats = 1
     if group not in GROUPS:
         if group < k and group % _WIDEST:
@@ -132,21 +132,21 @@ def group_values(
 
 
 def find_group(k: int, groups: int, *named: Any) -> int:
-    """Return how many of k inputs share a scale: a number that the config names if it fits, else k / groups."""
+    """Return how many of k inputs share a scale: the first number from the config that fits, else k / groups."""
     fitting = (int(each) for each in named if each and int(each) > 0)
     return next((size for size in fitting if -(-k // size) == groups), -(-k // groups))
 
 
 def order_inputs(name: str, groups: Tensor, size: int) -> Tensor | None:
-    """Return the order of inputs in which a matrix's groups lie side by side; None where they do already.
+    """Return an order of inputs in which each group is contiguous; None if they already are.
 
     Args:
-        name: of the matrix, for messages.
+        name: name of the matrix, for messages.
         groups: Int [k], the group of each input.
-        size: inputs of a group.
+        size: number of inputs per group.
 
     Raises:
-        UnsupportedError: the groups are not of this size.
+        UnsupportedError: the groups do not have this size.
     """
     expected = torch.arange(len(groups)) // size
     groups = groups.long()
@@ -159,7 +159,7 @@ def order_inputs(name: str, groups: Tensor, size: int) -> Tensor | None:
 
 
 def _shortest(numbers: Tensor) -> Tensor:
-    """Return numbers as float16 where that changes none of them, else as float32."""
+    """Return numbers as float16 if that is exact, else as float32."""
     wide = numbers.float()
     halved = wide.half()
     return halved if torch.equal(halved.float(), wide) else wide

@@ -21,7 +21,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 def read_mxfp4(files: CheckpointFiles, _settings: Mapping[str, Any]) -> Iterator[PackedMatrix]:
-    """Yield the matrices of all experts of each layer, one expert's outputs behind the other's; see `Reader`."""
+    """Yield the matrices of each layer's experts, with the outputs of all experts concatenated; see `Reader`."""
     for tensor in files:
         if not tensor.endswith(_BLOCKS):
             continue

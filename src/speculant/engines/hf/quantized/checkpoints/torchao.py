@@ -1,7 +1,7 @@
 """torchao's int4 and int8 weights in safetensors, as transformers saves them.
 
-A weight `x.weight` is kept as tensors `x._weight_qdata`, `x._weight_scale`, ...; the header's metadata say of which
-class it is.
+A weight `x.weight` is stored as tensors `x._weight_qdata`, `x._weight_scale`, ...; the header's metadata name its
+class.
 
 | class | tensors |
 |---|---|
@@ -24,7 +24,7 @@ from speculant.engines.hf.quantized.checkpoints.matrix import PackedMatrix, grou
 from speculant.engines.hf.quantized.weight import GroupedValues
 
 _PLAIN = ("Tensor", "torch.Tensor")
-_SMALL = ("int1", "int2", "int3", "int4")  # dtypes whose values fit in 4 bits
+_SMALL = ("int1", "int2", "int3", "int4")  # dtypes that fit in 4 bits
 
 
 def read_torchao(files: CheckpointFiles, _settings: Mapping[str, Any]) -> Iterator[PackedMatrix]:
@@ -72,7 +72,7 @@ def _read(name: str, kind: str, facts: Mapping[str, Any], parts: Mapping[str, An
 
 
 def _facts(text: str) -> dict[str, Any] | None:
-    """Return what a weight's metadata say; None where it is no weight's."""
+    """Parse a weight's metadata; None if it is not a weight's."""
     try:
         found = json.loads(text)
     except ValueError:

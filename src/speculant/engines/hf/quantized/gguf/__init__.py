@@ -1,1 +1,1 @@
-"""GGUF files: their container, their blocks without rounding again, and models made of them."""
+"""GGUF files: their container, their blocks without requantisation, and models built from them."""

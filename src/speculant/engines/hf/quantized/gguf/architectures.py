@@ -1,11 +1,11 @@
-"""The architectures whose GGUF files run on models of transformers, and how each names and stores its weights.
+"""The GGUF architectures that run on transformers' models, with their naming and storage of weights.
 
-llama.cpp's names of tensors are those of gguf-py (`constants.py`, github.com/ggml-org/llama.cpp). What differs between
-a file and the model of transformers, beside names:
+Tensor names are llama.cpp's, as in gguf-py (`constants.py`, github.com/ggml-org/llama.cpp). Besides names, a file
+differs from transformers' model in:
 
 - *paired rows*: llama.cpp rotates neighbouring pairs of a head's dimensions for `llama` and `mistral3`, so rows of q
   and k are permuted in their files; transformers pairs the two halves.
-- *shifted norms*: files of Gemma hold 1 + w of each norm, transformers adds the 1 itself.
+- *shifted norms*: files of Gemma store 1 + w for each norm; transformers adds the 1 itself.
 - *experts*: a file has one tensor for all experts of a layer and projection; see `experts.py`.
 """
 
@@ -26,9 +26,9 @@ OUTER = MappingProxyType(
         "output.weight": "lm_head.weight",
     }
 )
-HEAD = "output.weight"  # without it the head is the embedding
-ROPE_FREQS = "rope_freqs.weight"  # by which rotary frequencies are divided, as Llama 3's are
-LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # the same, by the length of the text
+HEAD = "output.weight"  # without it the head is tied to the embedding
+ROPE_FREQS = "rope_freqs.weight"  # divisors of the rotary frequencies, as for Llama 3
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # the same, for long and short texts
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _INNER = MappingProxyType(
     {
@@ -67,7 +67,7 @@ _SINKS = {
     "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
 }
-_BARE = ("self_attn.sinks", *_EXPERTS.values())  # parameters that are no weight of a module
+_BARE = ("self_attn.sinks", *_EXPERTS.values())  # parameters that are not a module's weight
 _EXPERT_SETTINGS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
@@ -77,14 +77,14 @@ class Architecture:
     """An architecture of GGUF files.
 
     Attributes:
-        name: in files.
-        model_type: in transformers.
-        inner: names of a layer's modules in files, and in transformers.
-        paired: whether rows of q and k are stored by rotary pairs.
+        name: name in GGUF files.
+        model_type: name in transformers.
+        inner: names of a layer's modules in files -> in transformers.
+        paired: whether rows of q and k are stored in rotary pairs.
         shifted_norms: whether norms are stored with 1 added.
-        optional_biases: whether biases may be missing one by one, where they are 0.
+        optional_biases: whether individual biases may be missing, meaning 0.
         rope: tensors that describe the rotary embedding.
-        settings: keys of the metadata, behind the architecture's name, that only this one has and `config` reads.
+        settings: metadata keys, after the architecture's name, that are specific to it and that `config` reads.
     """
 
     name: str
@@ -121,12 +121,12 @@ class Architecture:
         return f"blk.{layer}.{inner.get(module, module)}.{kind}"
 
     def row_order(self, tensor: str, outs: int, *, heads: int, key_heads: int) -> Tensor | None:
-        """Return which row of a tensor each row in transformers is, int64 [outs]; None for the file's order.
+        """Return the file row for each row in transformers, int64 [outs]; None for the file's order.
 
         Args:
-            tensor: its name in the file.
-            outs: how many rows it has.
-            heads, key_heads: how many heads q and k have.
+            tensor: name in the file.
+            outs: number of rows.
+            heads, key_heads: number of heads of q and k.
         """
         counts = {"attn_q": heads, "attn_k": key_heads}
         found = _LAYER.fullmatch(tensor)
@@ -134,7 +134,7 @@ class Architecture:
         return None if count is None else torch.arange(outs).reshape(count, -1, 2).transpose(1, 2).reshape(-1)
 
     def restore_norm(self, parameter: str, values: Tensor) -> Tensor:
-        """Return the weights of a norm as transformers has them, float32; other tensors as they are."""
+        """Return the weights of a norm as in transformers, float32; other tensors unchanged."""
         return values - 1 if self.shifted_norms and parameter.endswith("norm.weight") else values
 
 
@@ -201,6 +201,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         )
     }
 )
-MIXTRAL = Architecture(  # which files of experts call "llama" too
+MIXTRAL = Architecture(  # mixture files are also named "llama"
     name="llama", model_type="mixtral", inner=_ROUTED, paired=True, rope=(ROPE_FREQS,), settings=_EXPERT_SETTINGS
 )

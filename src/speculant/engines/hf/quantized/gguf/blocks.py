@@ -1,4 +1,4 @@
-"""Quantised blocks of GGUF files as grouped values, without rounding again.
+"""Conversion of quantised GGUF blocks to grouped values, without requantisation.
 
 The kinds are listed in `kinds.py`. Dequantised values are those of ggml and of the package `gguf`, bit for bit.
 """
@@ -56,14 +56,14 @@ def unpack(blocks: Tensor, kind: str, outs: int, k: int) -> GroupedValues:
 
 
 def byte_table(values: tuple[int, ...], offset: int) -> Tensor | None:
-    """Return a table of signed values as the bytes that `GroupedValues` keeps; None of an empty one."""
+    """Return a table of signed values as the bytes that `GroupedValues` stores; None for an empty one."""
     return torch.tensor([value + offset for value in values], dtype=torch.uint8) if values else None
 
 
 def split_bytes(part: Tensor, bits: int, run: int) -> Tensor:
     """Return the fields of bytes [..., n], uint8 [..., n * 8 / bits], lowest bits first.
 
-    Of each run of `run` bytes, the first fields of all bytes come first, then the second ones, and so on.
+    In each run of `run` bytes, the first fields of all bytes come first, then the second ones, and so on.
     """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     fields = part.reshape(*part.shape[:-1], -1, 1, run) >> shifts & (1 << bits) - 1
@@ -71,7 +71,7 @@ def split_bytes(part: Tensor, bits: int, run: int) -> Tensor:
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """Return 2^(e - 128) of bytes e, float32: the scales E8M0 of microscaling formats, halved, as ggml has them."""
+    """Return 2^(e - 128) of bytes e, float32: the E8M0 scales of microscaling formats, halved, as in ggml."""
     return torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])[exponents.int()]
 
 
@@ -88,7 +88,7 @@ def _q4_1(blocks: Tensor) -> _Parts:
 
 
 def _five_bits(blocks: Tensor, at: int, run: int) -> Tensor:
-    """Return values of 5 bits from the rest of the blocks: first all fifth bits, then the lower four of each."""
+    """Return 5-bit values from the rest of the blocks: first all fifth bits, then the lower four of each."""
     end = at + (blocks.shape[-1] - at) // 5
     fifth = split_bytes(blocks[..., at:end], 1, 1 if run == 16 else run)
     return split_bytes(blocks[..., end:], 4, run) | fifth << 4
@@ -118,7 +118,7 @@ def _q2_k(blocks: Tensor) -> _Parts:
 
 def _q3_k(blocks: Tensor) -> _Parts:
     values = split_bytes(blocks[..., 32:96], 2, 32) | split_bytes(blocks[..., :32], 1, 32) << 2
-    # 16 scales of 6 bits: their low halves in 8 bytes, their high bits in 4
+    # 16 scales of 6 bits: the low halves in 8 bytes, the high bits in 4
     scales = split_bytes(blocks[..., 96:104], 4, 8) | split_bytes(blocks[..., 104:108], 2, 4) << 4
     return _Parts(values, scales.to(torch.int8) - 32, _half(blocks, 108))
 

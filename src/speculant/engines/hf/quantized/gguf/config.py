@@ -1,7 +1,7 @@
-"""The config of a model of transformers from the metadata of a GGUF file.
+"""Builds a transformers config from the metadata of a GGUF file.
 
-What all architectures have is read by `settings`. What one has of its own, and what its files do not say, stands
-in `_SPECIAL`, as llama.cpp has it in its code (`src/models` of github.com/ggml-org/llama.cpp).
+`settings` reads what all architectures share. What is specific to one, and what its files omit, is in `_SPECIAL`, as in
+llama.cpp's code (`src/models` of github.com/ggml-org/llama.cpp).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def find_architecture(file: GgufFile) -> Architecture:
 
     Raises:
         ModelError: the file does not name one.
-        UnsupportedError: it is none of `ARCHITECTURES`.
+        UnsupportedError: it is not in `ARCHITECTURES`.
     """
     name = file.read("general.architecture", str)
     if name not in ARCHITECTURES:
@@ -33,11 +33,11 @@ def find_architecture(file: GgufFile) -> Architecture:
 
 
 def read_config(file: GgufFile) -> Any:
-    """Return the config of a file's model, of the class that transformers has for it.
+    """Return the config of a file's model, of transformers' class for it.
 
     Raises:
-        ModelError: a setting is missing or makes no sense.
-        UnsupportedError: the architecture, or a setting of it, is not known here.
+        ModelError: a setting is missing or invalid.
+        UnsupportedError: the architecture, or one of its settings, is not supported.
     """
     from transformers import CONFIG_MAPPING
 
@@ -58,7 +58,7 @@ def read_config(file: GgufFile) -> Any:
     }
     try:
         return CONFIG_MAPPING[architecture.model_type](**values)
-    except Exception as error:  # validators of transformers raise what they like
+    except Exception as error:  # transformers' validators raise arbitrary exceptions
         raise ModelError(f"{file.path} cannot be used: its settings are not possible: {error}.") from error
 
 
@@ -93,7 +93,7 @@ def _gemma3(found: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention_scale(values: Mapping[str, Any], *, largest: int) -> dict[str, Any]:
-    """Return the number whose root divides scores: of a head, but in Gemma's models of the most layers."""
+    """Return the number whose root divides scores: the head size, except in Gemma models with most layers."""
     of_a_head = values["hidden_size"] // values["num_attention_heads"]
     return {"query_pre_attn_scalar": of_a_head if values["num_hidden_layers"] == largest else values["head_dim"]}
 
@@ -149,7 +149,7 @@ def _qwen3moe(found: Settings, _: Mapping[str, Any]) -> dict[str, Any]:
 def _gpt_oss(found: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     rope = dict(values["rope_parameters"])
     if rope["rope_type"] == "yarn":
-        rope["truncate"] = False  # as the model was trained; no key of the file says so
+        rope["truncate"] = False  # as the model was trained; no metadata key states it
     return {
         "num_local_experts": found.integer("expert_count"),
         "num_experts_per_tok": _used(found),
@@ -171,10 +171,10 @@ def _experts(found: Settings) -> dict[str, Any]:
 
 
 def _used(found: Settings) -> int:
-    """Return how many experts a row chooses.
+    """Return the number of experts per row.
 
     Raises:
-        ModelError: there are fewer.
+        ModelError: there are fewer experts.
     """
     used = found.integer("expert_used_count")
     if used > found.integer("expert_count"):

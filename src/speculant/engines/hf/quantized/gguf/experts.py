@@ -1,7 +1,7 @@
-"""The experts of a layer in a GGUF file: a tensor of all experts per projection, [E, outs, k].
+"""The experts of a layer in a GGUF file: one tensor of all experts per projection, [E, outs, k].
 
-Quantised ones become one `QuantizedExperts`, whose matrices are the same bytes as [E * outs, k]. Floats become the
-parameters of transformers, where gate and up are one tensor whose axes and order differ between classes.
+Quantised ones become one `QuantizedExperts`, whose matrices are the same bytes as [E * outs, k]. Floats become
+transformers' parameters, where gate and up are one tensor whose axes and order differ between classes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from speculant.engines.hf.quantized.experts import PROJECTIONS, expert_weights, 
 from speculant.engines.hf.quantized.gguf.file import GgufFile, GgufTensor
 from speculant.engines.hf.quantized.weight import OUTS
 
-BIAS = "_bias"  # the end of the names of biases
+BIAS = "_bias"  # suffix of bias names
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExpertTensors:
-    """What a file has for the experts of one layer.
+    """The tensors of one layer's experts in a file.
 
     Attributes:
-        path: of the experts' module.
-        tensors: by the names of `PROJECTIONS`; biases have `BIAS` behind it.
+        path: path of the experts' module.
+        tensors: by the names in `PROJECTIONS`, with the suffix `BIAS` for biases.
     """
 
     path: str
@@ -39,11 +39,11 @@ class ExpertTensors:
         return self.tensors["gate_proj"].is_quantized
 
     def check(self, file: GgufFile, module: Any) -> None:
-        """Check that the tensors are those of a module.
+        """Check that the tensors match a module.
 
         Raises:
-            ModelError: one is missing, or has another shape.
-            UnsupportedError: the module's class is not known, or some are quantised and others not.
+            ModelError: one is missing, or has the wrong shape.
+            UnsupportedError: the module's class is unknown, or only some of the tensors are quantised.
         """
         if not is_experts(module):
             raise UnsupportedError(
@@ -76,14 +76,14 @@ class ExpertTensors:
             )
 
     def matrices(self) -> Iterator[tuple[str, GgufTensor]]:
-        """Yield the quantised matrices, [E * outs, k], by the names that `replace_weights` takes."""
+        """Yield the quantised matrices, [E * outs, k], by the names for `replace_weights`."""
         for name in PROJECTIONS:
             tensor = self.tensors[name]
             count, outs, k = tensor.shape
             yield f"{self.path}.{name}", replace(tensor, shape=(count * outs, k))
 
     def parameters(self, module: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the parameters that are floats, by name: biases, and matrices that are not quantised."""
+        """Return the float parameters by name: biases, and matrices that are not quantised."""
         found = dict[str, Tensor]()
         if not self.is_quantized:
             each = {name: self.tensors[name].floats().to(dtype) for name in PROJECTIONS}
@@ -105,7 +105,7 @@ class ExpertTensors:
 
 
 def gather_experts(found: Mapping[str, GgufTensor]) -> list[ExpertTensors]:
-    """Return the experts of each layer, of tensors by "path.projection"."""
+    """Group tensors by "path.projection" into the experts of each layer."""
     layers: dict[str, ExpertTensors] = {}
     for name, tensor in found.items():
         path, _, projection = name.rpartition(".")
@@ -114,7 +114,7 @@ def gather_experts(found: Mapping[str, GgufTensor]) -> list[ExpertTensors]:
 
 
 def _join(module: Any, gate: Tensor, up: Tensor) -> Tensor:
-    """Return [E, 2 * I, ...] of gate and up, one behind the other or in turns."""
+    """Join gate and up to [E, 2 * I, ...], concatenated or interleaved."""
     if module.is_concatenated:
         return torch.cat((gate, up), dim=1)
     return torch.stack((gate, up), dim=2).flatten(1, 2)

@@ -1,6 +1,6 @@
-"""GGUF files, mapped into memory: metadata, and tensors that are read when they are asked for.
+"""Memory-mapped GGUF files: metadata, and tensors that are read on demand.
 
-A model may be split into files that are named `name-00001-of-00003.gguf` and so on; any of them opens the model.
+A model may be split into files named `name-00001-of-00003.gguf` and so on; any of them opens the model.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: files may be larger than the mem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufTensor:
-    """A tensor of a file.
+    """A tensor of a GGUF file.
 
     Attributes:
         kind: its name in ggml, such as "Q4_K".
         shape: outermost dimension first, as in PyTorch.
-        path: of its file.
-        start, size: of its bytes in the file.
+        path: path of its file.
+        start, size: byte range in the file.
         file: the mapped file.
     """
 
@@ -51,22 +51,22 @@ class GgufTensor:
 
     @property
     def data(self) -> Tensor:
-        """Return the bytes, uint8 [size], mapped."""
+        """Return the tensor's bytes, uint8 [size], mapped."""
         return torch.frombuffer(self.file, dtype=torch.uint8, offset=self.start, count=self.size)
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the values stand in blocks with scales."""
+        """Whether the values are stored in blocks with scales."""
         return self.kind not in FLOATS
 
     def part(self, index: int) -> GgufTensor:
-        """Return one of the tensors along the first dimension, such as an expert's matrix."""
+        """Return one slice along the first dimension, such as an expert's matrix."""
         size = self.size // self.shape[0]
         start = self.start + range(self.shape[0])[index] * size
         return GgufTensor(self.name, self.kind, self.shape[1:], self.path, start, size, self.file)
 
     def floats(self) -> Tensor:
-        """Return the values of a tensor of floats in their own dtype, mapped from the file.
+        """Return the values of a float tensor in their own dtype, mapped from the file.
 
         Raises:
             UnsupportedError: the tensor is quantised.
@@ -79,26 +79,26 @@ class GgufTensor:
         return data.view(dtype).reshape(self.shape)
 
     def packed(self, *, order: Tensor | None = None, threads: int | None = None) -> QuantizedWeight:
-        """Return a quantised matrix in the order of the kernels; the file's bytes leave the memory.
+        """Return a quantised matrix in the kernels' order; the file's pages are released from memory.
 
         Args:
-            order: int64 [outs], the file's row that each row of the result is; None for the file's order.
-            threads: None for PyTorch's number.
+            order: int64 [outs], the file row for each row of the result; None for the file's order.
+            threads: number of threads; None for PyTorch's.
 
         Raises:
-            UnsupportedError: no layout holds its kind, or it is not a matrix.
+            UnsupportedError: there is no layout for its kind, or it is not a matrix.
         """
         outs, k = self.check_matrix()
-        self._advise(mmap.MADV_WILLNEED)  # read ahead as a whole, where the file is not in memory yet
+        self._advise(mmap.MADV_WILLNEED)  # read ahead in full, if the file is not in memory yet
         weight = unpack_packed(self.data, self.kind, outs, k, order=order, threads=threads)
         self.release()
         return weight
 
     def check_matrix(self) -> tuple[int, int]:
-        """Return outputs and inputs of a quantised matrix.
+        """Return the number of outputs and inputs of a quantised matrix.
 
         Raises:
-            UnsupportedError: no layout holds its kind, or it is not a matrix.
+            UnsupportedError: there is no layout for its kind, or it is not a matrix.
         """
         if self.kind not in KINDS:
             raise UnsupportedError(
@@ -114,11 +114,11 @@ class GgufTensor:
         return outs, k
 
     def release(self) -> None:
-        """Return the memory of the bytes to the system; they are read again when they are needed."""
+        """Release the memory of the bytes to the system; they are read again when needed."""
         self._advise(mmap.MADV_DONTNEED)
 
     def _advise(self, advice: int) -> None:
-        first = -(-self.start // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that belong to this tensor alone
+        first = -(-self.start // mmap.PAGESIZE) * mmap.PAGESIZE  # pages of this tensor only
         size = (self.start + self.size) // mmap.PAGESIZE * mmap.PAGESIZE - first
         if size > 0:
             self.file.madvise(advice, first, size)
@@ -129,9 +129,9 @@ class GgufFile:
     """A GGUF model, in one file or several.
 
     Attributes:
-        path: of the file, the first one of several.
-        metadata: by key, as the first file has it.
-        tensors: by name, in the order of the files.
+        path: path of the file, the first one of several.
+        metadata: the first file's metadata by key.
+        tensors: tensors by name, in file order.
     """
 
     path: Path
@@ -139,10 +139,10 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
 
     def read(self, key: str, kind: type[T]) -> T:
-        """Return a value of the metadata.
+        """Return a metadata value.
 
         Raises:
-            ModelError: there is none, or it is of another type.
+            ModelError: it is missing, or has another type.
         """
         found = self.metadata.get(key)
         if not isinstance(found, kind) or isinstance(found, bool) != (kind is bool):
@@ -152,15 +152,15 @@ class GgufFile:
 
 
 def open_gguf(path: str | Path) -> GgufFile:
-    """Map a GGUF file, and all others of a model that is split; everything in their headers is checked.
+    """Map a GGUF file, including the other files of a split model, and check their headers.
 
     Args:
-        path: of the file, or of any one of several.
+        path: path of the file, or of any one of several.
 
     Raises:
-        ModelNotFoundError: the file does not exist, or another one of the model does not.
-        ModelError: it is another kind of file, damaged, truncated, or of another model than the others.
-        UnsupportedError: it is of a byte order, version or kind that is not read.
+        ModelNotFoundError: the file, or another one of the split model, does not exist.
+        ModelError: it is not a GGUF file, damaged, truncated, or from another model than the others.
+        UnsupportedError: its byte order, version or kind is not supported.
         FileError: it cannot be read.
     """
     path = Path(path)
@@ -181,7 +181,7 @@ def _open_one(path: Path) -> tuple[Header, mmap.mmap]:
     check_file(path)
     try:
         with path.open("rb") as file:
-            # Private and writable, since PyTorch has no tensors that are read-only; nobody writes.
+            # Private and writable, since PyTorch has no read-only tensors; nothing is written.
             flags, protection = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             mapped = mmap.mmap(file.fileno(), 0, flags=flags, prot=protection)
     except (OSError, ValueError) as error:
@@ -205,7 +205,7 @@ def _split_number(path: Path, header: Header, key: str, default: int) -> int:
 
 
 def _shards(path: Path, count: int) -> list[Path]:
-    """Return all files of a model, of which one is named."""
+    """Return all files of a model, given one of them."""
     name = _SHARD.fullmatch(path.name)
     if name is None or int(name[3]) != count:
         raise ModelError(

@@ -1,9 +1,9 @@
-"""The header of a GGUF file: its metadata, and where its tensors stand. All of it is checked before any is used.
+"""The header of a GGUF file: its metadata, and the places of its tensors, all checked before use.
 
-A file has, in little-endian order: the magic, the version, the numbers of tensors and of keys (uint64); per key a
-string, a type and a value; per tensor its name, dimensions (innermost first), kind and offset; and then, from the next
-multiple of the alignment on, the tensors (github.com/ggml-org/ggml, docs/gguf.md). Nothing is read past the end of the
-file, and nothing is allocated from a length that the file has no bytes for.
+A file consists of, in little-endian order: the magic, the version, the numbers of tensors and of keys (uint64); per key
+a string, a type and a value; per tensor its name, dimensions (innermost first), kind and offset; and then, from the
+next multiple of the alignment on, the tensors (github.com/ggml-org/ggml, docs/gguf.md). Nothing is read past the end of
+the file, and no length is trusted beyond the bytes that the file has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ARRAY = 1 << 22
 MAX_DEPTH = 4  # of arrays within arrays
 DEFAULT_ALIGNMENT = 32
 
-_NUMBERS = MappingProxyType(  # by the number of the type, as numpy names them
+_NUMBERS = MappingProxyType(  # numpy's names by type number
     {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 )
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
@@ -38,12 +38,12 @@ _SHORTEST_KEY, _SHORTEST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """A tensor as the header describes it.
+    """A tensor as described by the header.
 
     Attributes:
         kind: its name in ggml, such as "Q4_K".
         shape: outermost dimension first, as in PyTorch.
-        start, size: of its bytes in the file.
+        start, size: byte range in the file.
     """
 
     name: str
@@ -66,11 +66,11 @@ def read_header(data: memoryview, path: Path) -> Header:
 
     Args:
         data: all bytes of the file, mapped.
-        path: of the file, for messages.
+        path: path of the file, for messages.
 
     Raises:
         ModelError: the file is damaged, truncated, or of another version.
-        UnsupportedError: it is big-endian, or has tensors of a kind that ggml itself no longer reads.
+        UnsupportedError: it is big-endian, or has tensors of a kind that ggml itself no longer supports.
     """
     cursor = _Cursor(data, path)
     cursor.take(4, "its magic")
@@ -92,44 +92,44 @@ def read_header(data: memoryview, path: Path) -> Header:
 
 
 class _Cursor:
-    """A place in the bytes of a file, which moves on with what is read."""
+    """A read position in the bytes of a file."""
 
     def __init__(self, data: memoryview, path: Path) -> None:
         self._data, self._path, self.at = data, path, 0
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """The size of the whole file in bytes."""
         return len(self._data)
 
     def damage(self, what: str) -> ModelError:
-        """Return the error of a damaged file."""
+        """Return the error for a damaged file."""
         return ModelError(f"{self._path} is damaged: {what}. Download or convert it again.")
 
     def unsupported(self, what: str) -> UnsupportedError:
-        """Return the error of a file of another kind."""
+        """Return the error for an unsupported file."""
         return UnsupportedError(f"{self._path} cannot be read: {what}.")
 
     def take(self, count: int, what: str) -> memoryview:
-        """Return the next bytes."""
+        """Read the next bytes."""
         if count > len(self._data) - self.at:
             raise self.damage(f"it ends at byte {len(self._data)}, within {what}")
         self.at += count
         return self._data[self.at - count : self.at]
 
     def integer(self, size: int, what: str) -> int:
-        """Return the next number, unsigned, of 4 or 8 bytes."""
+        """Read an unsigned integer of 4 or 8 bytes."""
         return int.from_bytes(self.take(size, what), "little")
 
     def length(self, max: int, what: str) -> int:
-        """Return the length of a string or an array."""
+        """Read the length of a string or an array."""
         found = self.integer(8, what)
         if found > max:
             raise self.damage(f"the length of {what} is {found}, above {max}")
         return found
 
     def text(self, what: str) -> str:
-        """Return a string."""
+        """Read a string."""
         encoded = self.take(self.length(MAX_TEXT, what), what)
         try:
             return str(encoded, "utf-8")
@@ -137,7 +137,7 @@ class _Cursor:
             raise self.damage(f"{what}, at byte {self.at - len(encoded)}, is not UTF-8") from None
 
     def value(self, kind: int, key: str, depth: int = 0) -> Value:
-        """Return a value of the metadata."""
+        """Read a metadata value."""
         what = f"the value of {key!r:.80}"
         if kind in _NUMBERS or kind == _BOOL:
             return self.numbers(kind, 1, what)[0]
@@ -155,7 +155,7 @@ class _Cursor:
         return [self.value(inner, key, depth + 1) for _ in range(length)]
 
     def numbers(self, kind: int, count: int, what: str) -> list[Value]:
-        """Return numbers of one type, or truth values."""
+        """Read numbers or booleans of one type."""
         dtype = np.dtype(_NUMBERS.get(kind, "<u1"))
         found = np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
         if kind == _BOOL:
@@ -185,7 +185,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
 
 
 def _read_info(cursor: _Cursor, kinds: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
-    """Return the next tensor; its start is still relative to that of all tensors."""
+    """Read the next tensor entry; its start is still relative to the start of all tensors."""
     name = cursor.text("the name of a tensor")
     what = f"the tensor {name!r:.80}"
     dimensions = cursor.integer(4, what)
@@ -205,7 +205,7 @@ def _read_info(cursor: _Cursor, kinds: Mapping[int, tuple[str, int, int]]) -> Te
 
 
 def _place(cursor: _Cursor, infos: list[TensorInfo], alignment: int) -> Mapping[str, TensorInfo]:
-    """Return tensors by name with their starts in the file, which begin at the next multiple of the alignment."""
+    """Return tensors by name with their starts in the file; the first is at the next multiple of the alignment."""
     first, found, end = -(-cursor.at // alignment) * alignment, dict[str, TensorInfo](), 0
     for info in infos:
         if info.name in found:

@@ -1,4 +1,4 @@
-"""The kinds of tensors in GGUF files: how each is stored, and what it takes here.
+"""The kinds of tensors in GGUF files: their storage there, and their layout here.
 
 A row of a matrix is stored as blocks of 32 or 256 inputs, each with its own scales. Every kind in `KINDS` fits one of
 the two layouts of `weight.py` exactly: the dequantised values are those of ggml and of the package `gguf`, bit for bit.
@@ -19,8 +19,8 @@ the two layouts of `weight.py` exactly: the dequantised values are those of ggml
 | Q6_K | 256 | 8 bits - 32 | int8 per 16 | | 6.5625 | 8.5625 |
 | IQ4_XS | 256 | 4 bits, table - 128 | int8 per 32 | | 4.25 | 4.3125 |
 
-int8 scales and minima have a float16 factor per 256 inputs. Minima of the K kinds are subtracted in the file, so their
-factors are negated here. Powers of two of MXFP4 exceed float16 and become float32.
+int8 scales and minima have a float16 factor per 256 inputs. GGUF subtracts the minima of K kinds, so their factors are
+negated here. MXFP4's powers of two exceed float16 and become float32.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKind:
-    """How a kind of GGUF tensor is stored, and how it is held here.
+    """The storage of a kind of GGUF tensor in files, and its layout here.
 
     Attributes:
         code: ggml's number of the kind.
-        inputs: of a block.
-        size: of a block, in bytes.
-        bits, group, offset: of the values here; see `GroupedValues`.
+        inputs: inputs per block.
+        size: bytes per block.
+        bits, group, offset: layout of the values here; see `GroupedValues`.
         scales: dtype of the scales and minima.
-        minima: whether there are any.
-        table: what 4-bit values stand for; empty for themselves.
+        minima: whether there are minima.
+        table: values that 4-bit codes encode; empty for the codes themselves.
     """
 
     code: int
@@ -83,7 +83,7 @@ KINDS = MappingProxyType(
     }
 )  # fmt: skip
 FLOATS = MappingProxyType({"F32": (0, torch.float32), "F16": (1, torch.float16), "BF16": (30, torch.bfloat16)})
-UNREADABLE = MappingProxyType(  # name: ggml's number, inputs and bytes of a block; no layout of ours holds these
+UNREADABLE = MappingProxyType(  # name: ggml's number, inputs and bytes of a block; no layout here supports these
     {
         "Q8_1": (9, 32, 40), "Q8_K": (15, 256, 292), "IQ1_S": (19, 256, 50), "IQ1_M": (29, 256, 56),
         "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74), "IQ2_S": (22, 256, 82), "IQ3_XXS": (18, 256, 98),
@@ -101,7 +101,7 @@ REMOVED = MappingProxyType(  # by ggml's number: kinds that ggml itself no longe
 
 
 def block_sizes() -> dict[int, tuple[str, int, int]]:
-    """Return name, inputs per block and bytes per block of every kind that is known, by ggml's number."""
+    """Return name, inputs per block and bytes per block of every known kind, by ggml's number."""
     found = {layout.code: (name, layout.inputs, layout.size) for name, layout in KINDS.items()}
     found |= {code: (name, 1, dtype.itemsize) for name, (code, dtype) in FLOATS.items()}
     return found | {code: (name, inputs, size) for name, (code, inputs, size) in UNREADABLE.items()}
@@ -113,7 +113,7 @@ def row_bytes(kind: str, k: int) -> int:
 
 
 def packed_bytes(kind: str, outs: int, k: int) -> int:
-    """Return the bytes that a matrix [outs, k] of a kind takes in memory, padding included."""
+    """Return the bytes of a matrix [outs, k] of a kind in memory, including padding."""
     layout, padded = KINDS[kind], pad(k, INPUTS)
     of_a_row = padded * layout.bits // 8
     for _ in range(1 + layout.minima):

@@ -1,4 +1,4 @@
-"""A GGUF file, loaded for Speculant's own passes: the model with its generation config, and the tokenizer."""
+"""Loads a GGUF file for Speculant's own passes: the model with its generation config, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ACTIVATIONS = ("int8", "float")
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PlannedModel:
-    """A file that Speculant's own passes can run, checked; nothing of its weights is read yet.
+    """A checked file that Speculant's own passes can run; its weights are not read yet.
 
     Attributes:
-        plan: what of the file goes where.
-        vocabulary: of the file; None if it has none.
+        plan: mapping of the file's tensors to the model.
+        vocabulary: vocabulary of the file; None if it has none.
     """
 
     plan: GgufPlan
@@ -31,7 +31,7 @@ class PlannedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the file."""
+        """Messages about the file for the user."""
         ignored = self.plan.ignored
         if not ignored:
             return ()
@@ -41,15 +41,15 @@ class PlannedModel:
     def load(
         self, *, activations: str | None = None, advance: Callable[[int], object] | None = None
     ) -> tuple[Any, Any]:
-        """Return the model, and its tokenizer or None. To be called once.
+        """Return the model, and its tokenizer or None. Call it only once.
 
         Args:
             activations: whether products of quantised matrices round their inputs to 8 bits ("int8", the default), as
-                llama.cpp does, or keep them ("float").
-            advance: told how many more bytes of the file have been read; in all `plan.read_bytes`.
+                in llama.cpp, or keep them ("float").
+            advance: called with the number of further bytes read; the total is `plan.read_bytes`.
 
         Raises:
-            UsageError: activations are neither.
+            UsageError: `activations` has another value.
             ModelError: the tokenizer or a weight is damaged.
             OutOfMemoryError: there is not enough memory.
         """
@@ -64,7 +64,7 @@ class PlannedModel:
         model.generation_config = GenerationConfig(
             bos_token_id=config.bos_token_id, eos_token_id=ends or None, pad_token_id=config.pad_token_id
         )
-        config.weight_kinds = count_kinds(self.plan)  # on which the latency of passes depends
+        config.weight_kinds = count_kinds(self.plan)  # used for the latency of passes
         return model, tokenizer
 
 
@@ -73,7 +73,7 @@ def load_gguf_tokenizer(path: Path) -> Any:
 
     Raises:
         TokenizerError: it has none.
-        ModelError, UnsupportedError: it is damaged, or of a kind that is not known.
+        ModelError, UnsupportedError: the file is damaged, or its tokenizer is of an unknown kind.
     """
     vocabulary = read_vocabulary(open_gguf(path))
     if vocabulary is None:
@@ -82,18 +82,18 @@ def load_gguf_tokenizer(path: Path) -> Any:
 
 
 def plan_model(path: str | Path, *, dtype: str | None = None, attention: str | None = None) -> PlannedModel:
-    """Read and check all of a file but its weights and scores of tokens.
+    """Read and check a file, except for its weights and token scores.
 
     Args:
-        path: of a GGUF file; of a model in several files, any of them.
-        dtype: of float weights, activations and cache: "float32", which None stands for, or "bfloat16".
+        path: path of a GGUF file; for a split model, of any of its files.
+        dtype: dtype of float weights, activations and cache: "float32" (the default) or "bfloat16".
         attention: transformers' attn_implementation; None for its default.
 
     Raises:
         ModelNotFoundError, FileError: there is no such file, or it cannot be read.
         ModelError: the file is damaged.
         UnsupportedError: Speculant's own passes cannot run it.
-        UsageError: the dtype is another one.
+        UsageError: another dtype.
     """
     check_release()
     if dtype is not None and dtype not in DTYPES:

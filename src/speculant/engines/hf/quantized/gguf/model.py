@@ -1,7 +1,7 @@
-"""A GGUF file as a model of transformers: quantised matrices stay packed, everything else becomes float parameters.
+"""Builds a transformers model from a GGUF file: quantised matrices stay packed, all else becomes float parameters.
 
-What goes where is settled by `plan`; here tensors are read one by one. Matrices of floats that are in the model's
-dtype stay mapped from the file.
+`plan` decides which tensor goes where; here they are read one by one. Float matrices in the model's dtype stay mapped
+from the file.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from speculant.engines.hf.quantized.weight import QuantizedWeight
 def read_weights(
     plan: GgufPlan, *, activations: Activations = "int8", advance: Callable[[int], object] | None = None
 ) -> Any:
-    """Return the planned model with its weights; a plan is used once.
+    """Return the planned model with its weights; a plan can be used once.
 
     Args:
-        plan: checked.
+        plan: a checked plan.
         activations: whether products of quantised matrices round their inputs to 8 bits, or keep them.
-        advance: told how many more bytes of the file have been read.
+        advance: called with the number of further bytes read.
 
     Raises:
-        ModelError: a weight is no number.
+        ModelError: a weight is not finite.
         OutOfMemoryError: there is not enough memory for the model.
     """
     plan.check_memory()
     told, model = advance or (lambda _: None), plan.model
     packed = dict[str, QuantizedWeight]()
-    _fill_buffers(model)  # while weights are on "meta": what computes buffers also draws weights
+    _fill_buffers(model)  # while weights are on "meta": the code that computes buffers also initialises weights
     _scale_rope(plan)
     try:
         for name, tensor in plan.matrices().items():
@@ -72,7 +72,7 @@ def _order(plan: GgufPlan, tensor: GgufTensor) -> Tensor | None:
 
 
 def _floats(plan: GgufPlan, name: str, tensor: GgufTensor) -> Tensor:
-    """Return float weights in the model's dtype; vectors are copied, matrices stay mapped where they can."""
+    """Return float weights in the model's dtype; vectors are copied, matrices stay mapped if possible."""
     values, order = tensor.floats(), _order(plan, tensor)
     values = values if order is None else values[order]
     values = values.reshape(plan.model.get_parameter(name).shape)
@@ -90,7 +90,7 @@ def _set(model: nn.Module, name: str, values: Tensor) -> None:
 
 
 def _fill_buffers(model: Any) -> None:
-    """Compute the buffers that are in no file, such as rotary frequencies, as loading by transformers does."""
+    """Compute the buffers that no file has, such as rotary frequencies, as transformers does when loading."""
     for module in model.modules():
         empty = [name for name, each in module._buffers.items() if each is not None and each.is_meta]
         for name in empty:
@@ -100,10 +100,10 @@ def _fill_buffers(model: Any) -> None:
 
 
 def _scale_rope(plan: GgufPlan) -> None:
-    """Divide rotary frequencies by the factors that a file of Llama 3's kind has for them.
+    """Divide rotary frequencies by the factors in the file, as for Llama 3.
 
     Raises:
-        ModelError: they do not fit.
+        ModelError: their number does not match.
     """
     tensor = plan.file.tensors.get(ROPE_FREQS)
     if tensor is None or ROPE_FREQS not in plan.architecture.rope:

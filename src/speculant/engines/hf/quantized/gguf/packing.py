@@ -1,4 +1,4 @@
-"""Matrices of GGUF files straight in the order in which the kernels read them, by compiled code where there is any."""
+"""Conversion of GGUF matrices directly to the kernels' order, by compiled code if available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculant.engines.hf.quantized.gguf.kinds import KINDS, BlockKind, row_byte
 from speculant.engines.hf.quantized.products import native
 from speculant.engines.hf.quantized.weight import INPUTS, OUTS, SUPER, GroupScales, QuantizedWeight, pack, pad
 
-ROWS_AT_ONCE = 512  # of the path without compiled code, which takes several bytes per value
+ROWS_AT_ONCE = 512  # for the path without compiled code, which needs several bytes per value
 
 
 def unpack_packed(
@@ -27,18 +27,18 @@ def unpack_packed(
     threads: int | None = None,
     compiled: bool = True,
 ) -> QuantizedWeight:
-    """Return `pack(unpack(blocks, kind, outs, k))`, without the memory that the steps between them take.
+    """Return `pack(unpack(blocks, kind, outs, k))` without the memory for intermediate results.
 
     Args:
         blocks: uint8, outs * row_bytes(kind, k) bytes in any shape, contiguous.
         kind: a name of `KINDS`.
         outs, k: the matrix's size; k is a multiple of the kind's inputs.
-        order: int64 [outs], the file's row that each row of the result is; None for the file's order.
-        threads: None for PyTorch's number.
-        compiled: False for the path in PyTorch, which is also taken where no code can be compiled.
+        order: int64 [outs], the file row for each row of the result; None for the file's order.
+        threads: number of threads; None for PyTorch's.
+        compiled: False for the PyTorch path, which is also the fallback if no code can be compiled.
 
     Raises:
-        ValueError: the blocks are of another size, or the order is no permutation.
+        ValueError: the blocks have another size, or the order is not a permutation.
     """
     layout = KINDS[kind]
     if k % layout.inputs or blocks.numel() != outs * row_bytes(kind, k):
@@ -68,7 +68,7 @@ def unpack_packed(
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """Return the compiled code, or None where it cannot be had."""
+    """Return the compiled code, or None if it is not available."""
     try:
         return native()
     except BuildError:
@@ -76,7 +76,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _allocate(layout: BlockKind, outs: int, k: int) -> QuantizedWeight:
-    """Return a packed matrix with nothing in it yet."""
+    """Return an uninitialised packed matrix."""
     blocks, padded = pad(outs, OUTS) // OUTS, pad(k, INPUTS)
 
     def numbers() -> GroupScales:

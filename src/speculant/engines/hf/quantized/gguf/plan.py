@@ -1,7 +1,7 @@
-"""What of a GGUF file goes where in a model of transformers, settled and checked before a byte of a weight is read.
+"""Maps the tensors of a GGUF file to a transformers model; complete and checked before any weight is read.
 
-The model is made on the device "meta" from the file's own config. Tensors of a layer that the model does not have are
-refused, since they would be missing in the computation; others are named.
+The model is created on the device "meta" from the file's own config. Layer tensors that the model lacks are refused,
+since they would be missing in the computation; other unused tensors are listed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from speculant.engines.hf.quantized.gguf.experts import ExpertTensors, gather_ex
 from speculant.engines.hf.quantized.gguf.file import GgufFile, GgufTensor
 from speculant.engines.hf.quantized.gguf.kinds import packed_bytes
 
-CACHED_TOKENS = 4096  # that the estimate of memory counts
+CACHED_TOKENS = 4096  # assumed by the memory estimate
 _EXPERTS = ".mlp.experts."
-_UNUSED = "attn_rot_embd.weight"  # old files have frequencies in each layer, which are computed
+_UNUSED = "attn_rot_embd.weight"  # rotary frequencies in old files, which are computed instead
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GgufPlan:
-    """What of a file goes where.
+    """The mapping of a file's tensors to a model.
 
     Attributes:
-        file: mapped.
-        architecture: of the file.
-        model: without weights.
+        file: the mapped file.
+        architecture: architecture of the file.
+        model: the model, without weights.
         quantized, floats: tensors by the names of the parameters that they replace.
-        experts: those of layers with experts, of which each layer has several in a parameter.
-        zeros: biases that the model has and the file lacks, since they are 0.
+        experts: tensors of expert layers, where several form one parameter.
+        zeros: biases that the model has and the file omits, since they are 0.
         ignored: tensors of the file that the model does not use.
-        dtype: of float weights, activations and cache.
+        dtype: dtype of float weights, activations and cache.
     """
 
     file: GgufFile
@@ -56,22 +56,22 @@ class GgufPlan:
 
     @property
     def cached_tokens(self) -> int:
-        """For how many tokens of a text the estimate of memory has room."""
+        """The number of tokens of a text that the memory estimate includes."""
         return min(CACHED_TOKENS, int(self.model.config.max_position_embeddings))
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the quantised matrices in memory."""
+        """The size of the quantised matrices in memory, in bytes."""
         return sum(packed_bytes(each.kind, *each.check_matrix()) for each in self.matrices().values())
 
     @property
     def float_bytes(self) -> int:
-        """Bytes of all other weights in memory."""
+        """The size of all other weights in memory, in bytes."""
         return sum(_count(each) for each in self.float_tensors()) * self.dtype.itemsize
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values of one text of `cached_tokens`."""
+        """The size of the keys and values of one text of `cached_tokens`, in bytes."""
         config = self.model.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = config.num_key_value_heads * size
@@ -79,32 +79,32 @@ class GgufPlan:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the tensors in the file that are read."""
+        """The number of tensor bytes read from the file."""
         return sum(each.size for each in (*self.matrices().values(), *self.float_tensors()))
 
     def matrices(self) -> dict[str, GgufTensor]:
-        """Return the quantised matrices by the names that `replace_weights` takes, those of experts too."""
+        """Return the quantised matrices by the names for `replace_weights`, including experts."""
         layers = (each for each in self.experts if each.is_quantized)
         return {**self.quantized, **{name: tensor for each in layers for name, tensor in each.matrices()}}
 
     def float_tensors(self) -> Iterator[GgufTensor]:
-        """Yield the tensors of floats that are read."""
+        """Yield the float tensors to read."""
         yield from self.floats.values()
         for each in self.experts:
             yield from each.float_tensors()
 
     def describe_memory(self) -> str:
-        """Return how much memory the model takes, in words."""
+        """Return a description of the memory that the model takes."""
         parts = [("packed weights", self.packed_bytes), ("other weights", self.float_bytes)]
         parts.append((f"a text of {self.cached_tokens:,} tokens", self.cache_bytes))
         each = ", ".join(f"{_megabytes(size)} for {name}" for name, size in parts if size)
         return f"{_megabytes(sum(size for _, size in parts))} of memory: {each}"
 
     def check_memory(self) -> None:
-        """Check that there is room for the model.
+        """Check that the model fits in memory.
 
         Raises:
-            OutOfMemoryError: there is not.
+            OutOfMemoryError: it does not.
         """
         free, needed = available_memory(), self.packed_bytes + self.float_bytes + self.cache_bytes
         if free and needed > free:
@@ -116,16 +116,16 @@ class GgufPlan:
 
 
 def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: str | None = None) -> GgufPlan:
-    """Return what of a file goes where; nothing of its weights is read.
+    """Map a file's tensors to a model; no weights are read.
 
     Args:
-        file: mapped.
-        dtype: of float weights, activations and cache: float32 or bfloat16.
+        file: the mapped file.
+        dtype: dtype of float weights, activations and cache: float32 or bfloat16.
         attention: transformers' attn_implementation; None for its default.
 
     Raises:
         ModelError: a tensor is missing, or has another shape than the model's.
-        UnsupportedError: the architecture, a setting or a kind of its tensors is not known here.
+        UnsupportedError: the architecture, a setting or a kind of its tensors is not supported.
     """
     architecture, config = find_architecture(file), read_config(file)
     model = _make_model(config, dtype, attention)
@@ -142,7 +142,7 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
                 ignored.append(name)
             continue
         shape = parameters[parameter]
-        if tensor.shape != shape and (1, *tensor.shape) != shape:  # the gate of a shared expert is a vector in files
+        if tensor.shape != shape and (1, *tensor.shape) != shape:  # files store the gate of a shared expert as a vector
             raise ModelError(
                 f"the tensor '{name}' of {file.path} has the shape {list(tensor.shape)}, and by its settings the model "
                 f"has {list(parameters[parameter])}. Convert the model again."
@@ -173,7 +173,7 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
 
 
 def count_kinds(plan: GgufPlan) -> dict[str, int]:
-    """Return how many weights of each kind the model has, the most frequent kind first."""
+    """Return the number of the model's weights of each kind, most frequent kind first."""
     counts = Counter[str]()
     for each in (*plan.matrices().values(), *plan.float_tensors()):
         counts[each.kind] += _count(each)
@@ -193,10 +193,10 @@ def _make_model(config: Any, dtype: torch.dtype, attention: str | None) -> Any:
 
 
 def _check_missing(file: GgufFile, architecture: Architecture, missing: list[str]) -> None:
-    """Name the tensors that a file should have.
+    """Report missing tensors.
 
     Raises:
-        ModelError: there are some.
+        ModelError: tensors are missing.
     """
     if missing:
         names = ", ".join(f"'{architecture.tensor(name)}'" for name in missing[:3])
@@ -208,10 +208,10 @@ def _check_missing(file: GgufFile, architecture: Architecture, missing: list[str
 
 
 def _check_ignored(file: GgufFile, ignored: list[str]) -> None:
-    """Refuse tensors of layers that the model does not have: they would be missing in the computation.
+    """Refuse tensors of layers that the model lacks: they would be missing in the computation.
 
     Raises:
-        UnsupportedError: there is one.
+        UnsupportedError: there are such tensors.
     """
     for name in ignored:
         if name.startswith("blk.") and not name.endswith(_UNUSED):
@@ -222,10 +222,10 @@ def _check_ignored(file: GgufFile, ignored: list[str]) -> None:
 
 
 def _check_quantized(file: GgufFile, tensor: GgufTensor, module: nn.Module) -> None:
-    """Check that there are products of a quantised tensor.
+    """Check that products are implemented for a quantised tensor.
 
     Raises:
-        UnsupportedError: no layout holds its kind, or its module is no linear layer or embedding.
+        UnsupportedError: there is no layout for its kind, or its module is not a linear layer or embedding.
     """
     tensor.check_matrix()
     if not isinstance(module, nn.Linear | nn.Embedding):

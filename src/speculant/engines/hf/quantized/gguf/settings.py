@@ -1,8 +1,8 @@
 """The settings of a GGUF file below its architecture's name, read with their defaults and checked.
 
-Every key that is in the file is read, is known to change nothing, or is refused: a setting that was overlooked would
-change the model's output without a word. Keys and their meanings are those of llama.cpp (`llama-arch.cpp` and
-`src/models` of github.com/ggml-org/llama.cpp).
+Every key in the file is either read, known to have no effect, or refused: an overlooked setting would silently change
+the model's output. Keys and their meanings are llama.cpp's (`llama-arch.cpp` and `src/models` of
+github.com/ggml-org/llama.cpp).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READ = (
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
-_WITHOUT_MEANING = ("rope.scaling.finetuned",)  # keys that llama.cpp writes and that change no output
+_WITHOUT_MEANING = ("rope.scaling.finetuned",)  # keys written by llama.cpp that do not affect the output
 _ONLY = MappingProxyType({"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "pooling_type": 0})
 
 
@@ -59,7 +59,7 @@ class Settings:
         """Check that no setting would be ignored.
 
         Raises:
-            UnsupportedError: one would.
+            UnsupportedError: a setting would be ignored.
         """
         known = {*_READ, *_WITHOUT_MEANING, *self.architecture.settings}
         for key, value in self.file.metadata.items():
@@ -73,11 +73,11 @@ class Settings:
                 )
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number, above 0; of a list of equal ones, the one.
+        """Return a positive integer; for a list of equal integers, their value.
 
         Raises:
-            ModelError: there is none and no default, or it is below 1.
-            UnsupportedError: layers differ in it.
+            ModelError: it is missing without a default, or below 1.
+            UnsupportedError: it differs between layers.
         """
         found: Any = self.file.metadata.get(self._prefix + key, default)
         if isinstance(found, list) and found:
@@ -95,7 +95,7 @@ class Settings:
         """Return a finite number.
 
         Raises:
-            ModelError: there is none and no default.
+            ModelError: it is missing without a default.
         """
         found = self.file.metadata.get(self._prefix + key, default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
@@ -113,7 +113,7 @@ class Settings:
         return found if isinstance(found, int) and 0 <= found < self.vocabulary() else None
 
     def vocabulary(self) -> int:
-        """Return how many rows the embedding has.
+        """Return the number of rows of the embedding.
 
         Raises:
             ModelError: there is no embedding.
@@ -124,15 +124,15 @@ class Settings:
         return embedding.shape[0]
 
     def sizes(self) -> dict[str, Any]:
-        """Return what all architectures have.
+        """Return the settings that all architectures share.
 
         Raises:
-            ModelError: a size is missing or makes no sense.
+            ModelError: a size is missing or invalid.
             UnsupportedError: keys and values of a head differ in size.
         """
         found: dict[str, Any] = {name: self.integer(key) for key, name in _SIZES.items() if self.has(key)}
         if self.has("expert_count"):
-            found.setdefault("intermediate_size", 1)  # of layers without experts, of which there are none
+            found.setdefault("intermediate_size", 1)  # for layers without experts; there are none
         if missing := [key for key, name in _SIZES.items() if name not in found]:
             raise self.wrong(missing[0], None)
         heads = found["num_attention_heads"]
@@ -153,7 +153,7 @@ class Settings:
         return found
 
     def _check_head(self, size: int) -> None:
-        """Refuse what the models of transformers do not have: scores scaled otherwise, a part of a head rotated."""
+        """Refuse what transformers' models lack: another scaling of scores, rotation of only part of a head."""
         scaled = self.number("attention.scale", size**-0.5)
         rotated = self.integer("rope.dimension_count", size)
         if abs(scaled * size**0.5 - 1) > 1e-5 or (rotated != size and self.architecture.name != "phi3"):
@@ -164,10 +164,10 @@ class Settings:
             )
 
     def rope(self) -> dict[str, Any]:
-        """Return the rotary embedding. Factors of `rope_freqs.weight` are applied to the model, see `model`.
+        """Return the rotary settings. Factors in `rope_freqs.weight` are applied to the model, see `model`.
 
         Raises:
-            UnsupportedError: it is of a kind that is not known here.
+            UnsupportedError: the rotary embedding is of an unknown kind.
         """
         theta, factor = self.number("rope.freq_base", 10000.0), self.number("rope.scaling.factor", 0.0)
         factor = factor or self.number("rope.scale_linear", 0.0) or 1.0
@@ -177,7 +177,7 @@ class Settings:
         if kind == "linear":
             return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
         if kind == "longrope" and self.architecture.name == "phi3":
-            return {"rope_type": "default", "rope_theta": theta}  # what the factors in the file become
+            return {"rope_type": "default", "rope_theta": theta}  # the file's factors are applied separately
         if kind != "yarn":
             raise UnsupportedError(
                 f"the rotary embedding of {self.file.path} is scaled by '{kind!s:.40}', which Speculant's own passes "
@@ -196,7 +196,7 @@ class Settings:
         return found
 
     def outs(self, tensor: str) -> int:
-        """Return how many outputs a matrix has, or those of an expert.
+        """Return the number of outputs of a matrix, or of one expert.
 
         Raises:
             ModelError: there is no such matrix.
@@ -207,7 +207,7 @@ class Settings:
         return found.shape[-2]
 
     def layer_types(self, period: int, layers: int) -> list[str]:
-        """Return which layers see a window: all but the last of each period, or as a list in the file says."""
+        """Return the kind of each layer: windowed except the last of each period, or as listed in the file."""
         given: Any = self.file.metadata.get(self._prefix + "attention.sliding_window_pattern", period)
         if isinstance(given, list):
             if len(given) != layers:
@@ -217,6 +217,6 @@ class Settings:
         return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
 
     def wrong(self, key: str, found: Any) -> ModelError:
-        """Return the error of a setting that is missing (None) or makes no sense."""
+        """Return the error for a setting that is missing (None) or invalid."""
         what = "is missing" if found is None else f"is {found!r:.40}"
         return ModelError(f"{self.file.path} cannot be used: '{self._prefix}{key}' {what}. Convert the model again.")

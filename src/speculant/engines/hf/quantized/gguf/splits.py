@@ -1,8 +1,8 @@
-"""How texts are split before byte pairs are merged, by the name that a GGUF file has for it (`tokenizer.ggml.pre`).
+"""The splitting of texts before byte pairs are merged, by its name in a GGUF file (`tokenizer.ggml.pre`).
 
-The expressions are those of the tokenizers that the names stand for; several are applied one after the other. Names
-and what belongs to them are those of llama.cpp (`llama-vocab.cpp` of github.com/ggml-org/llama.cpp), which writes some
-of the expressions in another way, for want of character classes.
+The expressions come from the tokenizers of these names; several are applied in sequence. Names and their meanings are
+llama.cpp's (`llama-vocab.cpp` of github.com/ggml-org/llama.cpp), which writes some of the expressions differently,
+because it lacks character classes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How texts are split.
+    """A way to split texts.
 
     Attributes:
-        expressions: each is applied to the parts that the one before left; what it matches becomes a part.
-        whole: whether a part that is a token as a whole is not split and merged again.
-        begins: whether texts begin with a token of their own where the file does not say.
+        expressions: each is applied to the parts left by the previous one; every match becomes a part.
+        whole: whether a part that is itself a token is kept, instead of split and merged again.
+        begins: whether texts start with a beginning-of-text token if the file does not say.
     """
 
     expressions: tuple[str, ...]

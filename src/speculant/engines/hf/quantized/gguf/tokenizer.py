@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file as one of transformers, with the ids that llama.cpp gives the same text.
+"""Converts a GGUF file's tokenizer to a transformers tokenizer with the same ids as llama.cpp's.
 
-Two kinds are known: byte-level BPE ("gpt2"), and SentencePiece's BPE ("llama"), which merges by the score of the token
-that is made. `tokenizers` merges by rank, so every way to make a token from two others becomes a merge, in the order of
-scores. A file says which tokens are special, but not all that end a text: llama.cpp knows those by their texts.
+Two kinds are supported: byte-level BPE ("gpt2"), and SentencePiece's BPE ("llama"), which merges by the score of the
+resulting token. `tokenizers` merges by rank, so every way to make a token from two others becomes a merge, in score
+order. A file states which tokens are special, but not all that end a text: llama.cpp knows those by their texts.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _ENDS = frozenset(
     )
 )  # fmt: skip
 _END_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_NO_ENDS = (  # beside these tokens, another one does not end the text
+_NO_ENDS = (  # if these tokens exist, another one does not end the text
     (("<|return|>", "<|call|>"), "<|end|>"),
     (("<|calls|>", "<|flush|>"), "<|end|>"),
     (("<|tool_response>",), "</s>"),
 )
-_SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))  # of gpt-oss: part of what is read
+_SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))  # of gpt-oss: visible in the output
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Vocabulary:
-    """The tokens of a file.
+    """The vocabulary of a file.
 
     Attributes:
-        tokens: texts by id, in the alphabet of the kind.
-        types: of the tokens, as the file numbers them.
+        tokens: token texts by id, in the kind's alphabet.
+        types: token types, as numbered in the file.
         ends: ids that end a text.
-        byte_level: whether tokens are written in the alphabet of bytes.
-        split: how texts are split; None where they are not.
-        spaced: whether a space is put in front of a text.
+        byte_level: whether tokens are written in the byte alphabet.
+        split: how texts are split; None if they are not.
+        spaced: whether a space is prepended to texts.
     """
 
     file: GgufFile
@@ -64,17 +64,17 @@ class Vocabulary:
         return found if isinstance(found, int) and 0 <= found < len(self.tokens) else None
 
     def adds(self, name: str, *, default: bool) -> bool:
-        """Return whether a token is put in front of a text ("bos") or behind it ("eos")."""
+        """Return whether a token is prepended ("bos") or appended ("eos") to texts."""
         found = self.file.metadata.get(f"tokenizer.ggml.add_{name}_token", default)
         return bool(found)
 
 
 def read_vocabulary(file: GgufFile) -> Vocabulary | None:
-    """Return the tokens of a file; None if it has none.
+    """Read the vocabulary of a file; None if it has none.
 
     Raises:
-        ModelError: they are damaged, or more than the embedding has rows.
-        UnsupportedError: the tokenizer is of a kind that is not known here.
+        ModelError: it is damaged, or larger than the embedding.
+        UnsupportedError: the tokenizer is of an unsupported kind.
     """
     kind = file.metadata.get("tokenizer.ggml.model", "none")
     if kind in ("none", "no_vocab"):
@@ -117,7 +117,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> Any:
     """Return the tokenizer of a file, a `PreTrainedTokenizerFast`.
 
     Raises:
-        ModelError: merges or scores are missing or do not fit.
+        ModelError: merges or scores are missing or inconsistent.
     """
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
@@ -146,7 +146,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> Any:
 
 
 def _find_ends(tokens: Sequence[str]) -> set[int]:
-    """Return the ids of tokens that by their texts end a text."""
+    """Return the ids of tokens whose texts mark the end of a text."""
     found = {token: i for i, token in enumerate(tokens) if token in _ENDS}
     dropped = {token for beside, token in _NO_ENDS if all(each in found for each in beside)}
     return {i for token, i in found.items() if token not in dropped}
@@ -167,7 +167,7 @@ def _byte_level(vocabulary: Vocabulary) -> Any:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     try:
         model = models.BPE(vocab=ids, merges=pairs, ignore_merges=split.whole)
-    except Exception as error:  # of a kind that `tokenizers` does not export
+    except Exception as error:  # a type that `tokenizers` does not export
         raise ModelError(f"{vocabulary.file.path} is damaged: its merges do not fit its tokens: {error}.") from error
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -213,7 +213,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Any:
 
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return every way to make a token from two others, the one of the highest score first."""
+    """Return every way to make a token from two others, highest score first."""
     found = list[tuple[float, int, int, int, str, str]]()
     for i, token in enumerate(vocabulary.tokens):
         if vocabulary.types[i] in (_CONTROL, _BYTE, _UNKNOWN):
@@ -226,7 +226,7 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int], scores: Sequence[float]
 
 
 def _add_special(backend: Any, vocabulary: Vocabulary) -> None:
-    """Add the tokens that are recognised in texts before these are split."""
+    """Add the tokens that are recognised before texts are split."""
     from tokenizers import AddedToken
 
     name = str(vocabulary.file.metadata.get("general.name", "")).lower()
