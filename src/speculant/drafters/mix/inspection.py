@@ -52,7 +52,7 @@ def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> lis
 
 
 def seen_share(tables: Tables, tokens: Int32, start: int) -> float:
-    """Return the share of tokens[start:] that were seen before after the same two preceding tokens; 0 if empty."""
+    """Return the share of tokens[start:] that were seen earlier after the same two preceding tokens; 0 if empty."""
     places = range(max(2, start), len(tokens))
     seen = sum(
         int(tokens[i]) in dict(_followers(tables, tables.narrow, tokens[i - 2 : i].tolist(), TWO)) for i in places

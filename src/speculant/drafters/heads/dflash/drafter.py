@@ -64,8 +64,8 @@ class JetSpecSettings(DFlashSettings):
 class JetSpecDrafter(DFlashDrafter):
     """Drafter of trees of the block's most probable paths: JetSpec (Hu et al. 2026, arXiv 2606.18394).
 
-    If the logits of a slot depend only on its depth, as in this and other blocks, a level costs no pass. So all nodes
-    that can be in the draft are expanded: it is the best tree of its size with `top_k` siblings.
+    A level costs no pass of the layers, whether or not the logits of a slot depend only on its depth. So all nodes that
+    can be in the draft are expanded: it is the best tree of its size with `top_k` siblings.
     """
 
     def __init__(self, head: LoadedHead, *, settings: JetSpecSettings | None = None, sampled: bool = False) -> None:
