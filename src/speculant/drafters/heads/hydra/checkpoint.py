@@ -1,7 +1,7 @@
 """Checkpoints of Hydra and Hydra++, as published by their authors (zankner/Hydra).
 
 Their config has no sizes for the decoder layer of Hydra++, which has the target's. Checkpoints written here add them,
-since a layer can be trained with others. Dropouts shift the indices of Hydra++'s blocks: `hydra_mlp.{head}.{1, 3, ..}`.
+since a layer can be trained with others. Dropouts shift the indices of its blocks: `hydra_mlp.{head}.{1, 3, ...}`.
 """
 
 from __future__ import annotations
