@@ -21,7 +21,7 @@ from speculant.drafters.mix.kernels import Tables
 
 _FIRST = 256  # number of most frequent tokens at which phrases may start
 _PAIRS = 3  # pairs examined per phrase, since many are parts of others
-_LONGEST = 8  # tokens of a phrase
+_LONGEST = 8  # maximum tokens of a phrase
 _FOLLOWING = 3
 ONE, TWO = 0, 1  # contexts of one and of two tokens
 _LONGER = ((6, 4), (4, 3), (3, 2), (2, TWO))  # lengths of contexts in narrow rows, and their indices
