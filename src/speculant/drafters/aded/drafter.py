@@ -78,7 +78,7 @@ class AdedSettings:
 
 
 class TableDrafter(Drafter):
-    """Base class of both versions of the method: a table shared by all requests of a process behind one lock."""
+    """Base class of both versions of the method: a table shared by all requests of a process, guarded by one lock."""
 
     def __init__(self, *, rule: LearningRule, vocabulary: int, tokenizer: str, memory_limit: int) -> None:
         """Start with an empty table.

@@ -38,7 +38,7 @@ class AdedPaperSettings:
         cap: maximum weight of a tri-gram.
         iterations: number of search iterations.
         c1: weight of the prior in the search.
-        c2: scale of visits, at which the weight of the prior starts to grow.
+        c2: number of visits to a node at which the weight of the prior starts to grow.
         depth: number of tokens that the search looks ahead; its paths are extended by one.
         paths: number of most visited nodes that become paths of the draft, including the root.
 

@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSettings:
-    """Settings of prompt lookup; the defaults are those of prompt lookup decoding.
+    """Settings of `lookup`; the defaults are those of prompt lookup decoding.
 
     Attributes:
         longest: maximum length of a match, in tokens; longer ones count as equally long.

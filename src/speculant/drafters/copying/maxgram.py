@@ -58,7 +58,7 @@ class MaxGramSettings:
 
 
 class MaxGramDrafter(Drafter, Persistent):
-    """Drafter whose bi-gram model is shared by all requests of a process behind one lock."""
+    """Drafter whose bi-gram model is shared by all requests of a process, guarded by one lock."""
 
     def __init__(
         self,

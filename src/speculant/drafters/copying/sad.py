@@ -31,7 +31,7 @@ class SadSettings:
     """Settings; as published, a unique match of one token realigns, and the whole rest of the prompt is drafted.
 
     Attributes:
-        shortest: minimum length of a unique match at the end of the output before the prompt is followed again.
+        shortest: minimum length, in tokens, of a unique match of the output's end before the prompt is followed again.
         drafted: maximum tokens drafted; None for no limit other than the budget.
     """
 

@@ -304,7 +304,7 @@ class LayerHead(Protocol):
         """
 
     def end(self, state: HeadState) -> None:
-        """Return the cache of an ended request whose state is kept."""
+        """Release the lent cache of an ended request, whose state is kept."""
 
 
 _CONTEXT = 16  # rounds whose states a head reads before it drafts again after a pause

@@ -139,8 +139,8 @@ class GrownDraft:
     """All candidates of a draft.
 
     Attributes:
-        tokens, parents, weights: of the candidates, parents first; weights are joint probabilities, none above the
-            parent's.
+        tokens, parents, weights: arrays over the candidates, parents first; weights are joint probabilities, none above
+            the parent's.
         extended: for levels 2, 3, ..., the joint probability of all nodes that the level extended.
     """
 

@@ -1,1 +1,1 @@
-"""Mix: predictions from many contexts, mixed into calibrated probabilities."""
+"""Mix: predictions from many contexts, combined into calibrated probabilities."""

@@ -1,4 +1,4 @@
-"""Mix: predictions from many contexts, weighted by their measured reliability, as calibrated probabilities.
+"""Mix: predictions from many contexts, combined by their measured reliability into calibrated probabilities.
 
 Each of the established training-free drafters relies on one context: the last two tokens (ADED), the longest suffix
 (SuffixDecoding, SAM), or the target's last top-k (Token Recycling). Data compression has long known that an online
@@ -80,7 +80,7 @@ class MixSettings:
 
 
 class MixDrafter(Drafter, Persistent, Inspectable):
-    """Drafter whose tables and mixture are shared by all requests of a process behind one lock."""
+    """Drafter whose tables and mixture are shared by all requests of a process, guarded by one lock."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             return top_phrases(self._tables, count, without)
 
     def seen_share(self, tokens: Int32, *, start: int) -> float:
-        """Return the share of tokens[start:] that were seen before after the same two preceding tokens."""
+        """Return the share of tokens[start:] that were seen earlier after the same two preceding tokens."""
         with self._lock:
             return seen_share(self._tables, tokens, start)
 

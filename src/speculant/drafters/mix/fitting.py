@@ -36,10 +36,10 @@ def find_training(weights: Array, states: Array) -> Inputs | None:
 
 
 def fit_mixture(mixer: Mixer, wanted: Inputs) -> Mixer:
-    """Return a mixture with the wanted inputs: rates of inputs that it already has are kept, others start anew.
+    """Return a mixture with the given inputs: rates of inputs that it already has are kept, others are reset.
 
     Weights are kept if only the number of bases changes. Weights learned without any base or without a network do not
-    fit a mixture with one, nor the reverse; in that case all weights start anew.
+    fit a mixture with one, nor the reverse; in that case all weights are reset.
     """
     held = find_training(mixer.weights, mixer.states)
     if held is None or held == wanted:

@@ -21,7 +21,7 @@ from speculant.drafters.mix.kernels import Tables
 
 _FIRST = 256  # number of most frequent tokens at which phrases may start
 _PAIRS = 3  # pairs examined per phrase, since many are parts of others
-_LONGEST = 8  # tokens of a phrase
+_LONGEST = 8  # maximum tokens of a phrase
 _FOLLOWING = 3
 ONE, TWO = 0, 1  # contexts of one and of two tokens
 _LONGER = ((6, 4), (4, 3), (3, 2), (2, TWO))  # lengths of contexts in narrow rows, and their indices
@@ -52,7 +52,7 @@ def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> lis
 
 
 def seen_share(tables: Tables, tokens: Int32, start: int) -> float:
-    """Return the share of tokens[start:] that were seen before after the same two preceding tokens; 0 if empty."""
+    """Return the share of tokens[start:] that were seen earlier after the same two preceding tokens; 0 if empty."""
     places = range(max(2, start), len(tokens))
     seen = sum(
         int(tokens[i]) in dict(_followers(tables, tables.narrow, tokens[i - 2 : i].tolist(), TWO)) for i in places

@@ -1,4 +1,4 @@
-"""The memory files of `mix`: tables of narrow and wide rows, and the mixture."""
+"""Memory files of `mix`: tables of narrow and wide rows, and the mixture."""
 
 from __future__ import annotations
 

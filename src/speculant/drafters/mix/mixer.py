@@ -50,7 +50,7 @@ _BIAS_STEP = 0.3
 _TOKEN_STEP, _MAX_TOKEN_STEP = 80.0, 0.16
 _IMPROBABLE, _SUBSAMPLING = -3.5, 8  # of candidates below this logit, one in eight is trained on, with a weight of 8
 _CACHE_MEMORY = 200
-CLAMP = 12.0  # of logits
+CLAMP = 12.0  # maximum absolute logit
 SQUASH_STEPS = 128  # table entries of the logistic function per unit of the logit
 TABLE = 2 * 12 * SQUASH_STEPS + 2
 

@@ -130,7 +130,7 @@ class UniversalSession(Session):
     def _encoded(self, window: bytes, text: bytes) -> list[tuple[int, int]]:
         """Return the target's tokens for drafted text, each with the number of bytes up to its end.
 
-        They are the tokens after the window if a token ends where it ends; otherwise the draft is encoded on its own.
+        They are the tokens after the window if it ends at a token boundary; otherwise the draft is encoded on its own.
         """
         text = _complete(text)
         found = self._translation.target.resume(window + text)

@@ -67,8 +67,8 @@ class Candidates:
     """A draft in progress.
 
     Attributes:
-        tokens, parents, weights, depths: of each node; weights are joint probabilities, and children of the root have
-            depth 1.
+        tokens, parents, weights, depths: one entry per node; weights are joint probabilities, and children of the root
+            have depth 1.
         rows: row of each node that the model has read.
         features: for each node, the candidates below it: their tokens, and features Float64[C, 4].
     """

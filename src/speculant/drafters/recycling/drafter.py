@@ -63,7 +63,7 @@ class RecyclingSettings:
 
 
 class RecyclingDrafter(Drafter, Persistent):
-    """Drafter whose matrix is shared by all requests of a process behind one lock."""
+    """Drafter whose matrix is shared by all requests of a process, guarded by one lock."""
 
     def __init__(
         self,

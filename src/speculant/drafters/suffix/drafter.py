@@ -43,7 +43,7 @@ class SuffixSettings:
 
 
 class SuffixDrafter(HistoryDrafter[SuffixTree]):
-    """Drafter whose tree over past outputs is shared by all requests of a process behind one lock."""
+    """Drafter whose tree over past outputs is shared by all requests of a process, guarded by one lock."""
 
     kind = KIND
 

@@ -60,7 +60,7 @@ class Follower:
 
 
 class SamDrafter(HistoryDrafter[SuffixAutomaton]):
-    """Drafter whose automaton over past requests is shared by all requests of a process behind one lock."""
+    """Drafter whose automaton over past requests is shared by all requests of a process, guarded by one lock."""
 
     kind = KIND
 

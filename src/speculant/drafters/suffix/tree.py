@@ -144,7 +144,7 @@ class SuffixTree:
 
     @property
     def ends(self) -> Array:
-        """Int64[min(T, depth)] for an open document of T tokens: entry k is the node where its suffix of k + 1 ends."""
+        """Int64[min(T, depth)] for T tokens of the open document: the node where its suffix of k + 1 tokens ends."""
         return self._ends[: self._open]
 
     def fresh(self) -> SuffixTree:

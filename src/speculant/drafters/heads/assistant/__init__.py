@@ -1,4 +1,4 @@
-"""What is told of Gemma 4's assistants: checkpoints, methods."""
+"""Definition of Gemma 4 assistants as a kind of heads: checkpoints and methods."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checkpoints of Gemma 4 assistants, as Google publishes them: `gemma4_assistant`, and the 12B's unified form.
+"""Checkpoints of Gemma 4 assistants, as published by Google: `gemma4_assistant`, and the 12B's unified form.
 
-`text_config` describes the layers as it does those of the targets, all of which share keys and values. The embeddings
-are tied to the output, and are read for that alone.
+`text_config` describes the layers like those of the targets; all of them share keys and values. The embeddings are tied
+to the output projection, and used only for it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from speculant.drafters.heads.head import TargetParts
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 _TARGETS = ("gemma4_text", "gemma4_unified_text")
-_TIED = "lm_head.weight"  # a copy of the embeddings, where there is one
-_UNUSED = ("k_proj.weight", "k_norm.weight", "v_proj.weight", "v_norm.weight")  # of layers that read others' keys
+_TIED = "lm_head.weight"  # a copy of the embeddings, if present
+_UNUSED = ("k_proj.weight", "k_norm.weight", "v_proj.weight", "v_norm.weight")  # in layers that read others' keys
 _CLUSTERS = {"num_centroids": 2048, "centroid_intermediate_top_k": 32}  # transformers' defaults
-_REQUIRED: Mapping[str, tuple[object, ...]] = {  # fields and their supported values; None is the default of each
+_REQUIRED: Mapping[str, tuple[object, ...]] = {  # fields and their supported values; None stands for a missing field
     "attention_bias": (None, False),
     "enable_moe_block": (None, False),
     "hidden_activation": (None, "gelu_pytorch_tanh"),
     "hidden_size_per_layer_input": (None, 0),
     "tie_word_embeddings": (None, True),
-    "use_bidirectional_attention": (None, "vision"),  # of media, which no draft holds
+    "use_bidirectional_attention": (None, "vision"),  # applies to media, which no draft contains
     "use_double_wide_mlp": (None, False),
 }
-_FORMULA = (  # parts of names of fields that change the forward pass
+_FORMULA = (  # parts of the names of fields that change the forward pass
     *("activation", "attention", "attn", "bias", "cap", "centroid", "embed", "expert", "head", "hidden", "layer"),
     *("logit", "mlp", "moe", "norm", "project", "residual", "rope", "rotary", "scal", "shared", "window"),
 )
@@ -44,7 +44,7 @@ _KNOWN = frozenset(
         *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "layer_types"),
         *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "per_layer_config", "sliding_window"),
         *("rms_norm_eps", "rope_parameters", "final_logit_softcapping", "num_kv_shared_layers"),
-        # without effect on a draft, or without experts and inputs by layer
+        # without effect on a draft, or for experts and per-layer inputs, which are not used
         *("attention_dropout", "max_position_embeddings", "output_attentions", "output_hidden_states"),
         *("num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size"),
         *("vocab_size_per_layer_input", "attn_implementation", "_attn_implementation"),
@@ -53,12 +53,12 @@ _KNOWN = frozenset(
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is a Gemma 4 assistant."""
     return checkpoint.config.get("model_type") in MODEL_TYPES
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> AssistantHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     model_type = getattr(target.config, "model_type", "")
     if model_type not in _TARGETS:
         raise UnsupportedError(
@@ -88,7 +88,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> AssistantHead:
 
 
 def _shape(checkpoint: Checkpoint, text: Mapping[str, Any], target: TargetParts) -> AssistantShape:
-    """Return the sizes that a config gives."""
+    """Return the sizes given by a config."""
     kinds = tuple(_value(checkpoint, text, "layer_types"))
     count, shared = int(_value(checkpoint, text, "num_hidden_layers")), text.get("num_kv_shared_layers")
     if len(kinds) != count or shared not in (None, 0, count) or not set(kinds) <= set(KINDS):
@@ -121,7 +121,7 @@ def _shape(checkpoint: Checkpoint, text: Mapping[str, Any], target: TargetParts)
 
 
 def _check_fields(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Refuse fields that change the forward pass in a way that is not known."""
+    """Reject fields that change the forward pass in an unknown way."""
     for name, value in config.items():
         if name in _REQUIRED:
             known = value in _REQUIRED[name]

@@ -2,14 +2,14 @@
 
 Google publishes one for each model of the family (`google/gemma-4-*-it-assistant`); the formula is that of
 `Gemma4AssistantForCausalLM` in transformers, which the 12B's `gemma4_unified_assistant` shares. A row reads the
-target's embedding of a token and the state of the token before it: the target's own, after its final norm, for the
-root, and for drafted tokens what the row above them returns, projected back to the target's width. The layers have
-queries alone. Those of sliding attention read the target's last sliding layer that has keys and values of its own,
-those of full attention its last full one.
+target's embedding of a token and the state of the token before it: for the root, the target's own state after its final
+norm, and for drafted tokens, the output of the parent row, projected back to the target's width. The layers have only
+queries. Those of sliding attention read the target's last sliding layer that has keys and values of its own, those of
+full attention its last full one.
 
-All rows of a draft stand at the root's position and see committed tokens alone, those that the target's own query
-there would see. (transformers 5.23 leaves keys of rejected tokens among them.) Of large vocabularies only the clusters
-with the best centroids get logits.
+All rows of a draft are at the root's position and see only committed tokens, those that the target's own query there
+would see. (transformers 5.23 leaves keys of rejected tokens among them.) In large vocabularies, only the clusters with
+the best centroids get logits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LAST = -1
 
 
 class AssistantModel(nn.Module):
-    """What checkpoints call `model`: the layers, and embeddings that only the output is projected with."""
+    """The part that checkpoints call `model`: the layers, and embeddings used only for the output projection."""
 
     def __init__(self, shape: AssistantShape) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class AssistantHead(nn.Module, Head, TextHead):
         return grow_texts(_select_own(states), tokens, above)
 
     def seen(self, cache: TargetCache, position: int) -> dict[str, SeenRows]:
-        """Return by kind of layer what queries at a position see: rows of the tokens before it."""
+        """Return, for each kind of layer, what queries at a position see: the rows of the tokens before it."""
         like, place = self.pre_projection.weight, torch.tensor([position], device=self.pre_projection.weight.device)
         found = {}
         for kind, read in self.shape.read.items():
@@ -94,13 +94,13 @@ class AssistantHead(nn.Module, Head, TextHead):
     def run(
         self, embeddings: Tensor, hidden: Tensor, seen: Mapping[str, Sequence[SeenRows]], target: TargetParts
     ) -> Tensor:
-        """Return the outputs [n, D'] of rows, after the norm; those of one text are at one position.
+        """Return the outputs [n, D'] of rows after the norm; rows of one text are at one position.
 
         Args:
-            embeddings: [n, D], the target's, of their tokens, text by text.
-            hidden: [n, D], the states of the tokens before.
-            seen: by kind of layer, what `seen` returned of each text.
-            target: of the head.
+            embeddings: [n, D], the target's embeddings of their tokens, text by text.
+            hidden: [n, D], states of the preceding tokens.
+            seen: for each kind of layer, the result of `seen` for each text.
+            target: target of the head.
         """
         like = self.pre_projection.weight
         x = target.linear(self.pre_projection, torch.cat([embeddings.to(like), hidden.to(like)], dim=-1))
@@ -111,7 +111,7 @@ class AssistantHead(nn.Module, Head, TextHead):
         return found
 
     def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [n, V] of what `run` returned; -inf for tokens of clusters that are left out."""
+        """Return the logits [n, V] for the result of `run`; -inf for tokens of clusters that are left out."""
         if self.masked_embedding is None:
             return self._capped(target.linear(self.model.embed_tokens, outputs))
         found, tokens = self.masked_embedding(outputs, self.model.embed_tokens.weight, target.linear)
@@ -124,14 +124,14 @@ class AssistantHead(nn.Module, Head, TextHead):
 
 
 class AssistantState(HeadState):
-    """One text: the target's cache of it, and the state of its newest token."""
+    """State of one text: the target's cache of it, and the state of its newest token."""
 
     def __init__(self, head: AssistantHead, target: TargetParts, cache: TargetCache, length: int) -> None:
-        """Begin a text of which so many tokens are known."""
+        """Start a text of which `length` tokens are known."""
         self._head, self._target, self._cache, self._length = head, target, cache, length
         self._newest: tuple[Tensor, Tensor] | None = None  # state [1, D] of the last token, and the root Int64[1]
         self._seen: dict[str, SeenRows] | None = None  # in this round
-        self._passed: list[Tensor] = []  # [D], of the root and of the draft's rows: what those below them read
+        self._passed: list[Tensor] = []  # [D] each, states that the root and the draft's rows pass to their children
 
     @property
     def length(self) -> int:
@@ -150,17 +150,17 @@ class AssistantState(HeadState):
         return logits
 
     def begin(self) -> tuple[Tensor, Tensor]:
-        """Begin a draft; return the root Int64[1], and the state [1, D] of the token before it."""
+        """Start a draft; return the root Int64[1], and the state [1, D] of the token before it."""
         assert self._newest is not None
         self._passed = []
         return self._newest[1], self._newest[0]
 
     def passed(self, above: Sequence[int]) -> Tensor:
-        """Return what rows pass to those below them, [n, D], -1 for the root's."""
+        """Return the states [n, D] that the given rows pass to their children, -1 for the root."""
         return torch.stack([self._passed[row + 1] for row in above])
 
     def seen(self) -> dict[str, SeenRows]:
-        """Return by kind of layer what queries see."""
+        """Return what queries see, for each kind of layer."""
         if self._seen is None:
             self._seen = self._head.seen(self._cache, self._length)
         return self._seen
@@ -174,7 +174,7 @@ class AssistantState(HeadState):
 
 
 def start_texts(states: Sequence[AssistantState]) -> list[Tensor]:
-    """Begin drafts; return the logits [1, V] after the roots of texts of one head."""
+    """Start drafts on texts of one head; return the logits [1, V] after each root."""
     roots, hidden = zip(*(state.begin() for state in states), strict=True)
     return _run(states, joined(roots), joined(hidden), [1] * len(states))
 
@@ -182,14 +182,14 @@ def start_texts(states: Sequence[AssistantState]) -> list[Tensor]:
 def grow_texts(
     states: Sequence[AssistantState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     hidden = joined([state.passed(own) for state, own in zip(states, above, strict=True)])
     ids = torch.tensor([token for own in tokens for token in own], device=hidden.device)
     return _run(states, ids, hidden, [len(own) for own in tokens])
 
 
 def _run(states: Sequence[AssistantState], ids: Tensor, hidden: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Run rows of texts, so many of each; return the logits [n, V] after them, by text."""
+    """Run rows of several texts, with `counts` rows per text; return the logits [n, V] after them, by text."""
     head, target = states[0]._head, states[0]._target
     seen = [state.seen() for state in states]
     by_kind = {

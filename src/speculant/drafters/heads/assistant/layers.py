@@ -1,8 +1,8 @@
 """The parts of Gemma 4 assistants, named as in their checkpoints.
 
-Their attention has queries alone: keys and values are those that the target has cached. All rows of a draft stand at
-one position and see the same keys, so that rows are independent of each other and need no mask. Rows of several texts
-share the products, and attend apart.
+Their attention has only queries: the keys and values are those that the target has cached. All rows of a draft are at
+one position and see the same keys, so they are independent of each other and need no mask. Rows of several texts share
+the matrix products, and attend separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SeenRows:
     Attributes:
         keys, values: [H_kv, m, d].
         angles: cos and sin [1, d] of the position.
-        count: how many queries, the rows of one text, are there.
+        count: number of queries, which are the rows of one text.
     """
 
     keys: Tensor
@@ -36,14 +36,14 @@ class SeenRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLayer:
-    """What the layers of one kind of attention read.
+    """The cached keys and values that layers of one kind of attention read.
 
     Attributes:
-        layer: of the target, whose keys and values these are.
-        kv_heads, head_dim: of these.
+        layer: index of the target's layer that they belong to.
+        kv_heads, head_dim: their sizes.
         frequencies: Float32[head_dim / 2] of the rotary embedding.
-        scale: what its cos and sin are multiplied by.
-        window: positions that a query sees, its own included; None for all.
+        scale: factor for cos and sin.
+        window: number of positions that a query sees, including its own; None for all.
     """
 
     layer: int
@@ -54,7 +54,7 @@ class ReadLayer:
     window: int | None = None
 
     def seen(self, position: int) -> slice:
-        """Return which tokens before a position a query there sees."""
+        """Return the slice of tokens before a position that a query there sees."""
         return slice(0 if self.window is None else max(0, position - self.window + 1), position)
 
 
@@ -63,17 +63,17 @@ class AssistantShape:
     """The sizes of an assistant.
 
     Attributes:
-        hidden: of its layers.
-        target_hidden: D, of the target.
-        inner: of its MLPs.
-        heads: of its queries.
+        hidden: size of its layers.
+        target_hidden: D, size of the target.
+        inner: inner size of its MLPs.
+        heads: number of query heads.
         vocabulary: V.
-        kinds: of the attention of its layers, in order.
-        read: by kind, what these read.
-        eps: of its norms.
-        cap: of its logits, cap * tanh(logits / cap); None for none.
-        centroids: clusters of the vocabulary; 0 where it is not divided.
-        best: clusters whose tokens get logits.
+        kinds: attention kinds of its layers, in order.
+        read: what the layers of each kind read.
+        eps: epsilon of its norms.
+        cap: cap of its logits, cap * tanh(logits / cap); None for none.
+        centroids: number of clusters of the vocabulary; 0 if it is not divided.
+        best: number of clusters whose tokens get logits.
     """
 
     hidden: int
@@ -107,14 +107,14 @@ class QueryAttention(nn.Module):
         self.o_proj = nn.Linear(self._heads * self._dim, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, texts: Sequence[SeenRows], linear: Linear) -> Tensor:
-        """Return [n, D'] of x [n, D'], text by text, over what its queries see; scores are not scaled."""
+        """Return [n, D'] for x [n, D'], text by text, over what its queries see; scores are not scaled."""
         queries = self.q_norm(linear(self.q_proj, x).reshape(len(x), self._heads, self._dim))
         apart = torch.split(queries, [rows.count for rows in texts])
         return linear(self.o_proj, joined([self._attend(own, rows) for own, rows in zip(apart, texts, strict=True)]))
 
     def _attend(self, queries: Tensor, rows: SeenRows) -> Tensor:
-        """Return [n, H * d] of the queries [n, H, d] of one text."""
-        grouped = rotated(queries.transpose(0, 1), rows.angles).reshape(len(rows.keys), -1, self._dim)  # by their keys
+        """Return [n, H * d] for the queries [n, H, d] of one text."""
+        grouped = rotated(queries.transpose(0, 1), rows.angles).reshape(len(rows.keys), -1, self._dim)  # by key head
         keys, values = rows.keys[None], rows.values[None]
         found = nn.functional.scaled_dot_product_attention(grouped[None], keys, values, scale=1.0)[0]
         return found.reshape(self._heads, len(queries), self._dim).transpose(0, 1).flatten(1)
@@ -135,7 +135,7 @@ class GeluMLP(nn.Module):
 
 
 class AssistantLayer(nn.Module):
-    """A decoder layer with norms before and behind its attention and its MLP, and a factor behind all."""
+    """A decoder layer with norms before and after its attention and its MLP, and a factor on its output."""
 
     def __init__(self, shape: AssistantShape, kind: str) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class AssistantLayer(nn.Module):
         self.register_buffer("layer_scalar", torch.ones(1))
 
     def forward(self, x: Tensor, texts: Sequence[SeenRows], linear: Linear) -> Tensor:
-        """Return its output [n, D'] of x [n, D']; the arguments are those of its attention."""
+        """Return its output [n, D'] for x [n, D']; takes the arguments of its attention."""
         attended = self.self_attn(self.input_layernorm(x), texts, linear)
         x = x + self.post_attention_layernorm(attended)
         x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x), linear))
@@ -157,12 +157,12 @@ class AssistantLayer(nn.Module):
 
 
 class Clusters(nn.Module):
-    """A vocabulary divided into clusters of one size, of which only the most promising get logits."""
+    """A vocabulary divided into clusters of equal size, of which only the most promising get logits."""
 
     def __init__(self, shape: AssistantShape) -> None:
         super().__init__()
         self.centroids = nn.Linear(shape.hidden, shape.centroids, bias=False)
-        self.token_ordering: Tensor  # Int64[V], the tokens cluster by cluster
+        self.token_ordering: Tensor  # Int64[V], the tokens, cluster by cluster
         self.register_buffer("token_ordering", torch.arange(shape.vocabulary))
         self._best = shape.best
 
@@ -171,8 +171,8 @@ class Clusters(nn.Module):
 
         Args:
             x: [n, D'].
-            weight: [V, D'], of all tokens.
-            linear: runs products.
+            weight: [V, D'], output weights of all tokens.
+            linear: function that applies a linear layer.
         """
         best = linear(self.centroids, x).topk(self._best, dim=-1).indices
         tokens = self.token_ordering.view(len(self.centroids.weight), -1)[best].flatten(1)

@@ -1,4 +1,4 @@
-"""What is told of blockwise heads: checkpoints, methods and training."""
+"""Definition of blockwise heads as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

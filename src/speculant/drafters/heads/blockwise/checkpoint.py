@@ -21,12 +21,12 @@ _TYPE = "blockwise_head"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is in the blockwise layout."""
     return checkpoint.config.get("model_type") == _TYPE
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> BlockwiseHead:
-    """Return the heads; raises as `load_head`."""
+    """Return the heads; raises the same errors as `load_head`."""
     hidden, heads = int(checkpoint.value("hidden_size")), int(checkpoint.value("num_heads"))
     check_hidden_size(checkpoint, target, hidden)
     check_vocabulary(checkpoint, target, int(checkpoint.value("vocab_size")))

@@ -1,10 +1,11 @@
 """Blockwise parallel decoding (Stern et al., NeurIPS 2018, arXiv 1811.03115).
 
 One feed-forward layer reads the target's newest state f, after the final norm, and returns k states:
-f + (B relu(A f + a) + b)_i, with A of D to k d and B of k d to k D, section 6. The target's own output projection turns
-each into logits. The authors' p_1, which predicts the next token, is the target itself here, as in their setting with a
-frozen base model, since the output must stay the target's: k are the tokens after the root. The target's pass that
-verifies one block also yields the states that the next is drafted from, their merged step of section 4.
+f + (B relu(A f + a) + b)_i, with A from D to k d and B from k d to k D, section 6. The target's own output projection
+turns each into logits. The authors' p_1, which predicts the next token, is the target itself here, as in their setting
+with a frozen base model, since the output must stay the target's: the k heads predict the tokens after the root. The
+target's pass that verifies one block also yields the states from which the next is drafted, their merged step of
+section 4.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class BlockwiseHead(nn.Module, ParallelHead):
     ids = None
 
     def __init__(self, hidden: int, inner: int, heads: int) -> None:
-        """Build a layer that begins as the identity: B and b are 0.
+        """Build a layer that starts as the identity: B and b are 0.
 
         Args:
             hidden: D.
-            inner: d, of each head.
+            inner: d, inner size of each head.
             heads: k.
         """
         super().__init__()
@@ -53,7 +54,7 @@ class BlockwiseHead(nn.Module, ParallelHead):
 
 
 class BlockwiseState(ParallelState):
-    """One text. Its context holds the states of all heads."""
+    """State of one text. Its context contains the states of all heads."""
 
     def __init__(self, head: BlockwiseHead, target: TargetParts, first: int) -> None:
         super().__init__(first)

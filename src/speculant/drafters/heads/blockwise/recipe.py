@@ -1,6 +1,6 @@
-"""Training of blockwise heads (heads.blockwise) beside a frozen target: Stern et al. 2018, arXiv 1811.03115, section 6.
+"""Training of blockwise heads (heads.blockwise) with a frozen target: Stern et al. 2018, arXiv 1811.03115, section 6.
 
-All heads are trained on every batch; the authors draw one of them for each, to save memory.
+All heads are trained on every batch; the authors draw one head per batch, to save memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BlockwiseRecipe(Recipe):
     head: BlockwiseHead
 
     def __init__(self, head: BlockwiseHead, depth: int) -> None:
-        """Take the heads; `depth` is how many of them are trained, the first ones."""
+        """Set the heads; the first `depth` of them are trained."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:

@@ -1,1 +1,1 @@
-"""Checkpoints of heads: one file per public layout, which finds, loads and writes it."""
+"""Checkpoints of heads: finding, loading and writing them in public layouts."""

@@ -1,4 +1,4 @@
-"""A checkpoint of a head, in a folder or on the hub: its config and its tensors. Nothing in it is executed."""
+"""A checkpoint of a head, in a folder or on the hub: its config and its tensors. No code in it is executed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from speculant.core.errors import ModelNotFoundError, UnsupportedError
 from speculant.core.hub import hub_advice, why_missing
 
 PATTERNS = ("*.json", "*.safetensors", "*.bin", "*.pt")
-_OTHER_STATES = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")  # what trainers leave beside weights
+_OTHER_STATES = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")  # saved by trainers with the weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """What a folder holds.
+    """The contents of a checkpoint folder.
 
     Attributes:
-        source: what the user named.
-        config: config.json; {} if there is none.
-        tensors: by name.
+        source: folder or hub id given by the user.
+        config: contents of config.json; {} if there is none.
+        tensors: tensors by name.
     """
 
     source: str
@@ -34,7 +34,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
     def without(self, prefix: str) -> Checkpoint:
-        """Return the checkpoint with a prefix of its names left out where it stands."""
+        """Return the checkpoint with a prefix removed from the tensor names that have it."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         return Checkpoint(self.source, self.config, tensors)
 
@@ -54,10 +54,10 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
     """Read a head's checkpoint.
 
     Args:
-        source: a folder, or a hub id.
+        source: a folder or a hub id.
 
     Raises:
-        ModelNotFoundError: there is none, or a file of it is damaged.
+        ModelNotFoundError: there is no checkpoint, or one of its files is damaged.
     """
     folder = find_folder(source)
     config = read_config(folder)
@@ -74,19 +74,19 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
 
 
 def find_folder(source: str | Path) -> Path:
-    """Return the folder of a checkpoint, which is fetched where the source is a hub id.
+    """Return the folder of a checkpoint, downloading it if the source is a hub id.
 
     Raises:
-        ModelNotFoundError: there is none.
+        ModelNotFoundError: there is no such checkpoint.
     """
     return Path(source) if Path(source).is_dir() else _fetch(str(source))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a checkpoint; {} if there is none.
+    """Return the contents of a checkpoint's config.json; {} if there is none.
 
     Raises:
-        ModelNotFoundError: it is damaged.
+        ModelNotFoundError: the file is damaged.
     """
     config_file = folder / "config.json"
     try:
@@ -106,17 +106,17 @@ def load_weights(
     ignored: Iterable[str] = (),
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Give a module its weights, all of them and no others.
+    """Load weights into a module, which must match exactly.
 
     Args:
-        module: with parameters of the right shapes; it takes the checkpoint's dtype.
-        checkpoint: for messages.
-        tensors: by the module's names.
-        ignored: names that may be there without being used, such as copies of the target's embeddings.
-        names: the checkpoint's, by the module's, where they differ; for messages.
+        module: module with parameters of the right shapes; it takes the checkpoint's dtype.
+        checkpoint: the checkpoint, for messages.
+        tensors: weights by the module's names.
+        ignored: names that may be present without being used, such as copies of the target's embeddings.
+        names: the checkpoint's names by the module's, where they differ; for messages.
 
     Raises:
-        UnsupportedError: a weight is missing, is left over or has another shape; it is named.
+        UnsupportedError: a weight is missing, unexpected or of another shape; the message names it.
     """
     wanted = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     wanted = {name: wanted[name] for name in module.state_dict()}
@@ -146,7 +146,7 @@ def load_weights(
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, as a sentence; its class where there is none."""
+    """Return the first line of an error's message as a sentence, or the error's class if there is no message."""
     text = str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -160,7 +160,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
         found = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(found, dict):
             raise ValueError(f"it holds one {type(found).__name__}, no tensors by name.")
-    except Exception as error:  # damaged files and pickles with code fail in many ways; each ends here with its reason
+    except Exception as error:  # damaged files and pickles with code raise many kinds of errors; all are reported alike
         raise ModelNotFoundError(
             f"{file} cannot be read as weights: {first_line(error)} Only tensors are read, no code is run; fetch the "
             "file again, or convert it to safetensors."
@@ -169,14 +169,14 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _fetch(source: str) -> Path:
-    """Return the folder of a checkpoint of the hub, fetched if it is not cached."""
+    """Return the folder of a checkpoint from the hub, downloading it if it is not cached."""
     if reason := why_missing(source):
         raise ModelNotFoundError(f"there is no head at {source}: {reason}.")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(source, allow_patterns=list(PATTERNS)))
-    except Exception as error:  # hubs fail in many ways; each ends here with its reason
+    except Exception as error:  # hub access raises many kinds of errors; all are reported alike
         raise ModelNotFoundError(
             f"there is no folder {source}, and no head of that name could be fetched from the hub: {first_line(error)} "
             f"{hub_advice()}"

@@ -1,7 +1,7 @@
 """The reduced vocabulary of a head in checkpoints: `d2t` and `t2d`.
 
-`d2t` [V'] holds offsets, not ids: the token of logit i is i + d2t[i]. `t2d` [V] is true at these tokens. Both are left
-out where a head drafts every token.
+`d2t` [V'] contains offsets, not ids: the token of logit i is i + d2t[i]. `t2d` [V] is true at these tokens. Both are
+missing if a head drafts every token.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAPS = ("d2t", "t2d")
 
 
 def read_ids(checkpoint: Checkpoint, target: TargetParts, size: int) -> Tensor | None:
-    """Return the target's tokens Int64[V'] of a head's logits; None if they are all of them in order.
+    """Return the target's tokens Int64[V'] for a head's logits; None if they are all tokens in order.
 
     Args:
-        checkpoint: of the head.
-        target: of the head.
+        checkpoint: checkpoint of the head.
+        target: target of the head.
         size: V'.
 
     Raises:
-        UnsupportedError: a map is missing, or they contradict each other or the target's vocabulary.
+        UnsupportedError: a map is missing, or contradicts the other map or the target's vocabulary.
     """
     d2t, t2d, whole = checkpoint.tensors.get("d2t"), checkpoint.tensors.get("t2d"), size == target.vocabulary
     if d2t is None:
@@ -58,7 +58,7 @@ def read_ids(checkpoint: Checkpoint, target: TargetParts, size: int) -> Tensor |
 
 
 def write_ids(ids: Tensor | None, vocabulary: int) -> Mapping[str, Tensor]:
-    """Return the maps of the tokens Int64[V'] of a head's logits; none for None."""
+    """Return the maps for the tokens Int64[V'] of a head's logits; empty for None."""
     if ids is None:
         return {}
     ids = ids.cpu()

@@ -1,4 +1,4 @@
-"""Whether a head fits its target, and the shape of its decoder layers in configs."""
+"""Checks that a head fits its target, and the shape of its decoder layers in configs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import LayerShape
 
-_UNSUPPORTED = ("attention_k_eq_v", "attn_logit_softcapping", "query_pre_attn_scalar")  # of Gemma's layers
+_UNSUPPORTED = ("attention_k_eq_v", "attn_logit_softcapping", "query_pre_attn_scalar")  # from Gemma's layers
 
 
 def check_hidden_size(checkpoint: Checkpoint, target: TargetParts, hidden: int) -> None:
-    """Refuse a head of another hidden size than the target's.
+    """Check that a head has the target's hidden size.
 
     Raises:
-        UnsupportedError: it is another.
+        UnsupportedError: it has another.
     """
     if hidden != target.hidden_size:
         raise UnsupportedError(
@@ -27,10 +27,10 @@ def check_hidden_size(checkpoint: Checkpoint, target: TargetParts, hidden: int) 
 
 
 def check_vocabulary(checkpoint: Checkpoint, target: TargetParts, vocabulary: int) -> None:
-    """Refuse a head of another vocabulary than the target's.
+    """Check that a head has the target's vocabulary size.
 
     Raises:
-        UnsupportedError: it is another.
+        UnsupportedError: it has another.
     """
     if vocabulary != target.vocabulary:
         raise UnsupportedError(
@@ -40,10 +40,10 @@ def check_vocabulary(checkpoint: Checkpoint, target: TargetParts, vocabulary: in
 
 
 def check_taps(checkpoint: Checkpoint, target: TargetParts, taps: tuple[int, ...]) -> None:
-    """Refuse decoder layers that the target does not have, or the same one twice.
+    """Check that the target has all the given decoder layers, and that none is given twice.
 
     Raises:
-        UnsupportedError: it has not.
+        UnsupportedError: a layer is missing or given twice.
     """
     missing = [str(tap) for tap in taps if not -1 <= tap < target.layers]
     if not missing and len(set(taps)) == len(taps):
@@ -59,12 +59,12 @@ def check_taps(checkpoint: Checkpoint, target: TargetParts, taps: tuple[int, ...
 def layer_shape(
     checkpoint: Checkpoint, target: TargetParts, config: dict[str, Any] | None = None, **changes: Any
 ) -> LayerShape:
-    """Return the shape of decoder layers that a config gives, missing values as transformers' LlamaConfig has them.
+    """Return the shape of decoder layers given by a config, with the defaults of transformers' LlamaConfig.
 
     Args:
-        checkpoint: the head.
-        target: of the head.
-        config: the part of its config that describes the layers; None for the whole.
+        checkpoint: checkpoint of the head.
+        target: target of the head.
+        config: the part of its config that describes the layers; None for the whole config.
         changes: fields of LayerShape that the format fixes.
     """
     given = dict(checkpoint.config) if config is None else config
@@ -99,10 +99,10 @@ def layer_shape(
 
 
 def check_layer_fields(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
-    """Refuse fields of decoder layers that change their formula in a way that is not supported, by name.
+    """Reject fields of decoder layers that change their formula in an unsupported way.
 
     Raises:
-        UnsupportedError: there is one.
+        UnsupportedError: there is such a field; the message names it.
     """
     for name, value in given.items():
         activation = name in ("hidden_act", "hidden_activation") and value not in (None, "silu", "swish")
@@ -114,7 +114,7 @@ def check_layer_fields(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None
 
 
 def shape_config(shape: LayerShape, target: TargetParts) -> dict[str, Any]:
-    """Return the config of a head's decoder layers, as `layer_shape` reads it."""
+    """Return the config of a head's decoder layers, in the form that `layer_shape` reads."""
     rope = shape.rope or {"rope_type": "default", "rope_theta": shape.theta}
     return {
         "model_type": "llama",

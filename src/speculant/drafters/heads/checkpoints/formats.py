@@ -1,4 +1,4 @@
-"""The table of checkpoint formats: the first that matches loads a head."""
+"""The table of checkpoint formats; the first that matches loads a head."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Format:
     """A public layout of checkpoints.
 
     Attributes:
-        name: in words, for messages.
-        kind: of the heads' architecture, as `Method.heads` names it.
-        method: the method that drafts with them alone.
-        matches: tells such checkpoints by config and names of tensors alone.
-        load: returns the head; raises UnsupportedError where it does not fit its target.
+        name: description, for messages.
+        kind: kind of the heads' architecture, as named in `Method.heads`.
+        method: method that drafts with them alone.
+        matches: recognises such checkpoints by config and tensor names.
+        load: returns the head; raises UnsupportedError if it does not fit its target.
     """
 
     name: str
@@ -49,7 +49,7 @@ def find_format(checkpoint: Checkpoint) -> Format:
     """Return the format of a checkpoint.
 
     Raises:
-        UnsupportedError: it is none that is known.
+        UnsupportedError: the format is unknown.
     """
     for each in FORMATS:
         if each.matches(checkpoint):
@@ -62,9 +62,9 @@ def find_format(checkpoint: Checkpoint) -> Format:
 
 
 def check_sizes(checkpoint: Checkpoint, *, hidden_size: int, vocabulary: int, layers: int) -> None:
-    """Refuse a head that does not fit a target by its sizes alone, before the target is loaded.
+    """Check by its sizes alone that a head fits a target, before the target is loaded.
 
-    The head is built without memory, as far as it asks for no other part of the target.
+    The head is built on the meta device; if that needs any other part of the target, the check ends there.
 
     Raises:
         UnsupportedError: it was trained for another target, or its format is unknown.
@@ -72,11 +72,11 @@ def check_sizes(checkpoint: Checkpoint, *, hidden_size: int, vocabulary: int, la
     sizes: Any = SimpleNamespace(hidden_size=hidden_size, vocabulary=vocabulary, layers=layers)
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("error")  # of weights that are not copied
+            warnings.simplefilter("error")  # about weights that are not copied
             find_format(checkpoint).load(checkpoint, sizes)
     except UnsupportedError:
         raise
-    except Exception:  # whatever asking for more than sizes raises, the check ends there
+    except Exception:  # accessing anything but sizes may raise any error, which ends the check
         return
 
 
@@ -84,7 +84,7 @@ def load_head(source: str | Path | Checkpoint, target: TargetParts) -> LoadedHea
     """Load a head for a target.
 
     Args:
-        source: a folder, a hub id, or a checkpoint that was read.
+        source: a folder, a hub id, or a checkpoint that has been read.
         target: the parts of the target that heads use.
 
     Raises:
@@ -97,7 +97,7 @@ def load_head(source: str | Path | Checkpoint, target: TargetParts) -> LoadedHea
         head = found.load(checkpoint, target)
     except SpeculantError:
         raise
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of values nobody foresaw
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # caused by unforeseen values
         raise UnsupportedError(
             f"the head in {checkpoint.source} of format {found.name} cannot be built from its config.json and weights: "
             f"{first_line(error)} It may be damaged, or be of a format that is not supported."

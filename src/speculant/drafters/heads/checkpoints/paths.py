@@ -1,4 +1,4 @@
-"""Static trees in configs of heads: a list of rank paths, as Medusa's program and TensorRT-LLM take them."""
+"""Static trees in configs of heads: lists of rank paths, as used by Medusa's program and TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
 def read_paths(checkpoint: Checkpoint, name: str, default: Sequence[RankPath], depth: int) -> tuple[RankPath, ...]:
-    """Return the tree that a config names, as far as a head is deep, or else the default.
+    """Return the tree given by a config, cut to a head's depth, or the default.
 
     Raises:
-        UnsupportedError: it is no tree.
+        UnsupportedError: it is not a tree.
     """
     given = checkpoint.config.get(name)
     if given is None:
         return tuple(default)
     try:
         paths = tuple(tuple(int(rank) for rank in path) for path in given)
-        StaticTree(paths, LevelAcceptance())  # which checks it
+        StaticTree(paths, LevelAcceptance())  # validates the paths
     except (TypeError, ValueError, UsageError) as error:
         raise UnsupportedError(
             f"config.json of the head in {checkpoint.source} has {name} that are no draft tree: {error} Remove them to "
@@ -31,5 +31,5 @@ def read_paths(checkpoint: Checkpoint, name: str, default: Sequence[RankPath], d
 
 
 def write_paths(paths: Sequence[RankPath]) -> list[list[int]]:
-    """Return a tree as configs hold it."""
+    """Return a tree in the form used by configs."""
     return [list(path) for path in paths]

@@ -1,4 +1,4 @@
-"""Which layers of a Gemma 4 model its assistant reads, and whether the keys there are those it was trained on."""
+"""The layers of a Gemma 4 model that its assistant reads, and the check that their keys are those it was trained on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.target_layer import FULL, SLIDING
 
 KINDS = (SLIDING, FULL)
-_SIZES = ("head_dim", "num_key_value_heads")  # what layers of one kind may have of their own
-_GLOBAL_HEAD_DIM = 512  # of full layers where configs leave it out, as in transformers
+_SIZES = ("head_dim", "num_key_value_heads")  # sizes that may differ between layers
+_GLOBAL_HEAD_DIM = 512  # of full layers if a config leaves it out, as in transformers
 
 
 def read_layers(
     checkpoint: Checkpoint, text: Mapping[str, Any], target: TargetParts, heads: int
 ) -> dict[str, ReadLayer]:
-    """Return by kind of attention what an assistant reads of its target: the last layer that caches rows of its own.
+    """Return what an assistant reads, by kind of attention: the target's last layer that caches rows of its own.
 
     Args:
         checkpoint: the assistant, for messages.
         text: its `text_config`.
-        target: of the assistant.
-        heads: of the assistant's queries.
+        target: target of the assistant.
+        heads: number of query heads of the assistant.
 
     Raises:
-        UnsupportedError: the target has no such layer, or its keys are of another shape or rotated in another way.
+        UnsupportedError: the target has no such layer, or its keys have another shape or rotation.
     """
     config: Any = target.config
     held: dict[str, Any] = config.to_dict()
@@ -65,7 +65,7 @@ def read_layers(
 
 
 def _sizes(checkpoint: Checkpoint, config: Mapping[str, Any], layer: int) -> tuple[int, int]:
-    """Return the size and the number of a layer's keys, from either form that configs have."""
+    """Return the size and the number of a layer's keys, from either of the forms that configs use."""
     head_dim, kv_heads = (config.get(name) for name in _SIZES)
     if isinstance(by_layer := config.get("per_layer_config"), Mapping):
         own = dict(by_layer.get(str(layer)) or by_layer.get(layer) or {})

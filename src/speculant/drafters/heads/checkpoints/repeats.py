@@ -1,4 +1,4 @@
-"""Weights that checkpoints hold several times, because the module that wrote them is used several times."""
+"""Weights that checkpoints store several times because their authors' program uses a module several times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def are_equal(tensors: Mapping[str, Tensor], prefixes: Iterable[str], parts: Iterable[str]) -> bool:
-    """Whether modules hold the same weights: `parts` are names below each of the prefixes; missing ones are equal."""
+    """Return whether all prefixes have the same weights under the names in `parts`; missing ones count as equal."""
     prefixes = list(prefixes)
     for part in parts:
         found = [tensors[prefix + part] for prefix in prefixes if prefix + part in tensors]
@@ -20,6 +20,6 @@ def are_equal(tensors: Mapping[str, Tensor], prefixes: Iterable[str], parts: Ite
 
 
 def save_weights(module: nn.Module, file: Path) -> None:
-    """Write a module's weights under all their names: safetensors holds no two names of one tensor."""
+    """Write a module's weights under all their names, copied, since safetensors allows only one name per tensor."""
     tensors = module.state_dict()
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, file)

@@ -1,8 +1,8 @@
 """Checkpoints of EAGLE-3 and P-EAGLE in the layout of vllm-project/speculators.
 
-`config.json` names the kind as `speculators_model_type`, describes the layers in `transformer_layer_config`, and names
+`config.json` gives the kind as `speculators_model_type`, describes the layers in `transformer_layer_config`, and gives
 boundaries in `eagle_aux_hidden_state_layer_ids`. The first layer is `layers.0`. Embeddings and output projection that
-are the target's may be missing, or NaN. Missing flags are false, as in the library's config class.
+are shared with the target may be missing, or NaN. Missing flags are false, as in the library's config class.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from speculant.drafters.heads.eagle3.head import Eagle3Head
 from speculant.drafters.heads.eagle3.weights import build_head, read_flags
 from speculant.drafters.heads.head import TargetParts
 
-_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies of the target's, of training
-_DEPTH = 8  # of P-EAGLE heads whose config names none
+_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies of the target's, used in training
+_DEPTH = 8  # for P-EAGLE heads whose config gives none
 
 
 def matches_eagle3(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is EAGLE-3 in this layout."""
+    """Return whether a checkpoint is EAGLE-3 in this layout."""
     return checkpoint.config.get("speculators_model_type") == "eagle3"
 
 
 def matches_p_eagle(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is P-EAGLE in this layout."""
+    """Return whether a checkpoint is P-EAGLE in this layout."""
     return checkpoint.config.get("speculators_model_type") == "peagle"
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     layers = layer_config(checkpoint)
     own = {name: value for name, value in checkpoint.config.items() if name != "transformer_layer_config"}
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in _VERIFIER}
@@ -50,19 +50,19 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
 
 
 def layer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return `transformer_layer_config`, with one rotary embedding where it has one for each kind of attention.
+    """Return `transformer_layer_config`, with a single rotary embedding even if it has one per kind of attention.
 
     Raises:
         UnsupportedError: it is missing.
     """
     found = dict(checkpoint.value("transformer_layer_config"))
     rope: Mapping[str, Any] = found.get("rope_parameters") or {}
-    if "sliding_attention" in rope:  # as the library does, for all layers
+    if "sliding_attention" in rope:  # used for all layers, as in the library
         found["rope_parameters"] = rope["sliding_attention"]
     return found
 
 
 def speculated_tokens(checkpoint: Checkpoint, default: int) -> int:
-    """Return how many tokens a checkpoint's config proposes to draft."""
+    """Return the number of tokens that a checkpoint's config proposes to draft."""
     methods = (checkpoint.config.get("speculators_config") or {}).get("proposal_methods") or []
     return next((int(each["speculative_tokens"]) for each in methods if each.get("speculative_tokens")), default)

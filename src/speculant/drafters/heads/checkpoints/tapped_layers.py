@@ -1,8 +1,8 @@
-"""Which layers of the target a checkpoint's head reads, from the two conventions that public configs follow.
+"""The target's layers that a checkpoint's head reads, given in one of two conventions used by public configs.
 
-A boundary b is the input of layer b, the output of layer b - 1 (EAGLE's authors, speculators, vLLM); a layer i stands
-for its output, boundary i + 1 (SGLang, SpecForge, DeepSpec, z-lab). Both are written under the same names. Layers that
-are off by one do not fail: the head drafts, and nearly nothing is accepted.
+A boundary b is the input of layer b, i.e. the output of layer b - 1 (EAGLE's authors, speculators, vLLM); a layer i
+means its output, boundary i + 1 (SGLang, SpecForge, DeepSpec, z-lab). Both are written under the same names. Layers
+that are off by one cause no error: the head drafts, but almost nothing is accepted.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from speculant.drafters.heads.checkpoints.fitting import check_taps
 from speculant.drafters.heads.head import TargetParts
 
 KEY = "eagle_aux_hidden_state_layer_ids"
-_BOUNDARY_WRITER = "use_input_layernorm_in_first_layer"  # a key of nvidia's configs, which name boundaries
+_BOUNDARY_WRITER = "use_input_layernorm_in_first_layer"  # a key of nvidia's configs, which give boundaries
 
 
 def from_boundaries(checkpoint: Checkpoint, target: TargetParts, boundaries: Sequence[Any]) -> tuple[int, ...]:
-    """Return the layers, from 0, whose outputs boundaries are.
+    """Return the layers, from 0, whose outputs are the given boundaries.
 
     Raises:
-        UnsupportedError: the target has no such layers, or one is named twice.
+        UnsupportedError: the target has no such layers, or one is given twice.
     """
     return from_layers(checkpoint, target, [int(boundary) - 1 for boundary in boundaries])
 
 
 def from_layers(checkpoint: Checkpoint, target: TargetParts, layers: Sequence[Any]) -> tuple[int, ...]:
-    """Return layers, from 0, after checking them; raises as `from_boundaries`."""
+    """Return the layers, from 0, after checking them; raises the same errors as `from_boundaries`."""
     taps = tuple(int(layer) for layer in layers)
     if min(taps) < 0:
         raise UnsupportedError(
@@ -41,15 +41,15 @@ def from_layers(checkpoint: Checkpoint, target: TargetParts, layers: Sequence[An
 
 
 def default_boundaries(layers: int) -> list[int]:
-    """Return the boundaries that EAGLE-3 reads of a target with so many layers where its config names none."""
+    """Return the boundaries that EAGLE-3 reads in a target with `layers` layers if its config gives none."""
     return [2, layers // 2, layers - 3]
 
 
 def default_taps(checkpoint: Checkpoint, target: TargetParts) -> tuple[int, ...]:
-    """Return the layers that EAGLE-3 reads where its config names none.
+    """Return the layers that EAGLE-3 reads if its config gives none.
 
     Raises:
-        UnsupportedError: the target is so small that they are not three different ones.
+        UnsupportedError: the target is so small that they are not three different layers.
     """
     found = default_boundaries(target.layers)
     if not 0 < found[0] < found[1] < found[2]:
@@ -64,8 +64,8 @@ def default_taps(checkpoint: Checkpoint, target: TargetParts) -> tuple[int, ...]
 def native_taps(checkpoint: Checkpoint, target: TargetParts) -> tuple[int, ...]:
     """Return the layers that a head in the authors', SpecForge's or DeepSpec's layout reads.
 
-    The top level of the config names boundaries, as vLLM reads it. `eagle_config`, which vLLM and SGLang read
-    differently, names layers, as SGLang and SpecForge have it, unless it was written by nvidia's tools or holds the
+    The top level of the config gives boundaries, as vLLM reads it. `eagle_config`, which vLLM and SGLang read
+    differently, gives layers, as in SGLang and SpecForge, unless it was written by nvidia's tools or contains the
     default boundaries.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What is told of DFlash and its descendants: checkpoints, methods and training."""
+"""Definition of DFlash and its descendants as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of DFlash and what was built upon it: DSpark, Domino, DFlash 2 and JetSpec.
+"""Checkpoints of DFlash and of the methods built on it: DSpark, Domino, DFlash 2 and JetSpec.
 
 | layout | config | layers that it reads | embeddings, output | slots |
 |---|---|---|---|---|
@@ -8,8 +8,8 @@ the target's | own, or after |
 | DeepSpec | Qwen3's; everything at the top | likewise | in the file | after |
 | speculators | `transformer_layer_config` | boundaries: `aux_hidden_state_layer_ids` = outputs + 1 | in file | flag |
 
-`dflash_fields` reads what changes the formula. Heads are written in z-lab's layout, or in DeepSpec's where they are of
-DSpark's kind.
+fields.py reads the fields that change the formula. Heads are written in z-lab's layout, or in DeepSpec's if they are
+of DSpark's kind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from speculant.drafters.heads.dflash.head import DFlashHead
 from speculant.drafters.heads.dflash.shape import BlockShape
 from speculant.drafters.heads.head import TargetParts
 
-_NAMES = {  # of layouts, and what the head calls them
+_NAMES = {  # prefixes of tensor names in layouts, and in the head
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
     "prefix_gru.": "domino_head.prefix_gru.",
@@ -63,7 +63,7 @@ _DEFAULTS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256,
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these: hidden states are projected and normalised, and layers norm their keys."""
+    """Return whether a checkpoint is of this family: it projects and norms hidden states, and its layers norm keys."""
     config, tensors = checkpoint.config, _rename_tensors(checkpoint.tensors)
     if (kind := config.get("speculators_model_type")) is not None:
         return kind in _SPECULATORS
@@ -71,17 +71,17 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def matches_jetspec(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is JetSpec's, whose slots see those before them only, and which is meant for trees."""
+    """Return whether a checkpoint is JetSpec's: its slots see only those before them, and it is meant for trees."""
     return matches(checkpoint) and bool((checkpoint.config.get("dflash_config") or {}).get("causal_head"))
 
 
 def matches_others(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is any other of these."""
+    """Return whether a checkpoint is of this family but not JetSpec's."""
     return matches(checkpoint) and not matches_jetspec(checkpoint)
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     tensors, given = _rename_tensors(checkpoint.tensors), dict(checkpoint.config)
     speculators = "speculators_model_type" in given
     own = given.pop("dflash_config", None) or {}
@@ -147,7 +147,7 @@ def save(head: DFlashHead, folder: Path, target: TargetParts) -> None:
         "sample_from_anchor": block.anchored,
     }
     causal = block.causal or (False,) * block.layers
-    if causal != tuple(window is not None for window in windows):  # else as the layers' types imply
+    if causal != tuple(window is not None for window in windows):  # otherwise the layers' types imply it
         config["is_causal"] = any(causal)
     inner: dict[str, Any] = {"causal": any(causal)} if "is_causal" in config and not deepspec else {}
     if all(causal) and not (block.windows or deepspec or head.correction):
@@ -201,7 +201,7 @@ def _rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rename(name: str) -> str:
-    """Return what the head calls a tensor; SpecForge once put its heads below `logit_head`."""
+    """Return the head's name for a tensor; SpecForge once put its heads below `logit_head`."""
     plain = name.removeprefix("logit_head.")
     for public, own in _NAMES.items():
         if plain.startswith(public):
@@ -210,8 +210,8 @@ def _rename(name: str) -> str:
 
 
 def _taps(checkpoint: Checkpoint, target: TargetParts, *, speculators: bool) -> tuple[int, ...]:
-    """Return the layers whose outputs a head reads, from the convention of its layout."""
-    if speculators:  # boundaries; that of the last layer is before the final norm, as vLLM gives it
+    """Return the layers whose outputs a head reads, by the convention of its layout."""
+    if speculators:  # boundaries; the last layer's is before the final norm, as in vLLM
         boundaries = [int(each) for each in checkpoint.value("aux_hidden_state_layer_ids")]
         taps, lowest = tuple(each - 1 for each in boundaries), min(boundaries, default=0) - 1
     else:
@@ -238,7 +238,7 @@ def _taps(checkpoint: Checkpoint, target: TargetParts, *, speculators: bool) -> 
 
 
 def _vocabulary(checkpoint: Checkpoint, target: TargetParts, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the target's token of each of the head's logits; None if they are the target's own."""
+    """Return the target's token for each of the head's logits; None if the vocabularies are equal."""
     offsets, output = tensors.get("d2t"), tensors.get("lm_head.weight")
     if output is None or output.shape[0] == target.vocabulary:
         return None

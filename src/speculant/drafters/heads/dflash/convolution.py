@@ -13,10 +13,10 @@ from speculant.drafters.heads.layers import DecoderLayer, LayerShape
 
 
 class GroupedConvolution(nn.Module):
-    """y_i[c] = sum over t of (base[t, c] + delta_i[t, g(c)]) x_{i-t}[c], with zeros in front of the block.
+    """y_i[c] = sum over t of (base[t, c] + delta_i[t, g(c)]) x_{i-t}[c], with zeros before the block.
 
-    A pair: one on the way into a part of the layer and one on the way out, whose kernels delta both come from a
-    projection of what goes in. g(c) is the group of channel c.
+    A pair of convolutions, one on the input of a part of the layer and one on its output; their kernels delta both come
+    from a projection of the input. g(c) is the group of channel c.
     """
 
     def __init__(self, hidden: int, shape: Convolution) -> None:
@@ -27,14 +27,14 @@ class GroupedConvolution(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Let it change nothing, which training begins with."""
+        """Reset to the identity, with which training starts."""
         with torch.no_grad():
             self.base_kernel.zero_()
             self.base_kernel[:, 0] = 1.0
             self.kernel_projection.weight.zero_()
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x [..., b, D] convolved, and the kernels [..., b, taps, groups] of the way out."""
+        """Return x [..., b, D] convolved, and the kernels [..., b, taps, groups] for the output."""
         kernels: Tensor = self.kernel_projection(x).reshape(*x.shape[:-1], 2, self._taps, self._groups)
         return self._convolved(x, kernels[..., 0, :, :], 0), kernels[..., 1, :, :]
 
@@ -53,7 +53,7 @@ class GroupedConvolution(nn.Module):
 
 
 class ConvolvedLayer(DecoderLayer):
-    """A pre-norm decoder layer with the convolutions. Rows of the context pass its keys and values without them."""
+    """A pre-norm decoder layer with the convolutions. Context rows skip them on the way to keys and values."""
 
     def __init__(self, shape: LayerShape, convolution: Convolution) -> None:
         super().__init__(shape)
@@ -61,11 +61,11 @@ class ConvolvedLayer(DecoderLayer):
         self.mlp_conv = GroupedConvolution(shape.hidden, convolution)
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the attention reads of x [..., b, D], and the kernels for `leave`."""
+        """Return the attention's input for x [..., b, D], and the kernels for `leave`."""
         return self.attention_conv.enter(self.attention_input(x))
 
     def leave(self, residual: Tensor, attended: Tensor, kernels: Tensor) -> Tensor:
-        """Return the layer's output, as `finish` does."""
+        """Return the layer's output, like `finish`."""
         x = residual + self.attention_conv.leave(attended, kernels)
         given, kernels = self.mlp_conv.enter(self.post_attention_layernorm(x))
         return x + self.mlp_conv.leave(self.mlp(given), kernels)

@@ -1,8 +1,8 @@
-"""What a parallel block adds to the logits of a slot from the tokens before it: cheap steps behind a pass of layers.
+"""Corrections that condition a slot's logits on the tokens before it: cheap steps after a parallel pass of the layers.
 
-Markov heads (DSpark: deepseek-ai/DeepSpec) know the token before; `rnn` ones and Domino (arXiv 2605.29707) carry a
+Markov heads (DSpark: deepseek-ai/DeepSpec) know the preceding token; `rnn` ones and Domino (arXiv 2605.29707) carry a
 state from the root on; DFlash 2's selector (z-lab/dflash, inco.ai/blog/dflash2) scores the best tokens of a slot
-against the token before. With all of them q of a path is a product, q(x_1 .. x_K) = prod q_k(x_k | x_<k).
+against the preceding token. With any of them, q of a path is a product, q(x_1 .. x_K) = prod q_k(x_k | x_<k).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from speculant.drafters.heads.dflash.shape import Domino, Selector
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CorrectedRows:
-    """Rows whose logits are corrected.
+    """Rows whose logits are to be corrected.
 
     Attributes:
-        logits: [n, V'] of their slots.
-        outputs: [n, D] of their slots.
-        tokens: Int64[n], the target's, before them.
+        logits: [n, V'], logits of their slots.
+        outputs: [n, D], outputs of their slots.
+        tokens: Int64[n], the target's tokens before them.
         depths: Int64[n], 0 for the token after the root.
-        carried: [n, S], what the rows above handed down; zeros above the root.
+        carried: [n, S], states passed on by the parent rows; zeros above the root.
         every: whether tokens that are never drafted have logits too, for training.
     """
 
@@ -38,10 +38,10 @@ class CorrectedRows:
 
 
 class Correction(nn.Module):
-    """Returns the logits [n, V'] of rows, and what they hand to the rows below them.
+    """Returns the corrected logits [n, V'] of rows, and the states they pass to their children.
 
     Attributes:
-        carried: S, how many numbers a row hands down.
+        carried: S, size of the state that a row passes on.
     """
 
     carried = 0
@@ -50,28 +50,28 @@ class Correction(nn.Module):
         """Correct the logits of rows.
 
         Args:
-            rows: of one level or of several.
-            embed: the embeddings [..., D] of tokens Int64[...], as the block reads them.
+            rows: rows of one or several levels.
+            embed: returns the embeddings [..., D] of tokens Int64[...], as the block reads them.
         """
         raise NotImplementedError
 
 
 class MarkovHead(Correction):
-    """A low-rank bias on the logits of a token, of the token before: W2 u with u = W1[x_{k-1}], h the slot's output.
+    """A low-rank bias on a token's logits given the token before: W2 u with u = W1[x_{k-1}], h the slot's output.
 
-    `gated` multiplies u by sigmoid(G [h; u]); `rnn` has [g; c; o] = J [s; u; h], hands down the state
+    `gated` multiplies u by sigmoid(G [h; u]); `rnn` has [g; c; o] = J [s; u; h], passes on the state
     sigmoid(g) s + (1 - sigmoid(g)) tanh(c), and adds W2 tanh(o).
     """
 
     def __init__(self, vocabulary: int, rank: int, outputs: int, *, hidden: int = 0, kind: str = "vanilla") -> None:
-        """Build it.
+        """Build the head.
 
         Args:
-            vocabulary: V, of the tokens before.
-            rank: of u.
+            vocabulary: V, number of preceding tokens.
+            rank: size of u.
             outputs: V'.
             hidden: D.
-            kind: one of `block_shape.MARKOV_KINDS`.
+            kind: one of `shape.MARKOV_KINDS`.
         """
         super().__init__()
         self.kind = kind
@@ -95,13 +95,13 @@ class MarkovHead(Correction):
 
 
 class DominoHead(Correction):
-    """Adds W2 silu(W1 [h; s]) with s a gated recurrent unit over the embeddings of the tokens from the root on.
+    """Adds W2 silu(W1 [h; s]), with s the state of a gated recurrent unit over token embeddings from the root on.
 
-    Named as in checkpoints, where the unit is PyTorch's `GRU` of one layer without biases.
+    Named as in checkpoints, where the unit is PyTorch's `GRU` with one layer and no biases.
     """
 
     def __init__(self, hidden: int, outputs: int, shape: Domino) -> None:
-        """Build it for outputs of size D, logits of V' tokens."""
+        """Build the head for slot outputs of size D and logits of V' tokens."""
         super().__init__()
         self.carried, self._plain = shape.state, shape.plain
         self.prefix_gru = nn.ParameterDict(
@@ -129,11 +129,11 @@ class DominoHead(Correction):
 class CandidateSelector(Correction):
     """Scores the best tokens b of a slot, u(b) + <A[a] * P h, B[b]>, and drops all others.
 
-    u are the logits, a is the token before, h the slot's output.
+    u are the logits, a is the preceding token, h the slot's output.
     """
 
     def __init__(self, vocabulary: int, hidden: int, shape: Selector) -> None:
-        """Build it for V tokens and outputs of size D."""
+        """Build the selector for V tokens and slot outputs of size D."""
         super().__init__()
         self._candidates = min(shape.candidates, vocabulary)
         self.predecessor_codebook = nn.Parameter(torch.zeros(vocabulary, shape.rank))
@@ -151,7 +151,7 @@ class CandidateSelector(Correction):
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts the logit of a token's acceptance from its slot's output, and the Markov row of the token before."""
+    """Predicts the logit of a token's acceptance from its slot's output and the Markov row of the preceding token."""
 
     def __init__(self, given: int) -> None:
         super().__init__()

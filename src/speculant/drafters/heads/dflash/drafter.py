@@ -1,4 +1,4 @@
-"""DFlash and DSpark draft: chains, which a head that predicts acceptance may end, and trees."""
+"""Drafting with DFlash and DSpark: trees, and chains that a head's predicted acceptance may end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class DFlashSettings(HeadSettings):
     """Settings of `dflash`; see `HeadSettings`.
 
     Attributes:
-        depth: tokens that a draft has at most; the head's block bounds it too.
-        confidence: of heads that predict acceptance, the probability of the whole chain below which it ends; 0 never.
+        depth: maximum tokens per draft; also limited by the head's block.
+        confidence: for heads that predict acceptance, a chain ends when the predicted probability that all of it is
+            accepted falls below this; 0 for never.
     """
 
     tree: str = "chain"
@@ -29,10 +30,10 @@ class DFlashSettings(HeadSettings):
 
 
 class DFlashDrafter(HeadDrafter):
-    """Chains of the block's most probable tokens, or drawn from it."""
+    """Drafter of chains from a block, drawn or of the most probable tokens."""
 
     def __init__(self, head: LoadedHead, *, settings: DFlashSettings | None = None, sampled: bool = False) -> None:
-        """Take the head; see `HeadDrafter`."""
+        """Set up the head; see `HeadDrafter`."""
         self._chosen = settings or DFlashSettings()
         if not 0 <= self._chosen.confidence < 1:
             raise UsageError(f"confidence is from 0 to below 1, not {self._chosen.confidence}.")
@@ -52,7 +53,7 @@ class JetSpecSettings(DFlashSettings):
 
     Attributes:
         top_k: candidates below each node of a tree.
-        max_nodes: of a draft.
+        max_nodes: maximum nodes per draft.
     """
 
     tree: str = "dynamic"
@@ -61,14 +62,14 @@ class JetSpecSettings(DFlashSettings):
 
 
 class JetSpecDrafter(DFlashDrafter):
-    """Trees of the block's most probable paths: JetSpec (Hu et al. 2026, arXiv 2606.18394).
+    """Drafter of trees of the block's most probable paths: JetSpec (Hu et al. 2026, arXiv 2606.18394).
 
-    Where the logits of a slot depend on its depth alone, and of other blocks as well, a level costs no pass, so all
-    nodes are expanded that can be in the draft: it is the best tree of its size with `top_k` siblings.
+    A level costs no pass of the layers, whether or not the logits of a slot depend only on its depth. So all nodes that
+    can be in the draft are expanded: it is the best tree of its size with `top_k` siblings.
     """
 
     def __init__(self, head: LoadedHead, *, settings: JetSpecSettings | None = None, sampled: bool = False) -> None:
-        """Take the head; see `HeadDrafter`."""
+        """Set up the head; see `HeadDrafter`."""
         super().__init__(head, settings=settings or JetSpecSettings(), sampled=sampled)
 
     def _shape(self) -> Shape:
@@ -87,10 +88,10 @@ class JetSpecDrafter(DFlashDrafter):
 
 
 class ConfidentChain(HeadChain):
-    """Ends where the head expects that the chain is rejected.
+    """Ends where the head expects the chain to be rejected.
 
-    The prediction for a token is made before it is drawn, from those before it, so that ending there keeps sampling
-    exact.
+    The prediction for a token is made before it is drawn, from the tokens before it, so that ending there keeps
+    sampling exact.
     """
 
     def __init__(

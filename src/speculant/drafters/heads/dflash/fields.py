@@ -1,6 +1,6 @@
-"""Which fields of a config of DFlash's family say how a block is run; those that are not understood are refused.
+"""The config fields of DFlash's family that define how a block is run; fields that are not understood are rejected.
 
-The same things have several names. `dflash_config` stands over the top level; in speculators' layout the layers are
+The same things have several names. `dflash_config` overrides the top level; in speculators' layout the layers are
 described in `transformer_layer_config`.
 
 | what | z-lab, SpecForge, ModelOpt, JetSpec | DeepSpec | speculators |
@@ -30,10 +30,10 @@ _READ = frozenset(
         *("use_confidence_head", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim"),
         *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
         *("output_multiplier", "final_logit_softcapping", "input_embedding_scale", "sliding_window_non_causal"),
-        *("attention_mode", "confidence_head_alpha", "num_anchors", "num_target_layers"),  # of training alone
+        *("attention_mode", "confidence_head_alpha", "num_anchors", "num_target_layers"),  # used only in training
     )
 )
-_FIXED: Mapping[str, tuple[object, ...]] = {  # fields with one supported meaning; None is left out
+_FIXED: Mapping[str, tuple[object, ...]] = {  # fields with one supported meaning; None counts as missing
     "use_aux_hidden_state": (True,),
     "is_neox_style": (True,),
     "logit_scale": (1, 1.0),
@@ -45,16 +45,16 @@ _FORMULA = ("causal", "multiplier", "softcap", "sink", "conv_", "selector", "res
 
 
 def check_fields(checkpoint: Checkpoint, own: Mapping[str, Any], given: Mapping[str, Any], hidden: int) -> None:
-    """Refuse fields that change the formula and are not understood, by name.
+    """Reject fields that change the formula and are not understood.
 
     Args:
-        checkpoint: for messages.
-        own: `dflash_config`, of which every field counts.
-        given: all fields, of which those with telling names do.
+        checkpoint: the checkpoint, for messages.
+        own: `dflash_config`, in which every field is checked.
+        given: all fields, of which those with suspicious names are checked.
         hidden: the target's hidden size.
 
     Raises:
-        UnsupportedError: there is one.
+        UnsupportedError: there is such a field; the message names it.
     """
     for name, value in {**given, **own}.items():
         if name in _FIXED:
@@ -74,7 +74,7 @@ def check_fields(checkpoint: Checkpoint, own: Mapping[str, Any], given: Mapping[
 
 
 def causal_everywhere(checkpoint: Checkpoint, given: Mapping[str, Any]) -> bool | None:
-    """Return whether all layers are causal in the block, None where the layers' types say it.
+    """Return whether all layers are causal within the block; None if the layers' types decide it.
 
     Raises:
         UnsupportedError: two fields contradict each other.
@@ -92,13 +92,13 @@ def read_layers(
     """Return the layers, windows and causal flags of a BlockShape.
 
     Args:
-        checkpoint: with its tensors by the head's names.
+        checkpoint: checkpoint whose tensors have the head's names.
         given: all fields.
-        speculators: whether the layout is theirs.
-        transformers: whether it is transformers' own.
+        speculators: whether it is in speculators' layout.
+        transformers: whether it is in transformers' own layout.
 
     Raises:
-        UnsupportedError: the config describes other layers than there are, or lacks a window.
+        UnsupportedError: the config does not describe the layers that the weights have, or lacks a window.
     """
     count = len({name.split(".")[1] for name in checkpoint.tensors if name.startswith("layers.")})
     types = given.get("layer_types") or ["full_attention"] * count
@@ -123,7 +123,7 @@ def read_layers(
     window = None
     if any(sliding):
         window = int(given.get("swa_window_size") or Checkpoint(checkpoint.source, given, {}).value("sliding_window"))
-        window += transformers  # its masks see so many positions beside the token's own
+        window += transformers  # its masks count only positions other than the token's own
     windows = tuple(window if each else None for each in sliding)
     return {"layers": count, "windows": windows if any(sliding) else (), "causal": tuple(causal) if any(causal) else ()}
 
@@ -133,7 +133,7 @@ def is_anchored(given: Mapping[str, Any], *, deepspec: bool) -> bool:
 
     Args:
         given: all fields.
-        deepspec: whether the tensors are those of DeepSpec's layout, or of a Markov head outside of speculators'.
+        deepspec: whether the tensors are in DeepSpec's layout, or from a Markov head outside of speculators'.
     """
     if (found := given.get("sample_from_anchor")) is not None:
         return bool(found)
@@ -143,7 +143,7 @@ def is_anchored(given: Mapping[str, Any], *, deepspec: bool) -> bool:
 
 
 def read_corrections(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what corrects the logits, and the convolutions, as fields of a BlockShape.
+    """Return the corrections of the logits, and the convolutions, as fields of a BlockShape.
 
     Raises:
         UnsupportedError: a size is missing, or the kind of a Markov head is unknown.

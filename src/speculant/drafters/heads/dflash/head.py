@@ -1,7 +1,7 @@
-"""Texts on DFlash's head and those that were built upon it, see `block_network`.
+"""States of texts on heads of DFlash's family, see network.py.
 
-Blocks of several texts are denoised in one pass: their slots share the products, and attend to their own texts. Context
-rows of committed tokens are projected together, too.
+Blocks of several texts are denoised in one pass: their slots share the matrix products, and attend to their own texts.
+Context rows of committed tokens are projected together, too.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class DFlashHead(BlockNetwork, BlockHead):
 
 
 class DFlashState(BlockState):
-    """One text.
+    """State of one text.
 
     Attributes:
         cache: keys and values of its context rows.
-        confidence: the predicted probability that the token after each row of the last call is accepted; None where
-            the head does not predict it.
+        confidence: predicted acceptance probability of the token after each row of the last call; None if the head
+            does not predict it.
     """
 
     def __init__(self, head: DFlashHead, target: TargetParts, first: int) -> None:
-        """Begin a text whose tokens before the position `first` have no rows."""
+        """Start a text whose tokens before position `first` have no rows."""
         super().__init__()
         self._head, self._target = head, target
         self.cache = HeadCache(head.block.layers, first=first)
         self._codes = [None if head.block.convolution else target.layer_code(layer) for layer in head.layers]
         self._root: Tensor | None = None  # Int64[]
         self._outputs: Tensor | None = None  # [K, D]
-        self._carried: list[Tensor] = []  # [S] of the root and of the draft's rows
+        self._carried: list[Tensor] = []  # [S] each, of the root and of the draft's rows
         self.confidence: Tensor | None = None
 
     @property
@@ -68,7 +68,7 @@ class DFlashState(BlockState):
         extend_contexts([self], [hidden], [following])
 
     def take_root(self, root: Tensor) -> None:
-        """Take the token Int64[] after the last context row."""
+        """Set the token Int64[] after the last context row."""
         self._root = root
         self.forget_block()
 
@@ -80,7 +80,7 @@ class DFlashState(BlockState):
         texts, head = _texts(states), self._head
         slots, device = head.block.size, texts[0].root.device
         positions = torch.stack([text.cache.branch(range(-1, slots - 1), device)[0] for text in texts])
-        code = self._run_code if len(texts) == 1 else None  # several texts fill the products of PyTorch
+        code = self._run_code if len(texts) == 1 else None  # PyTorch is efficient enough with several texts
         try:
             outputs = head.denoise(
                 torch.stack([text.root for text in texts]), positions, self._target, _Attending(texts, positions), code
@@ -130,12 +130,12 @@ class DFlashState(BlockState):
         return [*torch.split(found, sizes)]
 
     def outputs(self, depths: Sequence[int]) -> Tensor:
-        """Return the outputs [n, D] of the slots that predict what follows nodes of these depths."""
+        """Return the outputs [n, D] of the slots that predict what follows nodes at these depths."""
         assert self._outputs is not None
         return self._outputs[list(depths)]
 
     def carried(self, above: Sequence[int]) -> Tensor:
-        """Return what rows hand down, [n, S], -1 for the root's; zeros [1, S] for no rows."""
+        """Return the states [n, S] that rows pass on, -1 for the root's; zeros [1, S] for no rows."""
         if above:
             return torch.stack([self._carried[row + 1] for row in above])
         assert self._outputs is not None
@@ -148,7 +148,7 @@ class DFlashState(BlockState):
 
 
 class _Attending:
-    """The attention of several texts' slots, each to its own context and block; see `block_network.Attend`."""
+    """Attention of several texts' slots, each to its own context and block; see `network.Attend`."""
 
     def __init__(self, texts: Sequence[DFlashState], positions: Tensor) -> None:
         self._texts, self._positions = texts, positions
@@ -167,7 +167,7 @@ class _Attending:
 
 
 def extend_contexts(states: Sequence[DFlashState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
-    """Append context rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    """Append context rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     head, sizes = states[0].head, [len(own) for own in hidden]
     context = head.context(joined(hidden))
     positions = joined([state.cache.commit(size, context.device)[0] for state, size in zip(states, sizes, strict=True)])

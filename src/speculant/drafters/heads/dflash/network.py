@@ -1,17 +1,17 @@
-"""DFlash's network, a block of masks denoised in one pass over the target's hidden states, and what was built upon it.
+"""DFlash's network, which denoises a block of masks in one pass over the target's hidden states, and its variants.
 
 Chen, Liu et al.: "DFlash: Block Diffusion for Flash Speculative Decoding", ICML 2026 (z-lab/dflash). The tapped states
-of every committed token before the root are projected to a context row, whose keys and values enter every layer beside
-those of the block: the root and masks behind it, which see one another in both directions. Context rows pass no layer,
-so a committed token costs a projection a layer.
+of every committed token before the root are projected to a context row, whose keys and values enter every layer
+together with those of the block: the root and the masks after it, which see one another in both directions. Context
+rows pass through no layer, so a committed token costs one projection per layer.
 
 DSpark (deepseek-ai/DeepSpec), Domino (arXiv 2605.29707) and DFlash 2 correct the logits of a slot by the tokens before
-it (`block_corrections`), and DFlash 2 convolves the slots (`block_convolution`). In JetSpec (Hu et al. 2026, arXiv
-2606.18394) a slot sees those before it only.
+it (corrections.py), and DFlash 2 convolves the slots (convolution.py). In JetSpec (Hu et al. 2026, arXiv 2606.18394) a
+slot sees only those before it.
 
-Two conventions for the slots of a block of b: in z-lab's a slot predicts the token at its own position, so slot 0, the
-root's, is not used and b - 1 tokens are drafted; in DeepSpec's (`sample_from_anchor`) a slot predicts the token after
-it, and b are drafted.
+There are two conventions for the slots of a block of size b: in z-lab's, a slot predicts the token at its own position,
+so slot 0, the root's, is not used and b - 1 tokens are drafted; in DeepSpec's (`sample_from_anchor`), a slot predicts
+the token after it, and b are drafted.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class BlockNetwork(nn.Module):
         """Build a head with random weights.
 
         Args:
-            shape: of its decoder layers; D is the target's.
+            shape: shape of its decoder layers; D is the target's.
             block: the rest of its shape.
-            taps: the target's layers that it reads, as `Head.taps`.
-            ids: Int64[V'], the target's token of each of its logits, where it has an output projection of its own.
+            taps: the target's layers that it reads, as in `Head.taps`.
+            ids: Int64[V'], the target's token for each of its logits, if it has its own output projection.
         """
         super().__init__()
         self.shape, self.block = shape, block
@@ -77,13 +77,13 @@ class BlockNetwork(nn.Module):
             self.confidence_head = ConfidenceHead(size + (block.markov if block.confidence_markov else 0))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockNetwork:
-        """Move the map of tokens with the weights."""
+        """Move the token map together with the weights."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.ids = None if self.ids is None else self.ids.to(self.fc.weight.device)
         return self
 
     def context(self, hidden: Tensor) -> Tensor:
-        """Return the context rows [..., n, D] of tapped states [..., n, L', D]."""
+        """Return the context rows [..., n, D] for tapped states [..., n, L', D]."""
         found: Tensor = self.hidden_norm(self.fc(hidden.flatten(-2).to(self.fc.weight.dtype)))
         return found
 
@@ -104,12 +104,12 @@ class BlockNetwork(nn.Module):
 
         Args:
             roots: Int64[...].
-            positions: Int64[..., b] of the slots.
-            target: of the head.
-            attend: returns [..., b, H * d], before the output projection, what the slots get of the context and of one
-                another, given a layer's number, its attention, what that reads and the angles.
-            code: runs a layer in which the slots see everything, given its number, input and angles, by faster code;
-                returns None where it does not.
+            positions: Int64[..., b], positions of the slots.
+            target: target of the head.
+            attend: returns the attention output of the slots over the context and one another, before its projection,
+                [..., b, H * d], given a layer's index, its attention, the attention's input and the angles.
+            code: runs a layer in which the slots see everything by fast code, given its index, input, the attention's
+                input and angles; returns None if it cannot.
         """
         ids = roots[..., None].repeat_interleave(self.block.size, -1)
         ids[..., 1:] = self.block.mask
@@ -128,13 +128,13 @@ class BlockNetwork(nn.Module):
         return output if self.block.anchored else output[..., 1:, :]
 
     def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [..., V'] of outputs, before any correction."""
+        """Return the logits [..., V'] for outputs, before any correction."""
         found = target.linear(self.lm_head, outputs) if self.block.own_output else target.project(outputs)
         found = found * self.block.multiplier if self.block.multiplier != 1.0 else found
         return torch.tanh(found / self.block.softcap) * self.block.softcap if self.block.softcap else found
 
     def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
-        """Return the embeddings [..., D] that the block reads of tokens Int64[...]."""
+        """Return the block's input embeddings [..., D] for tokens Int64[...]."""
         block = self.block
         if block.own_embeddings:
             found: Tensor = self.embed_tokens(ids)
@@ -144,7 +144,7 @@ class BlockNetwork(nn.Module):
 
     @property
     def correction(self) -> Correction | None:
-        """What the tokens before a slot add to its logits."""
+        """The module that corrects a slot's logits by the tokens before it, or None."""
         block = self.block
         if block.domino is not None:
             return self.domino_head
@@ -153,7 +153,7 @@ class BlockNetwork(nn.Module):
         return self.markov_head if block.markov else None
 
     def corrected(self, rows: CorrectedRows, target: TargetParts) -> tuple[Tensor, Tensor]:
-        """Return the logits [n, V'] of rows given the tokens before them, and what they hand to the rows below."""
+        """Return the logits [n, V'] of rows given the tokens before them, and the states passed to their children."""
         correction = self.correction
         if correction is None:
             return rows.logits, rows.carried
@@ -161,12 +161,12 @@ class BlockNetwork(nn.Module):
         return found
 
     def nothing_carried(self, like: Tensor) -> Tensor:
-        """Return what stands above the root: zeros [n, S], for as many rows as outputs [n, D]."""
+        """Return the state above the root: zeros [n, S], for as many rows as outputs [n, D]."""
         correction = self.correction
         return like.new_zeros(len(like), 0 if correction is None else correction.carried)
 
     def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logit [...] of the acceptance of tokens that are drawn from outputs [..., D], after these."""
+        """Return the acceptance logit [...] of tokens drawn from outputs [..., D], given the preceding tokens."""
         if self.block.markov and self.block.confidence_markov:
             outputs = torch.cat([outputs, self.markov_head.markov_w1(tokens)], dim=-1)
         found: Tensor = self.confidence_head(outputs)
@@ -178,7 +178,7 @@ class BlockNetwork(nn.Module):
         return layer
 
     def _sees_all(self, index: int) -> bool:
-        """Return whether a layer's slots see all of the context and one another."""
+        """Return whether the slots in a layer see all of the context and one another."""
         block = self.block
         return not (block.causal and block.causal[index]) and not (block.windows and block.windows[index])
 
@@ -186,10 +186,10 @@ class BlockNetwork(nn.Module):
         """Return Bool[..., b, m + b], what the slots see in a layer.
 
         Args:
-            index: of the layer.
-            positions: Int64[..., b] of the slots.
+            index: index of the layer.
+            positions: Int64[..., b], positions of the slots.
             context: Int64[..., m], positions of the context rows.
-            every: Bool[..., 1, m], which of them the block may see at all.
+            every: Bool[..., 1, m], context rows that the block may see at all.
         """
         block, slots = self.block, positions.shape[-1]
         causal = bool(block.causal) and block.causal[index]

@@ -1,9 +1,10 @@
-"""How heads of DFlash's family are trained: blocks at random anchors of texts that the target wrote.
+"""Training of heads of DFlash's family: blocks at random anchors in texts that the target wrote.
 
 A block sees the context rows up to its anchor and its own slots, so the blocks of a text do not see one another. All
-slots are trained at once; the trainer weights them, exp(-(k - 1) / gamma) in the authors' recipe with gamma 7 for
-blocks of 16 and 4 for smaller ones. What corrects a slot's logits (DSpark, Domino, DFlash 2) learns from the text: it
-reads the true tokens before. The confidence head learns 1 - TV(p, q), the probability that the token is accepted.
+slots are trained at once; the trainer weights them, by exp(-(k - 1) / gamma) in the authors' recipe, with gamma 7 for
+blocks of 16 and 4 for smaller ones. The corrections of a slot's logits (DSpark, Domino, DFlash 2) are trained on the
+text: they read the true preceding tokens. The confidence head learns 1 - TV(p, q), the probability that the token is
+accepted.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class DFlashRecipe(Recipe):
     """See `drafters.heads.training.recipe.Recipe`."""
 
     def __init__(self, head: DFlashHead, depth: int | None = None) -> None:
-        """Take the head.
+        """Set the head.
 
         Args:
-            head: whose weights are trained.
-            depth: how many depths; None for all that its block drafts.
+            head: head whose weights are trained.
+            depth: number of depths; None for all that its block drafts.
         """
         drafted = head.block.drafted
         if depth is not None and not 1 <= depth <= drafted:
@@ -90,9 +91,9 @@ class DFlashRecipe(Recipe):
 
 
 def base_loss(logits: Tensor, tokens: Tensor, ids: Tensor | None) -> Tensor:
-    """Return the cross-entropy of logits [A, V'] before their correction, which is to add to good ones.
+    """Return the cross-entropy of logits [A, V'] before their correction, so that they are good on their own.
 
-    Domino's curriculum and the unary loss of DFlash 2 serve the same end.
+    Domino's curriculum and the unary loss of DFlash 2 serve the same purpose.
     """
     if ids is not None:
         places = torch.full((int(max(ids.max(), tokens.max())) + 1,), -1, device=tokens.device)
@@ -110,7 +111,7 @@ def _acceptance(logits: Tensor, wanted: Tensor, ids: Tensor | None) -> Tensor:
     return torch.minimum(p, q).sum(-1)
 
 
-CANDIDATES, TAPS, GROUP = 16, 2, 16  # of published DFlash 2 heads
+CANDIDATES, TAPS, GROUP = 16, 2, 16  # as in published DFlash 2 heads
 
 
 def new_dflash(
@@ -127,26 +128,26 @@ def new_dflash(
     selector: int = 0,
     causal: bool = False,
 ) -> DFlashHead:
-    """Return a head in z-lab's convention, or in DeepSpec's where it has what only that holds.
+    """Return a head in z-lab's convention, or in DeepSpec's if it has parts that only that one supports.
 
-    Its context begins as the last tapped state, so that a short training need not find it.
+    Its context starts as the last tapped state, so that short training need not learn that.
 
     Args:
-        target: of the head.
-        shape: of its layers, with normalised queries and keys; None for the target's sizes.
-        mask: a token that stands for unknown ones; None for the target's padding, or else its last token.
-        layers: how many.
-        size: slots of a block.
-        taps: layers of the target, from 0, that it reads; () for three. Not the last one, whose output has a norm in
-            one convention and none in another.
+        target: target of the head.
+        shape: shape of its layers, with normalised queries and keys; None for the target's sizes.
+        mask: token that stands for unknown ones; None for the target's padding, or else its last token.
+        layers: number of layers.
+        size: number of slots per block.
+        taps: target layers, from 0, that it reads; () for three. The last one is excluded, since its output has a norm
+            in one convention and none in another.
         markov: rank of a Markov head; 0 for none.
         confidence: whether a head predicts acceptance.
         domino: size of Domino's recurrent state; 0 for none.
         selector: rank of DFlash 2's selector, which comes with its convolutions; 0 for none.
-        causal: whether a slot sees those before it only (JetSpec).
+        causal: whether a slot sees only those before it (JetSpec).
 
     Raises:
-        UsageError: two corrections are asked for.
+        UsageError: more than one correction is requested.
     """
     if bool(markov) + bool(domino) + bool(selector) > 1:
         raise UsageError("markov, domino and selector correct the same logits; set one of them.")

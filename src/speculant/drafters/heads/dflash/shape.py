@@ -1,4 +1,4 @@
-"""What a parallel block is: its slots, how its layers see them, and what corrects its logits."""
+"""The shape of a parallel block: its slots, how its layers see them, and the corrections of its logits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Domino:
     """The sizes of Domino's correction.
 
     Attributes:
-        state: numbers of its recurrent state.
-        inner: of the layer in front of the logits.
-        plain: how many tokens from the root on are drafted without it.
+        state: size of its recurrent state.
+        inner: size of the layer before the logits.
+        plain: number of tokens from the root on that are drafted without it.
     """
 
     state: int
@@ -27,8 +27,8 @@ class Selector:
     """The sizes of DFlash 2's selector.
 
     Attributes:
-        rank: of its scores.
-        candidates: tokens of a slot that it chooses from, the most probable ones.
+        rank: rank of its scores.
+        candidates: number of most probable tokens in a slot that it chooses from.
     """
 
     rank: int
@@ -40,8 +40,8 @@ class Convolution:
     """The sizes of the convolutions.
 
     Attributes:
-        taps: slots that a slot sees, itself included.
-        group: channels that share a dynamic kernel.
+        taps: number of slots that a slot sees, including itself.
+        group: number of channels that share a dynamic kernel.
     """
 
     taps: int
@@ -50,26 +50,27 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """What a block is and how its layers see it.
+    """What a block consists of, and how its layers see it.
 
     Attributes:
-        layers: decoder layers.
-        size: b, the slots of a block, the root's included.
-        mask: the token that stands for an unknown one.
+        layers: number of decoder layers.
+        size: b, slots per block, including the root's.
+        mask: token that stands for unknown ones.
         anchored: whether a slot predicts the token after it, so that the root's slot drafts too (DeepSpec).
-        windows: of each layer, how many positions back it sees, itself included; None for any number. () if none does.
-        causal: of each layer, whether a slot sees those before it only; () if none does.
-        markov: the rank of the Markov head, which adds a bias that depends on the token before; 0 without one.
+        windows: for each layer, number of positions that it sees back, including its own; None for no limit. () if no
+            layer has a window.
+        causal: for each layer, whether a slot sees only those before it; () if no layer is causal.
+        markov: rank of the Markov head, which adds a bias that depends on the preceding token; 0 for none.
         markov_kind: one of MARKOV_KINDS.
         confidence: whether a head predicts the acceptance of each token.
-        confidence_markov: whether it reads the Markov head's row of the token before.
-        domino, selector: the correction of Domino, or of DFlash 2, in place of a Markov head.
-        convolution: of DFlash 2's layers.
-        multiplier: that the logits are multiplied by.
-        softcap: that bounds them, as c tanh(logits / c); 0 for none.
-        scale: that rows of the embeddings' weights are multiplied by; None for embeddings as the target reads them.
-        own_embeddings, own_output: whether embeddings and output projection are the head's own.
-        vocabulary: of its own embeddings and Markov head, V.
+        confidence_markov: whether it reads the Markov head's row of the preceding token.
+        domino, selector: correction of Domino or of DFlash 2, instead of a Markov head.
+        convolution: convolutions of DFlash 2's layers.
+        multiplier: factor for the logits.
+        softcap: bound c of the logits, as c tanh(logits / c); 0 for none.
+        scale: factor for rows of the embedding weights; None for embeddings as the target computes them.
+        own_embeddings, own_output: whether the head has its own embeddings and output projection.
+        vocabulary: V, of its own embeddings and Markov head.
     """
 
     layers: int
@@ -94,5 +95,5 @@ class BlockShape:
 
     @property
     def drafted(self) -> int:
-        """K, how many tokens a block drafts."""
+        """K, number of tokens that a block drafts."""
         return self.size if self.anchored else self.size - 1

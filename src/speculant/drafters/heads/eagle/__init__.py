@@ -1,4 +1,4 @@
-"""What is told of EAGLE-1/2 and HASS: checkpoints, methods and training."""
+"""Definition of EAGLE-1/2 and HASS as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

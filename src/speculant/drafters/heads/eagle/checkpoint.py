@@ -1,8 +1,8 @@
-"""Checkpoints of EAGLE-1, EAGLE-2 and HASS, as their authors publish them (SafeAILab/EAGLE, HArmonizedSS/HASS).
+"""Checkpoints of EAGLE-1, EAGLE-2 and HASS, as published by their authors (SafeAILab/EAGLE, HArmonizedSS/HASS).
 
-`config.json` is a Llama config of one layer; "bias": false means that `fc` has no bias, "qkv_bias" that queries, keys
-and values have (Qwen2); heads have no size of their own, so it is D / heads. `embed_tokens.weight` is a copy of the
-target's. A norm before the layer's attention, which the authors' heads lack, marks heads of another training.
+`config.json` is a Llama config with one layer. "bias": false means that `fc` has no bias; "qkv_bias" means that
+queries, keys and values have one (Qwen2). There is no head size, so it is D / heads. `embed_tokens.weight` is a copy of
+the target's. A norm before the layer's attention, which the authors' heads lack, indicates heads trained differently.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from speculant.drafters.heads.checkpoints.fitting import (
 from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.drafters.heads.head import TargetParts
 
-_COPIES = ("embed_tokens.weight", "lm_head.weight")  # of the target's weights
+_COPIES = ("embed_tokens.weight", "lm_head.weight")  # copies of the target's weights
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these: `fc` takes an embedding and one hidden state, one layer follows."""
+    """Return whether a checkpoint is one of these: one layer follows `fc` of an embedding and one hidden state."""
     fc, first = checkpoint.tensors.get("fc.weight"), checkpoint.tensors.get("layers.0.self_attn.q_proj.weight")
     return (
         "speculators_model_type" not in checkpoint.config
@@ -40,7 +40,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> EagleHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     if "layers.0.input_layernorm.weight" in checkpoint.tensors:
         raise UnsupportedError(
             f"the head in {checkpoint.source} looks like EAGLE-1, but its layer has an input norm, which EAGLE's "

@@ -2,9 +2,9 @@
 
 Li, Wei, Zhang, Zhang: "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", ICML 2024, arXiv
 2401.15077. EAGLE-2 (arXiv 2406.16858) has the same weights and other trees; HASS (Zhang et al., ICLR 2025, arXiv
-2408.15766) trains them in another way.
+2408.15766) trains them differently.
 
-The features of `feature_state` are f_i, the target's states after the final norm, and what a row returns stands for
+The features in `feature_state` are f_i, the target's states after the final norm, and a row's output stands for
 f_(i+1): the target's own output projection gives the logits, without another norm.
 """
 
@@ -35,8 +35,8 @@ class EagleHead(nn.Module, JointHead):
         """Build a head with random weights.
 
         Args:
-            shape: of its decoder layer; D is the target's.
-            bias: whether `fc` has one.
+            shape: shape of its decoder layer; D is the target's.
+            bias: whether `fc` has a bias.
         """
         super().__init__()
         self.shape = shape

@@ -1,8 +1,8 @@
-"""How EAGLE-1 is trained, and HASS with several depths.
+"""Training of EAGLE-1, and of HASS with several depths.
 
 EAGLE (Li et al. 2024, arXiv 2401.15077, section 4.2) is trained at one depth: its own loss is the smooth L1 distance
-of the predicted hidden state to the true one, to be weighted ten times as much as the divergence of the tokens. HASS
-(Zhang et al., ICLR 2025, arXiv 2408.15766) goes on from predicted states for three or four depths, without gradients
+between the predicted hidden state and the true one, weighted ten times as much as the divergence of the tokens. HASS
+(Zhang et al., ICLR 2025, arXiv 2408.15766) continues from predicted states for three or four depths, without gradients
 from one to the next, and adds a loss over the target's ten most probable tokens ("top").
 """
 
@@ -20,7 +20,7 @@ from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainB
 from speculant.drafters.heads.training.shapes import spread_weights, target_shape
 from speculant.drafters.heads.training.unrolled import Unrolled
 
-_NOISE_TOKENS = 512  # the length of text at which noise has its full size
+_NOISE_TOKENS = 512  # length of text at which noise has its nominal size
 
 
 class EagleRecipe(Recipe):
@@ -29,14 +29,14 @@ class EagleRecipe(Recipe):
     head: EagleHead
 
     def __init__(self, head: EagleHead, depth: int = 1, *, detach: bool = True, noise: float = 0.0) -> None:
-        """Take the head.
+        """Set the head.
 
         Args:
-            head: to be trained.
+            head: head to be trained.
             depth: 1 for EAGLE, 3 or 4 for HASS.
-            detach: whether no gradient flows from one depth to the one before.
-            noise: the largest noise added to the states of a text of 512 tokens where gradients are computed, uniform;
-                less in longer texts and more in shorter ones, in proportion. The authors use 0.1. Drawn from torch's
+            detach: whether to stop gradients from one depth to the one before.
+            noise: amplitude of the uniform noise added to the states of a text of 512 tokens where gradients are
+                computed; inversely proportional to the length of the text. The authors use 0.1. Drawn from torch's
                 default generator.
         """
         self.head, self.depth, self._detach, self._noise = head, depth, detach, noise
@@ -68,9 +68,9 @@ class EagleRecipe(Recipe):
 
 
 def new_eagle(target: TargetParts) -> EagleHead:
-    """Return a head that at first passes the hidden state on: `fc` is the identity on it, plus noise.
+    """Return a head that initially passes the hidden state on: `fc` is the identity on it, plus noise.
 
-    `fc` has no bias, as in the authors' heads for Llama 3: not every engine has a place for one.
+    `fc` has no bias, as in the authors' heads for Llama 3, since not every engine supports one.
     """
     head = EagleHead(target_shape(target), bias=False)
     spread_weights(head)

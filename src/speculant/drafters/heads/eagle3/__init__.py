@@ -1,4 +1,4 @@
-"""What is told of EAGLE-3: checkpoints, methods and training."""
+"""Definition of EAGLE-3 as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 `config.json` is a Llama or Qwen3 config of the head's layers with `draft_vocab_size`, `eagle_config` and flags; the
 first layer is `midlayer` (authors, SpecForge) or `layers.0` (DeepSpec, P-EAGLE). vLLM and SGLang load these files.
-`norm_output` has two meanings: SpecForge's class always trains with the output before the norm fed back, and means
-whether there is a norm before the logits; elsewhere it means that the output after the norm is fed back (EAGLE 3.1).
+`norm_output` has two meanings: SpecForge's class always trains with the output before the norm fed back, and uses it
+for whether there is a norm before the logits; elsewhere it means that the output after the norm is fed back (EAGLE
+3.1).
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _SPECFORGE = "LlamaForCausalLMEagle3"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is EAGLE-3: the norm of the feature stands in its first layer."""
+    """Return whether a checkpoint is EAGLE-3: its first layer contains the norm of the feature."""
     return _is_native(checkpoint) and "mask_hidden" not in checkpoint.tensors
 
 
 def matches_parallel(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is P-EAGLE: it has the state of mask tokens besides."""
+    """Return whether a checkpoint is P-EAGLE: in addition, it has the state of mask tokens."""
     return _is_native(checkpoint) and "mask_hidden" in checkpoint.tensors
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     config = {name: value for name, value in checkpoint.config.items() if name != "eagle_config"}
     if _SPECFORGE in (config.get("architectures") or ()) and config.pop("norm_output", True) is not True:
         raise UnsupportedError(
@@ -60,8 +61,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> Eagle3Head:
 def save(head: Eagle3Head, folder: Path, target: TargetParts) -> None:
     """Write a head's config and weights into a folder.
 
-    The layers it reads are written at the top level as boundaries, where vLLM reads them, and in `eagle_config` as
-    layers, where SGLang does.
+    The layers it reads are written as boundaries at the top level, where vLLM reads them, and as layers in
+    `eagle_config`, where SGLang does.
     """
     shape, layers = head.shape, [tap % target.layers for tap in head.taps]
     parallel = isinstance(head, PEagleHead)

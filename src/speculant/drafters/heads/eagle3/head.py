@@ -3,10 +3,10 @@
 Li, Wei, Zhang, Zhang: "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
 NeurIPS 2025, arXiv 2503.01840.
 
-The features of `feature_state` are h = fc(states of several layers, low to high) for committed tokens, and the output
-of the row above, before the final norm, for drafted ones. The first layer's attention reads the normed embedding beside
-the normed feature, twice the hidden size. EAGLE 3.1 and the variants of `speculators` and SpecForge differ in norms
-alone; `Eagle3Shape` names them.
+The features in `feature_state` are h = fc(states of several layers, low to high) for committed tokens, and the parent
+row's output, before the final norm, for drafted ones. The first layer's attention reads the normed embedding together
+with the normed feature, twice the hidden size. EAGLE 3.1 and the variants of `speculators` and SpecForge differ only in
+norms; `Eagle3Shape` lists them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Eagle3Shape:
     """The sizes and variants of a head.
 
     Attributes:
-        layer: of its decoder layers; `given` is set by the head.
+        layer: shape of its decoder layers; `given` is set by the head.
         taps: decoder layers of the target whose outputs it reads, see `head.Head`.
-        target_hidden: the size of these states.
+        target_hidden: size of these outputs.
         vocabulary: V of the target.
-        layers: how many decoder layers it has.
-        wide: how many of them, from the first, read the embeddings too.
-        draft_vocabulary: V', how many tokens it can draft; 0 for V.
-        own_embeddings: whether it has embeddings of its own; else it uses the target's.
-        own_output: whether it has an output projection of its own; else it uses the target's, over all tokens.
-        norm_before_residual: whether the residual stream begins with the normed feature.
+        layers: number of decoder layers.
+        wide: number of first layers that also read the embeddings.
+        draft_vocabulary: V', number of tokens it can draft; 0 for V.
+        own_embeddings: whether it has its own embeddings; otherwise it uses the target's.
+        own_output: whether it has its own output projection; otherwise it uses the target's, over all tokens.
+        norm_before_residual: whether the residual stream starts with the normed feature.
         norm_before_fc: whether the states are normed together before `fc`.
-        fc_norm: whether the states of each layer are normed before `fc`.
+        fc_norm: whether the states of each layer are normed separately before `fc`.
         norm_output: whether the next row reads the feature after the final norm instead of before it.
     """
 
@@ -58,7 +58,7 @@ class Eagle3Shape:
 
 
 class Eagle3Layer(DecoderLayer):
-    """A decoder layer whose attention reads an embedding beside its input, each after a norm of its own."""
+    """A decoder layer whose attention reads an embedding in addition to its input, each after its own norm."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__(replace(shape, given=2 * shape.hidden))
@@ -66,7 +66,7 @@ class Eagle3Layer(DecoderLayer):
 
 
 class Eagle3Head(nn.Module, JointHead):
-    """The weights, named as in the authors' checkpoints but for `layers.0`, which is `midlayer` there."""
+    """The weights, named as in the authors' checkpoints except `layers.0`, which is `midlayer` there."""
 
     depth: int | None = None
     ids: Tensor | None
@@ -75,15 +75,15 @@ class Eagle3Head(nn.Module, JointHead):
         """Build a head with random weights.
 
         Args:
-            shape: of the head.
-            ids: Int64[V'], the target's tokens that it can draft; None for all.
+            shape: shape of the head.
+            ids: Int64[V'], target tokens that it can draft; None for all.
         """
         super().__init__()
         assert (len(ids) if ids is not None else 0) == shape.draft_vocabulary
         assert shape.own_output or ids is None
         hidden, eps, taps = shape.layer.hidden, shape.layer.eps, len(shape.taps)
         self.shape, self.taps = shape, shape.taps
-        self.register_buffer("ids", ids, persistent=False)  # checkpoints have it as offsets
+        self.register_buffer("ids", ids, persistent=False)  # checkpoints store it as offsets
         if shape.norm_before_fc:
             self.input_norm = RMSNorm(taps * shape.target_hidden, eps)
         if shape.fc_norm:
@@ -108,7 +108,7 @@ class Eagle3Head(nn.Module, JointHead):
         return self.fused(hidden.flatten(-2))
 
     def fused(self, states: Tensor) -> Tensor:
-        """Return the features [..., D] of the states [..., L' * D'] of all taps."""
+        """Return the features [..., D] for the concatenated states [..., L' * D'] of all taps."""
         states = states.to(self.fc.weight.dtype)
         if self.shape.norm_before_fc:
             states = self.input_norm(states)

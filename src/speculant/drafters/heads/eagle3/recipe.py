@@ -1,7 +1,8 @@
-"""How EAGLE-3 is trained: the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2).
+"""Training of EAGLE-3: the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
-The head goes on from its own output for several depths, seven in the paper, while the tokens stay the text's; gradients
-flow through all depths. There is no loss of hidden states. Targets are the target's logits over the head's vocabulary.
+The head continues from its own output for several depths, seven in the paper, while the tokens stay the text's;
+gradients flow through all depths. There is no loss on hidden states. The training target is the target's logits over
+the head's vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Eagle3Recipe(Recipe):
     head: Eagle3Head
 
     def __init__(self, head: Eagle3Head, depth: int = 7) -> None:
-        """Take the head, and how many depths are trained."""
+        """Set the head, and the number of depths that are trained."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
@@ -41,7 +42,7 @@ class Eagle3Recipe(Recipe):
             yield DepthOutput(logits=self.head.logits(found, target), target=wanted, tokens=tokens)
 
     def _next_row(self, tokens: Tensor, found: Tensor, target: TargetParts) -> tuple[Tensor, Tensor]:
-        """Return embeddings and features [A, D] of the next row, given the tokens after it and what was passed on."""
+        """Return embeddings and features [A, D] of the next row, given its next tokens and the passed-on features."""
         return self.head.embed(tokens, target), found
 
     def _wanted(self, batch: TrainBatch, depth: int, target: TargetParts) -> tuple[Tensor, Tensor]:
@@ -60,14 +61,14 @@ class Eagle3Recipe(Recipe):
 def new_eagle3(
     target: TargetParts, *, counts: Int64, vocabulary: int = 0, own_output: bool = True, inner: int = 0
 ) -> Eagle3Head:
-    """Return a head that at first passes the last of the states that it reads on to the target's final norm.
+    """Return a head that initially passes the last of the states it reads on to the target's final norm.
 
     Args:
-        target: of the head.
-        counts: Int64[V], how often each token stands in the texts.
-        vocabulary: how many tokens it can draft, the most frequent ones; 0 for all.
-        own_output: whether it has an output projection of its own, at first the target's.
-        inner: of its MLP; 0 for the target's.
+        target: target of the head.
+        counts: Int64[V], how often each token occurs in the texts.
+        vocabulary: number of tokens it can draft, the most frequent ones; 0 for all.
+        own_output: whether it has its own output projection, initially a copy of the target's.
+        inner: inner size of its MLP; 0 for the target's.
     """
     shape, ids = eagle3_shape(target, counts, vocabulary, own_output, inner=inner)
     head = Eagle3Head(shape, ids=ids)
@@ -76,9 +77,9 @@ def new_eagle3(
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """Return the decoder layers of a target that EAGLE-3 reads, from 0: the authors', or even ones of shallow targets.
+    """Return the target's decoder layers that EAGLE-3 reads, from 0: the authors' choice, or spread in shallow targets.
 
-    The authors' are the outputs of layers 1, L / 2 - 1 and L - 4, which collapse where there are 6 layers or fewer.
+    The authors read the outputs of layers 1, L / 2 - 1 and L - 4, which collapse if there are 6 layers or fewer.
     """
     taps = (1, layers // 2 - 1, layers - 4)
     return taps if taps[0] < taps[1] < taps[2] else tuple(sorted({min(1, layers - 2), layers // 2, layers - 1} - {-1}))
@@ -87,7 +88,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def eagle3_shape(
     target: TargetParts, counts: Int64, vocabulary: int, own_output: bool, layers: int = 1, *, inner: int = 0
 ) -> tuple[Eagle3Shape, Tensor | None]:
-    """Return the shape of a head, and the tokens that it can draft, ascending; None for all."""
+    """Return the shape of a head, and the tokens that it can draft in ascending order; None for all."""
     if not 0 <= vocabulary <= target.vocabulary:
         raise UsageError(f"vocabulary must be 0 to {target.vocabulary}, the target's, not {vocabulary}.")
     reduced = vocabulary if vocabulary < target.vocabulary else 0
@@ -105,13 +106,13 @@ def eagle3_shape(
 
 
 def begin_as_target(head: Eagle3Head, target: TargetParts) -> None:
-    """Give a head its first weights."""
+    """Set a head's initial weights, taking the norm and the output projection from the target."""
     hidden = target.hidden_size
     spread_weights(head)
     with torch.no_grad():
         head.fc.weight[:, -hidden:] += torch.eye(hidden)
         signs = torch.ones(hidden)
-        signs[1::2] = -1  # its mean is 0 and its mean square 1, so that any norm returns it times the weights
+        signs[1::2] = -1  # mean 0 and mean square 1, so that any norm returns it times the norm's weights
         own = target.norm(signs.to(target.projection())).float().cpu() * signs
         head.norm.weight.copy_(own)
         if head.shape.own_output:

@@ -1,4 +1,4 @@
-"""What all layouts of EAGLE-3 and P-EAGLE checkpoints have in common: the flags and the tensors."""
+"""Flags and tensors that all layouts of EAGLE-3 and P-EAGLE checkpoints have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.p_eagle.head import PEagleHead
 
 VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_REQUIRED = {  # flags that have one supported value
+_REQUIRED = {  # flags with only one supported value
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
@@ -30,20 +30,20 @@ _REQUIRED = {  # flags that have one supported value
     "next_layer_regular": True,
     "is_causal": True,
 }
-_PLAIN = ("logit_scale", "final_logit_softcapping", "eagle_decoder_type")  # refused unless 1, none or "llama"
+_PLAIN = ("logit_scale", "final_logit_softcapping", "eagle_decoder_type")  # rejected unless 1, none or "llama"
 _EAGLE_CONFIG = frozenset((KEY, "parallel_draft_step", "parallel_draft_heads_num_layers", *_PLAIN))
-_FORMULA = ("norm", "residual", "parallel")  # parts of names of flags that change the formula
-_HARMLESS = frozenset(  # of the target's config, or visible in the tensors
+_FORMULA = ("norm", "residual", "parallel")  # parts of the names of flags that change the formula
+_HARMLESS = frozenset(  # from the target's config, or visible in the tensors
     ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_topk_prob", "use_qk_norm", "qk_norm", "layer_norm_epsilon")
 )
-_SHARED = ("embed_tokens.weight", "lm_head.weight")  # NaN where `speculators` shares the target's
+_SHARED = ("embed_tokens.weight", "lm_head.weight")  # NaN if `speculators` shares the target's
 
 
 def check_eagle_config(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
-    """Refuse fields of `eagle_config` that are not known, by name.
+    """Reject unknown fields of `eagle_config`.
 
     Raises:
-        UnsupportedError: there is one that is set.
+        UnsupportedError: an unknown field is set; the message names it.
     """
     for name, value in given.items():
         if name not in _EAGLE_CONFIG and name not in VARIANTS and name not in _REQUIRED and not _neutral(value):
@@ -51,10 +51,10 @@ def check_eagle_config(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None
 
 
 def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the variants that configs name, False where they do not.
+    """Return the variants set by configs, False if they are not set.
 
     Raises:
-        UnsupportedError: a flag is not known or not supported, or two configs contradict each other.
+        UnsupportedError: a flag is unknown or unsupported, or two configs contradict each other.
     """
     found: dict[str, bool] = {}
     for config in configs:
@@ -90,15 +90,15 @@ def build_head(
     """Return the head with its weights.
 
     Args:
-        checkpoint: its tensors are named as in `Eagle3Head`, beside `d2t` and `t2d`.
-        target: of the head.
-        config: of its decoder layers.
-        flags: by the names of VARIANTS.
-        taps: the layers it reads.
-        depth: how many tokens a P-EAGLE head drafts.
+        checkpoint: checkpoint with tensors named as in `Eagle3Head`, plus `d2t` and `t2d`.
+        target: target of the head.
+        config: config of its decoder layers.
+        flags: variants by the names in VARIANTS.
+        taps: layers it reads.
+        depth: number of tokens that a P-EAGLE head drafts.
 
     Raises:
-        UnsupportedError: it does not fit its target, or tensors are missing, left over or of other shapes.
+        UnsupportedError: it does not fit its target, or tensors are missing, unexpected or of other shapes.
     """
     tensors = {
         name: tensor
@@ -167,7 +167,7 @@ def _check_sizes(
 
 
 def _count(tensors: Mapping[str, Tensor], norm: str) -> int:
-    """Return how many layers have a norm."""
+    """Return how many layers have the given norm."""
     return sum(name.startswith("layers.") and name.endswith(f".{norm}.weight") for name in tensors)
 
 
@@ -184,7 +184,7 @@ def _mask_token(checkpoint: Checkpoint, target: TargetParts, config: Mapping[str
 
 
 def _neutral(value: object) -> bool:
-    """Whether a flag with this value is off, or a factor or count of 1."""
+    """Return whether the value turns a flag off, or is a factor or count of 1."""
     return value is not True and value in (None, False, 1)
 
 

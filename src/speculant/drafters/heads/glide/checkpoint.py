@@ -1,7 +1,7 @@
-"""Checkpoints of GLIDE, as its authors write them: a Llama of one layer, with `cross_attn` and `large_*` in its config.
+"""Checkpoints of GLIDE in its authors' layout: a Llama with one layer, with `cross_attn`, and `large_*` in its config.
 
 `large_hidden_size`, `large_num_attention_heads` and `block_size` describe the target. The authors' code rotates queries
-of the cross-attention with base 10,000, that of its targets; here the target's own rotary embedding is used.
+of the cross-attention with base 10,000, as in its targets; here the target's own rotary embedding is used.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PREFIX = "model."
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is in GLIDE's layout."""
     return "large_hidden_size" in checkpoint.config and any(".cross_attn." in name for name in checkpoint.tensors)
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> GlideHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     tensors = {
         name.removeprefix(_PREFIX): tensor
         for name, tensor in checkpoint.tensors.items()

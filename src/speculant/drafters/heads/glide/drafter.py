@@ -1,4 +1,4 @@
-"""GLIDE drafts: chains, trees, and chains widened where the head is not confident (CaPE)."""
+"""Drafting with GLIDE: chains, trees, and chains widened where the head is not confident (CaPE)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GlideSettings(HeadSettings):
 
     Attributes:
         tree: "cape" for a chain with siblings where confidence is low, "chain" or "dynamic".
-        depth: levels that a draft grows at most; the authors train blocks of 5.
+        depth: maximum levels of a draft; the authors train blocks of 5.
     """
 
     tree: str = "cape"
@@ -27,10 +27,10 @@ class GlideSettings(HeadSettings):
 
 
 class GlideDrafter(HeadDrafter):
-    """See `GlideSettings`."""
+    """Drafter of the method `glide`; see `GlideSettings`."""
 
     def __init__(self, head: LoadedHead, *, settings: GlideSettings | None = None, sampled: bool = False) -> None:
-        """Take the head; see `HeadDrafter`."""
+        """Set up the head; see `HeadDrafter`."""
         self._chosen = settings or GlideSettings()
         super().__init__(head, settings=self._chosen, sampled=sampled)
 
@@ -41,17 +41,17 @@ class GlideDrafter(HeadDrafter):
 
 
 class ConfidenceWidths(Shape):
-    """CaPE: 7, 5, 3 or 1 candidates where the most probable one has up to 0.3, 0.6, 0.8 or 1; the chain follows it."""
+    """CaPE: 7, 5, 3 or 1 candidates if the best one's probability is up to 0.3, 0.6, 0.8 or 1; the chain follows it."""
 
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = True
 
     def __init__(self, acceptance: LevelAcceptance, depth: int) -> None:
-        """Take the limits.
+        """Set the limits.
 
         Args:
-            acceptance: shared by all requests.
-            depth: levels at most.
+            acceptance: acceptance statistics shared by all requests.
+            depth: maximum number of levels.
         """
         if not 1 <= depth <= MAX_PASSES:
             raise UsageError(f"depth is 1 to {MAX_PASSES}, not {depth}.")

@@ -1,9 +1,9 @@
 """GLIDE: a small decoder layer that attends to its own text and to the target's last keys and values.
 
 Du, Jiang et al.: "GliDe with a CaPE: A Low-Hassle Method to Accelerate Speculative Decoding", ICML 2024, arXiv
-2402.02082. The layer has self-attention, then cross-attention to what the target's top layer has cached of committed
-tokens (rotated already, so queries are rotated as the target's), then its MLP. Its own keys and values depend on the
-tokens alone, so those of drafted tokens stay right when they are accepted.
+2402.02082. The layer has self-attention, then cross-attention to what the target's top layer has cached for committed
+tokens (keys are rotated already, so queries are rotated like the target's), then its MLP. Its own keys and values
+depend only on the tokens, so those of drafted tokens stay valid when the tokens are accepted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossShape:
-    """What the cross-attention reads.
+    """The target's attention, which the cross-attention reads.
 
     Attributes:
-        heads, kv_heads, head_dim: of the target's attention.
+        heads, kv_heads, head_dim: sizes of the target's attention.
         frequencies: Float32[head_dim / 2] of the target's rotary embedding.
-        scale: what its cos and sin are multiplied by.
-        block: tokens of a draft in training, beyond which the head has never drafted.
+        scale: factor for cos and sin.
+        block: tokens per draft in training; the head was not trained to draft more.
     """
 
     heads: int
@@ -42,7 +42,7 @@ class CrossShape:
 
 
 class CrossAttention(nn.Module):
-    """Queries of the head over keys and values of the target."""
+    """Attention with queries of the head over keys and values of the target."""
 
     def __init__(self, size: int, shape: CrossShape) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class CrossAttention(nn.Module):
         )
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return rotated queries [..., H, n, d] of x [..., n, D]."""
+        """Return rotated queries [..., H, n, d] for x [..., n, D]."""
         found = self.q_proj(x).reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
         return rotated(found, self._rotary.angles(positions, x))
 
@@ -95,8 +95,8 @@ class GlideHead(nn.Module, Head, TextHead):
         """Build a head with random weights.
 
         Args:
-            shape: of its layer.
-            cross: of the target's attention.
+            shape: shape of its layer.
+            cross: shape of the target's attention.
             vocabulary: V of the target.
         """
         super().__init__()
@@ -134,7 +134,7 @@ class GlideHead(nn.Module, Head, TextHead):
         return layer
 
     def keys_values(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return its own keys and values [..., H, n, d] of tokens Int64[..., n]."""
+        """Return its own keys and values [..., H, n, d] for tokens Int64[..., n]."""
         x = self.embed_tokens(ids)
         return self.layer.self_attn.keys_values(self.layer.attention_input(x), self.rotary.angles(positions, x))
 
@@ -149,9 +149,9 @@ class GlideHead(nn.Module, Head, TextHead):
 
         Args:
             ids: the tokens.
-            positions: of the tokens.
-            attend: its own attention's [..., n, H * d], before the output projection, of queries [..., H, n, d].
-            cross: the same of the attention to the target's keys.
+            positions: positions of the tokens.
+            attend: returns its own attention's output before projection, [..., n, H * d], for queries [..., H, n, d].
+            cross: returns the same for the attention to the target's keys.
         """
         layer, x = self.layer, self.embed_tokens(ids)
         queries = layer.self_attn.queries(layer.attention_input(x), self.rotary.angles(positions, x))
@@ -162,12 +162,12 @@ class GlideHead(nn.Module, Head, TextHead):
 
 
 class GlideState(HeadState):
-    """One text.
+    """State of one text.
 
     Attributes:
-        head: of the text.
+        head: the head.
         target: the target's cache.
-        cache: the rows of its tokens, the root's included.
+        cache: rows of its tokens, including the root's.
     """
 
     def __init__(self, head: GlideHead, tokens: Sequence[int], cache: TargetCache) -> None:
@@ -190,7 +190,7 @@ class GlideState(HeadState):
         return logits
 
     def take(self, following: Tensor) -> list[int]:
-        """Take committed tokens Int64[n]; return those of the text that have no rows."""
+        """Add committed tokens Int64[n]; return the tokens of the text that have no rows."""
         self._text += following.tolist()
         return self._text[self.cache.length :]
 
@@ -216,7 +216,7 @@ def extend_texts(states: Sequence[GlideState], following: Sequence[Tensor]) -> N
 
 
 def start_texts(states: Sequence[GlideState]) -> list[Tensor]:
-    """Return the logits [1, V] after the roots of texts of one head."""
+    """Return the logits [1, V] after the root of each text of one head."""
     ids = _ids(states[0].head, [[state.root] for state in states])
     positions = torch.tensor([state.cache.length - 1 for state in states], device=ids.device)
     return _logits(states, ids, positions, [state.cache.rows(0) for state in states], [None] * len(states))
@@ -225,7 +225,7 @@ def start_texts(states: Sequence[GlideState]) -> list[Tensor]:
 def grow_texts(
     states: Sequence[GlideState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     head, ids = states[0].head, _ids(states[0].head, tokens)
     branched = [state.cache.branch(own, ids.device) for state, own in zip(states, above, strict=True)]
     positions, seen = zip(*branched, strict=True)
@@ -236,7 +236,7 @@ def grow_texts(
 def _append(
     states: Sequence[GlideState], added: tuple[Tensor, Tensor], sizes: list[int]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Append keys and values [H, n, d] of rows, so many of each text; return those of all rows, by text."""
+    """Append keys and values [H, n, d] of rows, `sizes` per text; return those of all rows, by text."""
     keys, values = (torch.split(each, sizes, dim=-2) for each in added)
     return [state.cache.append(0, *own) for state, *own in zip(states, keys, values, strict=True)]
 
@@ -248,14 +248,14 @@ def _logits(
     held: Sequence[tuple[Tensor, Tensor]],
     seen: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """Return the logits [n, V] after tokens Int64[n] of texts, by text.
+    """Return the logits [n, V] after tokens Int64[n] of several texts, by text.
 
     Args:
-        states: of the texts.
+        states: states of the texts.
         ids: the tokens, text by text.
-        positions: of the tokens.
+        positions: positions of the tokens.
         held: keys and values of each text.
-        seen: which of them each token of a text sees, None for one token that sees all.
+        seen: rows that each token of a text sees; None for one token that sees all.
     """
     sizes = [1 if own is None else len(own) for own in seen]
     targets = [state.target.layer_rows(-1) for state in states]
@@ -279,7 +279,7 @@ def _select_own(states: Sequence[HeadState]) -> list[GlideState]:
 
 
 def target_cross_shape(target: TargetParts, *, block: int = 5) -> CrossShape:
-    """Return the shape of a target's attention, of its config.
+    """Return the shape of a target's attention, from its config.
 
     Raises:
         UnsupportedError: its layers rotate keys in several ways, or the config does not describe its attention.

@@ -1,8 +1,8 @@
-"""How GLIDE is trained: drafts at random anchors, which see the target's keys up to the anchor alone.
+"""Training of GLIDE: drafts at random anchors, which see the target's keys only up to the anchor.
 
-The authors cut texts into blocks of 5 tokens, of which each sees the target's keys of earlier blocks; anchors at random
-are the same without fixed cuts. The target runs once more over each batch, since its keys are not among the hidden
-states.
+The authors cut texts into blocks of 5 tokens, each of which sees the target's keys of earlier blocks; random anchors
+have the same effect without fixed cuts. The target runs once more over each batch, since its keys are not among the
+hidden states.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GlideRecipe(Recipe):
     """See `drafters.heads.training.recipe.Recipe`."""
 
     def __init__(self, head: GlideHead, depth: int | None = None) -> None:
-        """Take the head; `depth` None is the head's block."""
+        """Set the head; `depth` None for the head's block."""
         self.head, self.depth = head, depth or head.cross.block
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
@@ -49,7 +49,7 @@ class GlideRecipe(Recipe):
 
 
 def new_glide(target: TargetParts) -> GlideHead:
-    """Return a GLIDE head of the target's sizes; embeddings and output projection begin as the target's."""
+    """Return a GLIDE head of the target's sizes; embeddings and output projection start as copies of the target's."""
     head = GlideHead(target_shape(target), target_cross_shape(target), vocabulary=target.vocabulary)
     spread_weights(head)
     copy_embeddings(head.embed_tokens, target)

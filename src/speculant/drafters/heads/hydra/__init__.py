@@ -1,4 +1,4 @@
-"""What is told of Hydra and Hydra++: checkpoints, methods and training."""
+"""Definition of Hydra and Hydra++ as kinds of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checkpoints of Hydra and Hydra++, as their authors publish them (zankner/Hydra).
+"""Checkpoints of Hydra and Hydra++, as published by their authors (zankner/Hydra).
 
-Their config has no sizes of the decoder layer of Hydra++: it is the target's. What is written here adds them, since a
-layer can be trained with others. Dropouts of Hydra++ shift the numbers of its blocks: `hydra_mlp.{head}.{1, 3, ...}`.
+Their config has no sizes for the decoder layer of Hydra++, which has the target's. Checkpoints written here add them,
+since a layer can be trained with others. Dropouts shift the indices of its blocks: `hydra_mlp.{head}.{1, 3, ...}`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from speculant.drafters.heads.layers import LayerShape
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.weight")
 _PREFIX = "prefix_embeding_layer."
-_COPIES = (f"{_PREFIX}embed_tokens.weight", f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq")  # never read
+_COPIES = (f"{_PREFIX}embed_tokens.weight", f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq")  # unused
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is Hydra's, or of an architecture of its authors that is not supported."""
+    """Return whether a checkpoint is Hydra's, including unsupported architectures of its authors."""
     return _is_hydra(checkpoint) and not matches_plus(checkpoint)
 
 
 def matches_plus(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is Hydra++'s."""
+    """Return whether a checkpoint is Hydra++'s."""
     return _is_hydra(checkpoint) and any(name.startswith(_PREFIX) for name in checkpoint.tensors)
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> HydraHead:
-    """Return the heads; raises as `load_head`."""
+    """Return the heads; raises the same errors as `load_head`."""
     tensors = checkpoint.tensors
     plus = any(name.startswith(_PREFIX) for name in tensors)
     kind = checkpoint.value("hydra_head_arch", "prefix-mlp" if plus else "mlp")
@@ -66,7 +66,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> HydraHead:
         are_equal(tensors, [f"hydra_mlp.{head}.{number}." for number in numbers[1:]], ("linear.weight", "linear.bias"))
         for head in range(heads)
     )
-    offset = int(checkpoint.config.get("hidden_state_offset") or 0)  # of boundaries, from the last one down
+    offset = int(checkpoint.config.get("hidden_state_offset") or 0)  # in boundaries, counted down from the last one
     layer = target.layers - 1 - offset if offset else LAST
     check_taps(checkpoint, target, (layer,) if layer >= LAST else (target.layers,))
     shape = HydraShape(
@@ -108,7 +108,7 @@ def _is_hydra(checkpoint: Checkpoint) -> bool:
 
 
 def _prefix_shape(checkpoint: Checkpoint, target: TargetParts) -> LayerShape:
-    """Return the shape of the decoder layer, from the head's config or else the target's."""
+    """Return the shape of the decoder layer, from the head's config or otherwise the target's."""
     config = dict(checkpoint.config)
     if "num_attention_heads" not in config:
         read = getattr(target.config, "to_dict", None)

@@ -1,8 +1,8 @@
 """Hydra (Ankner et al., COLM 2024, arXiv 2402.05109): Medusa's heads with the drafted tokens before them as input.
 
 Head i reads the target's newest state f, after the final norm, and the target's embeddings of the root and of the i
-drafted tokens above: a residual block of (i + 2) D to D, more blocks of D, and its own output projection. Hydra++
-("prefix-mlp") puts a decoder layer with a final norm before the heads, which runs over the states of the whole text.
+drafted tokens above: a residual block from (i + 2) D to D, further blocks of D, and its own output projection. Hydra++
+("prefix-mlp") adds a decoder layer with a final norm before the heads, which runs over the states of the whole text.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class HydraShape:
     Attributes:
         hidden: D.
         vocabulary: V.
-        heads: how many.
-        blocks: residual blocks of each.
-        shared: whether the blocks of a head, but for the first, are one and the same, as in the authors' program.
-        prefix: of the decoder layer of Hydra++; None for Hydra.
-        layer: which decoder layer's output is read; -1 is the last, the only one that goes through the final norm.
-        dropout: the share of inputs that training leaves out, of Hydra++ alone.
+        heads: number of heads.
+        blocks: residual blocks per head.
+        shared: whether all blocks of a head but the first are the same one, as in the authors' program.
+        prefix: shape of the decoder layer of Hydra++; None for Hydra.
+        layer: decoder layer whose output is read; -1 is the last, the only one that goes through the final norm.
+        dropout: dropout rate of inputs in training, only in Hydra++.
     """
 
     hidden: int
@@ -50,14 +50,14 @@ class HydraShape:
 
 
 class HydraHead(nn.Module, LevelHead):
-    """The weights, named as in the authors' checkpoints: Hydra++ has dropouts between the blocks, which are counted."""
+    """The weights, named as in the authors' checkpoints: in Hydra++, dropouts between the blocks count as modules."""
 
     depth: int
     paths: tuple[RankPath, ...]
     ids = None
 
     def __init__(self, shape: HydraShape) -> None:
-        """Build heads with random weights; the residual parts are 0."""
+        """Build heads with random weights; the residual parts start at 0."""
         super().__init__()
         self.shape, self.depth, self.taps = shape, shape.heads, (shape.layer,)
         self.paths = find_published_tree(depth=shape.heads)
@@ -78,16 +78,16 @@ class HydraHead(nn.Module, LevelHead):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
+        """Dtype of its weights."""
         return next(self.parameters()).dtype
 
     def features(self, hidden: Tensor, target: TargetParts) -> Tensor:
-        """Return what the heads or the decoder layer read [..., D], given the tapped layer's output [..., D]."""
+        """Return the input [..., D] of the heads or the decoder layer, given the tapped layer's output [..., D]."""
         found = target.norm(hidden) if self.shape.layer == LAST else hidden
         return found.to(self.dtype)
 
     def project(self, contexts: Tensor, index: int) -> Tensor:
-        """Return the logits [..., V] of one head, given f and embeddings side by side [..., (index + 2) D]."""
+        """Return the logits [..., V] of one head, given f and embeddings concatenated [..., (index + 2) D]."""
         logits: Tensor = self.hydra_lm_head[index](self.hydra_mlp[index](contexts))
         return logits
 
@@ -102,7 +102,7 @@ class Prefix(nn.Module):
         self.rotary = Rotary(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the states [..., T, D] of whole texts [..., T, D]."""
+        """Return the states [..., T, D] for whole texts [..., T, D]."""
         layer, angles = self.layer, self.rotary.angles(torch.arange(x.shape[-2], device=x.device), x)
         given, rows = layer.attention_input(x), torch.arange(x.shape[-2], device=x.device)
         keys, values = layer.self_attn.keys_values(given, angles)
@@ -112,7 +112,7 @@ class Prefix(nn.Module):
         return output
 
     def newest(self, x: Sequence[Tensor], caches: Sequence[HeadCache]) -> Tensor:
-        """Append rows [n, D] of B texts to their caches; return the states [B, D] of the last ones."""
+        """Append rows [n, D] of B texts to their caches; return the states [B, D] of the last rows."""
         layer, sizes, rows = self.layer, [len(own) for own in x], joined(x)
         positions = joined([cache.commit(size, rows.device)[0] for cache, size in zip(caches, sizes, strict=True)])
         angles, given = self.rotary.angles(positions, rows), layer.attention_input(rows)
@@ -133,7 +133,7 @@ class Prefix(nn.Module):
 
 
 class HydraState(LevelState):
-    """One text."""
+    """State of one text."""
 
     def __init__(self, head: HydraHead, target: TargetParts, first: int) -> None:
         super().__init__(first)

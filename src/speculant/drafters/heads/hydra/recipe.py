@@ -1,9 +1,9 @@
-"""Training of Hydra heads (heads.hydra): each reads the anchor's state and the tokens of the text before its own.
+"""Training of Hydra heads (heads.hydra): each reads the anchor's state and the text's tokens before its own.
 
-The decoder layer of Hydra++ runs once over the whole texts (Ankner et al. 2024, arXiv 2402.05109, section 4). Its
-dropouts take part while the head is in training mode.
+The decoder layer of Hydra++ runs once over whole texts (Ankner et al. 2024, arXiv 2402.05109, section 4). Its dropouts
+are active while the head is in training mode.
 
-Residual blocks begin as the identity, so a head begins with what the target itself predicts for the root.
+Residual blocks start as the identity, so a head starts with what the target itself predicts for the root.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HydraRecipe(Recipe):
     head: HydraHead
 
     def __init__(self, head: HydraHead, depth: int) -> None:
-        """Take the heads; `depth` is how many of them are trained, the first ones."""
+        """Set the heads; the first `depth` of them are trained."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
@@ -45,7 +45,7 @@ class HydraRecipe(Recipe):
             yield depth_output(self.head.project(contexts, depth - 1), batch, target, depth)
 
 
-_SPREAD = 0.02  # of weights that read drafted tokens, at first
+_SPREAD = 0.02  # initial standard deviation of weights that read drafted tokens
 
 
 def new_hydra(
@@ -54,11 +54,11 @@ def new_hydra(
     """Return Hydra heads for a target.
 
     Args:
-        target: of the heads.
-        heads: how many.
-        blocks: residual blocks of each.
-        prefix: of the decoder layer of Hydra++, whose inputs are dropped out by 0.2 as in the authors' training; None
-            for Hydra.
+        target: target of the heads.
+        heads: number of heads.
+        blocks: residual blocks per head.
+        prefix: shape of the decoder layer of Hydra++, with a dropout rate of 0.2 as in the authors' training; None for
+            Hydra.
     """
     head = HydraHead(
         HydraShape(
@@ -81,5 +81,5 @@ def new_hydra(
 
 
 def new_hydra_plus(target: TargetParts, heads: int = HEADS) -> HydraHead:
-    """Return Hydra++ heads with a decoder layer like the target's, and four blocks each as the authors' have."""
+    """Return Hydra++ heads with a decoder layer like the target's, and four blocks each, as in the authors' heads."""
     return new_hydra(target, heads, blocks=4, prefix=target_shape(target))

@@ -1,4 +1,4 @@
-"""What is told of PaSS: checkpoints, methods and training."""
+"""Definition of PaSS as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of PaSS: `look_ahead` [L, D], in a layout of this library, since no other program writes one."""
+"""Checkpoints of PaSS: `look_ahead` [L, D], in a layout of this library, since no other program writes any."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from speculant.drafters.heads.lookahead.head import LookaheadHead
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is in the layout of PaSS."""
     return "look_ahead" in checkpoint.tensors
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> LookaheadHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     count, size = checkpoint.tensors["look_ahead"].shape
     check_hidden_size(checkpoint, target, size)
     check_vocabulary(checkpoint, target, int(checkpoint.value("vocab_size")))

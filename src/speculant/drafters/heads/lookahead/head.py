@@ -1,8 +1,8 @@
-"""PaSS: learned look-ahead embeddings behind the text, from which the target itself drafts.
+"""PaSS: learned look-ahead embeddings after the text, from which the target itself drafts.
 
 Monea, Joulin, Grave: "PaSS: Parallel Speculative Sampling", 2023, arXiv 2311.13581. A pass of the target over the root
 and L embeddings gives L + 1 distributions. The first is the target's own after the root, so the first drafted token is
-certain, and a round yields two tokens at least for its two passes. Only the embeddings are trained; their rows are
+certain, and a round yields at least two tokens for its two passes. Only the embeddings are trained; their rows are
 dropped from the cache.
 """
 
@@ -48,7 +48,7 @@ class LookaheadHead(nn.Module, Head, TextHead):
 
 
 class LookaheadState(TextBlockState):
-    """One text, on the target's own cache, which holds it already."""
+    """State of one text, on the target's own cache, which already contains it."""
 
     def __init__(self, head: LookaheadHead, tokens: Sequence[int], cache: TargetCache) -> None:
         super().__init__(tokens)
@@ -56,14 +56,14 @@ class LookaheadState(TextBlockState):
 
     @property
     def room(self) -> int | None:
-        """The embeddings need positions below the root."""
+        """Maximum depth of a draft, since the embeddings need positions below the root."""
         return self._cache.depth + 1 if self._cache.depth else 0
 
     def run_block(self) -> Tensor:
         head, cache = self._head, self._cache
         count = min(len(head.look_ahead), cache.depth)
         ids = [self.text[-1], *range(head.vocabulary, head.vocabulary + count)]
-        # Their rows pass through the target's cache, where 0 times NaN of a row that a mask hides would still be NaN.
+        # Their rows go through the target's cache, where 0 times NaN from a masked row would still be NaN.
         embeddings = head.look_ahead[:count].nan_to_num(posinf=0.0, neginf=0.0)
         try:
             result = cache.forward(np.array(ids, np.int32), np.arange(-1, count, dtype=np.int32), embeddings=embeddings)

@@ -1,4 +1,4 @@
-"""How PaSS is trained: cross-entropy at look-ahead rows behind random anchors; the target's weights stay as they are.
+"""Training of PaSS: cross-entropy at look-ahead rows after random anchors; the target's weights stay unchanged.
 
 A text and the rows of all its anchors are one pass: the rows of an anchor see the text up to its root and one another.
 """
@@ -21,7 +21,7 @@ class LookaheadRecipe(Recipe):
     """See `drafters.heads.training.recipe.Recipe`. The first depth is the target's own, without a gradient."""
 
     def __init__(self, head: LookaheadHead, depth: int | None = None) -> None:
-        """Take the head; `depth` None trains all its embeddings."""
+        """Set the head; `depth` None trains all its embeddings."""
         if depth is not None and not 2 <= depth <= head.depth:
             raise UsageError(f"depth is from 2 to {head.depth}, one more than the embeddings, not {depth}.")
         self.head, self.depth = head, depth or head.depth
@@ -40,7 +40,7 @@ class LookaheadRecipe(Recipe):
             yield depth_output(logits[:, depth - 2], batch, target, depth)
 
     def _text(self, ids: Tensor, rows: Tensor, target: TargetPasses) -> Tensor:
-        """Return the logits [a, L, V] of the look-ahead rows behind the anchors of one text."""
+        """Return the logits [a, L, V] of the look-ahead rows after the anchors of one text."""
         assert isinstance(self.head, LookaheadHead)
         count, length = self.depth - 1, len(ids)
         further = self.head.look_ahead[:count]
@@ -58,7 +58,7 @@ class LookaheadRecipe(Recipe):
 
 
 def new_lookahead(target: TargetParts, *, count: int = 4) -> LookaheadHead:
-    """Return so many look-ahead embeddings, which begin as the mean of the target's, plus noise."""
+    """Return `count` look-ahead embeddings, which start as the mean of the target's embeddings, plus noise."""
     head = LookaheadHead(count, target.hidden_size, vocabulary=target.vocabulary)
     with torch.no_grad():
         table = target.embed(torch.arange(target.vocabulary, device=target.projection().device))

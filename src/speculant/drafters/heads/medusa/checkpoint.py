@@ -1,10 +1,10 @@
-"""Checkpoints of Medusa heads: four layouts, told by the names of their weights.
+"""Checkpoints of Medusa heads: four layouts, recognised by the names of their weights.
 
 - The authors' Medusa-1 (FasterDecoding/Medusa): `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`. Blocks of a
-  head are one module that is used several times, so they are all equal.
+  head are one module used several times, so they are all equal.
 - The same without projections, `"version": "2"`: the target's is used (text-generation-inference reads these, too).
-- Medusa-2, a whole fine-tuned model with `medusa_head.` before these names. The heads alone are loaded. ModelOpt writes
-  `medusa_heads.`, beside the model as well.
+- Medusa-2, a whole fine-tuned model with `medusa_head.` before these names. Only the heads are loaded. ModelOpt writes
+  `medusa_heads.`, also together with the model.
 - vLLM's: `blocks.{head}.layers.{block}.weight`, `lm_heads.{head}.weight` or one `lm_head.weight`, `token_map`.
 
 Heads and blocks are counted from the names; configs are known to be wrong (the authors' 13B says 2 heads, and has 5).
@@ -34,7 +34,7 @@ _OWN, _VLLM = re.compile(r"(\d+)\.(\d+)\.linear\.weight"), re.compile(r"blocks\.
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is in one of these layouts."""
     return any(
         name.startswith("medusa_head.") or any(each.fullmatch(name.removeprefix(_HEADS)) for each in (_OWN, _VLLM))
         for name in checkpoint.tensors
@@ -42,7 +42,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
-    """Return the heads; raises as `load_head`."""
+    """Return the heads; raises the same errors as `load_head`."""
     if any(name.startswith("medusa_head.") for name in checkpoint.tensors):
         checkpoint = _heads_of_model(checkpoint, "medusa_head.")
     elif any(name.startswith(_HEADS) and _OWN.fullmatch(name.removeprefix(_HEADS)) for name in checkpoint.tensors):
@@ -77,7 +77,7 @@ def save(head: MedusaHead, folder: Path, target: TargetParts) -> None:
     """Write heads in the authors' layout, in safetensors.
 
     Raises:
-        UnsupportedError: the layout has no place for them; they came from one of vLLM's.
+        UnsupportedError: the layout cannot represent them, because they came from one of vLLM's.
     """
     shape = head.shape
     if shape.projection == "one" or head.ids is not None or shape.scale != 1 or not shape.bias:
@@ -98,7 +98,7 @@ def save(head: MedusaHead, folder: Path, target: TargetParts) -> None:
 
 
 def _heads_of_model(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
-    """Return the heads alone of a whole model's checkpoint."""
+    """Return only the heads from a whole model's checkpoint."""
     tensors = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
     if len(tensors) < len(checkpoint.tensors) and prefix != _HEADS:
         _LOG.warning(
@@ -119,7 +119,7 @@ def _load_vllm(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
     if one and "lm_heads.0.weight" in tensors:
         tensors["lm_head.weight"] = tensors.pop("lm_heads.0.weight")
     projection: Literal["one", "own"] = "one" if one else "own"
-    if ids is not None:  # vLLM writes whole projections beside a map, and takes the rows it names
+    if ids is not None:  # vLLM writes whole projections in addition to a map, and uses the rows it lists
         _check_ids(checkpoint, target, ids)
         for name in [each for each in tensors if each.startswith("lm_head")]:
             if len(tensors[name]) > len(ids):
@@ -149,7 +149,7 @@ def _load_vllm(checkpoint: Checkpoint, target: TargetParts) -> MedusaHead:
 
 
 def _vllm_name(name: str, blocks: int, *, one: bool) -> str:
-    """Return vLLM's name of a weight."""
+    """Return vLLM's name for a weight."""
     head, part, *rest = name.split(".")
     if int(part) == blocks:
         return "lm_head.weight" if one else f"lm_heads.{head}.weight"
@@ -166,7 +166,7 @@ def _check_ids(checkpoint: Checkpoint, target: TargetParts, ids: Tensor) -> None
 
 
 def _count(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[int, int]:
-    """Return how many heads and blocks of each the names of a checkpoint's weights tell of."""
+    """Return the numbers of heads and of blocks per head, counted from the names of a checkpoint's weights."""
     found = [match for name in checkpoint.tensors if (match := pattern.fullmatch(name))]
     if not found:
         raise UnsupportedError(f"the head in {checkpoint.source} has no residual blocks: it may be truncated.")

@@ -1,9 +1,9 @@
-"""Medusa (Cai et al., ICML 2024, arXiv 2401.10774): heads beside the target's own, one for each depth.
+"""Medusa (Cai et al., ICML 2024, arXiv 2401.10774): heads in addition to the target's own, one for each depth.
 
-Head i reads f, the newest state of the target after the final norm, from which the root was drawn, and predicts the
-token i + 1 places after the root: n residual blocks, then an output projection of its own, one for all heads, or the
-target's. Heads do not see each other's tokens, so all nodes of a level have the same candidates. Medusa-1 trains the
-heads alone, Medusa-2 the target with them; they draft in the same way.
+Head i reads f, the target's newest state after the final norm, from which the root was drawn, and predicts the token
+i + 1 positions after the root: n residual blocks, then its own output projection, one shared by all heads, or the
+target's. Heads do not see each other's tokens, so all nodes of a level have the same candidates. Medusa-1 trains only
+the heads, Medusa-2 also the target; they draft in the same way.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class MedusaShape:
 
     Attributes:
         hidden: D.
-        vocabulary: V', of what they project to.
-        heads: how many.
-        blocks: residual blocks of each.
-        shared: whether the blocks of a head are one and the same, as in the authors' program.
+        vocabulary: V', size of their output.
+        heads: number of heads.
+        blocks: residual blocks per head.
+        shared: whether the blocks of a head are the same one, as in the authors' program.
         bias: whether blocks have biases.
-        projection: "own" for one each, "one" for one of their own for all, "target" for the target's.
-        scale: what logits are multiplied by, vLLM's `logit_scale`.
+        projection: "own" for one per head, "one" for one shared by all heads, "target" for the target's.
+        scale: factor for the logits, vLLM's `logit_scale`.
     """
 
     hidden: int
@@ -58,11 +58,11 @@ class MedusaHead(nn.ModuleList, ParallelHead):
     ids: Tensor | None
 
     def __init__(self, shape: MedusaShape, *, ids: Tensor | None = None) -> None:
-        """Build heads that begin as the identity, with random projections.
+        """Build heads that start as the identity, with random projections.
 
         Args:
-            shape: of the heads.
-            ids: Int64[V'], the target's token of each logit; None if they are the target's own.
+            shape: shape of the heads.
+            ids: Int64[V'], the target's token for each logit; None if the vocabularies are equal.
         """
         super().__init__()
         self.shape, self.depth, self.paths = shape, shape.heads, find_published_tree(depth=shape.heads)
@@ -92,7 +92,7 @@ class MedusaHead(nn.ModuleList, ParallelHead):
 
 
 class MedusaState(ParallelState):
-    """One text."""
+    """State of one text."""
 
     def __init__(self, head: MedusaHead, target: TargetParts, first: int) -> None:
         super().__init__(first)

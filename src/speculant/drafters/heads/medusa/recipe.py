@@ -1,8 +1,8 @@
 """Training of Medusa heads (heads.medusa): each predicts its own token from the anchor's state.
 
-The target stays as it is, which the authors call Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1).
+The target stays unchanged, which the authors call Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1).
 
-Residual blocks begin as the identity, so a head begins with what the target itself predicts for the root.
+Residual blocks start as the identity, so a head starts with what the target itself predicts for the root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MedusaRecipe(Recipe):
     head: MedusaHead
 
     def __init__(self, head: MedusaHead, depth: int) -> None:
-        """Take the heads; `depth` is how many of them are trained, the first ones."""
+        """Set the heads; the first `depth` of them are trained."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
@@ -37,11 +37,11 @@ def new_medusa(target: TargetParts, heads: int = HEADS, *, blocks: int = 1, own:
     """Return Medusa heads for a target.
 
     Args:
-        target: of the heads.
-        heads: how many.
-        blocks: residual blocks of each.
-        own: whether each has a copy of the target's output projection, as in the paper; else the target's is used,
-            which takes V D less weights for each head.
+        target: target of the heads.
+        heads: number of heads.
+        blocks: residual blocks per head.
+        own: whether each has a copy of the target's output projection, as in the paper; otherwise the target's is used,
+            which saves V D weights per head.
     """
     head = MedusaHead(
         MedusaShape(

@@ -1,4 +1,4 @@
-"""What is told of MLP speculators: checkpoints, methods and training."""
+"""Definition of MLP speculators as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checkpoints of MLP speculators, as IBM publishes them and vLLM read them (foundation-model-stack/fms-extras).
+"""Checkpoints of MLP speculators, as published by IBM and read by vLLM (foundation-model-stack/fms-extras).
 
-`speculator.{emb, proj, head, ln}.{step}.weight` and `.bias` of the norms. Where `tie_weights` says that steps share
-them, the shared ones may be written once or for every step.
+`speculator.{emb, proj, head, ln}.{step}.weight`, and `.bias` for the norms. If `tie_weights` says that steps share
+weights, the shared ones may be written once or for every step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from speculant.drafters.heads.mlp.head import MLPHead, MLPShape
 
 _PREFIX = "speculator."
 _STEP = re.compile(r"(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
-_CANDIDATES = (5, 4, 3, 2)  # of a step's tokens, for the authors' beams; 1 beyond
+_CANDIDATES = (5, 4, 3, 2)  # candidates per step for the authors' beams; 1 for later steps
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is an MLP speculator."""
     if "speculators_model_type" in checkpoint.config:
         return False
     named = any(name.startswith(f"{_PREFIX}emb.") for name in checkpoint.tensors)
@@ -35,7 +35,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> MLPHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint.tensors.items()}
     config = checkpoint.config
     tied, shape = bool(config.get("tie_weights", False)), _shape(checkpoint, tensors)
@@ -49,7 +49,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MLPHead:
 
 
 def save(head: MLPHead, folder: Path, target: TargetParts) -> None:
-    """Write a head's config and weights into a folder; shared weights once."""
+    """Write a head's config and weights into a folder; shared weights are written once."""
     shape = head.shape
     config: dict[str, Any] = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
@@ -86,14 +86,14 @@ def _shape(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> MLPShape:
         hidden=hidden,
         inner=inner,
         vocabulary=len(tensors["emb.0.weight"]),
-        steps=int(config.get("n_predict") or counted),  # its own weights name the missing ones
+        steps=int(config.get("n_predict") or counted),  # a wrong count is reported by the names of missing weights
         tied=bool(config.get("tie_weights", False)),
         scaled=bool(config.get("scale_input", False)),
     )
 
 
 def _untie(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
-    """Return tensors with those of shared weights under every step's name."""
+    """Return the tensors with shared weights repeated under every step's name."""
     found = dict(tensors)
     for part, kinds in (("emb", ("weight",)), ("proj", ("weight",)), ("head", ("weight",)), ("ln", ("weight", "bias"))):
         first = 1 if part == "proj" else 0

@@ -1,8 +1,8 @@
 """MLP speculator (Wertheimer et al. 2024, arXiv 2404.19124): a small recurrent network over drafted tokens.
 
-Its state begins as f, the target's newest state after the final norm. Step i reads the token before the one it
+Its state starts as f, the target's newest state after the final norm. Step i reads the token before the one it
 predicts, the root first: s = GELU(LN_i(P_i s + (e / w) E_i(x))), logits H_i s, with w = 0.5^(0.5 / n) and
-e = sqrt((1 - w^2) d / 2), so that after n steps half of the state's magnitude is f's. Embeddings are its own.
+e = sqrt((1 - w^2) d / 2), so that after n steps half of the state's magnitude is f's. It has its own embeddings.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class MLPShape:
     """The sizes of an MLP speculator.
 
     Attributes:
-        hidden: D, of the target.
-        inner: d, of its state.
+        hidden: D, hidden size of the target.
+        inner: d, size of its state.
         vocabulary: V.
-        steps: n, how many tokens it predicts.
-        tied: whether all steps share weights, but for the first projection.
+        steps: n, number of tokens it predicts.
+        tied: whether all steps share weights, except the first projection.
         scaled: whether f is normalised first.
     """
 
@@ -82,20 +82,20 @@ class MLPHead(nn.Module, LevelHead):
         return unit_scaled(x) / math.sqrt(2) if self.shape.scaled else x
 
     def step(self, states: Tensor, tokens: Tensor, index: int) -> Tensor:
-        """Return the states [..., d] after one step, given those before it and tokens Int64[...]."""
+        """Return the states [..., d] after one step, given the previous states and tokens Int64[...]."""
         weight = 0.5 ** (0.5 / self.shape.steps)
         factor = math.sqrt((1 - weight**2) * self.shape.inner / 2) / weight
         x = torch.add(self.proj[index](states), self.emb[index](tokens), alpha=factor)
         return nn.functional.gelu(self.ln[index](x))
 
     def project(self, states: Tensor, index: int) -> Tensor:
-        """Return the logits [..., V] of states [..., d] after a step."""
+        """Return the logits [..., V] for states [..., d] after a step."""
         logits: Tensor = self.head[index](states)
         return logits
 
 
 class MLPState(LevelState):
-    """One text."""
+    """State of one text."""
 
     def __init__(self, head: MLPHead, target: TargetParts, first: int) -> None:
         super().__init__(first)
@@ -115,7 +115,7 @@ class MLPState(LevelState):
 
 
 def _stages(modules: Sequence[nn.Module], *, tied: bool) -> nn.ModuleList:
-    """Return the modules of all steps; where they are tied, the first one for each."""
+    """Return the modules of all steps; if they are tied, the first one for each step."""
     return nn.ModuleList([modules[0]] * len(modules) if tied and modules else modules)
 
 

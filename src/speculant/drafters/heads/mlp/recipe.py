@@ -1,6 +1,6 @@
 """Training of MLP speculators (heads.mlp): all steps after an anchor, on the tokens of the text.
 
-Wertheimer et al. 2024, arXiv 2404.19124, section 3, train on other texts first and on the target's own then.
+Wertheimer et al. 2024, arXiv 2404.19124, section 3, train first on other texts and then on the target's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MLPRecipe(Recipe):
     head: MLPHead
 
     def __init__(self, head: MLPHead, depth: int) -> None:
-        """Take the head; `depth` is how many of its steps are trained, the first ones."""
+        """Set the head; the first `depth` of its steps are trained."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
@@ -32,7 +32,7 @@ class MLPRecipe(Recipe):
 
 
 def new_mlp(target: TargetParts, steps: int = HEADS, *, inner: int = 0, tied: bool = False) -> MLPHead:
-    """Return an MLP speculator for a target, with a state of D numbers unless `inner` says otherwise."""
+    """Return an MLP speculator for a target, with a state of size D unless `inner` says otherwise."""
     return MLPHead(
         MLPShape(
             hidden=target.hidden_size,

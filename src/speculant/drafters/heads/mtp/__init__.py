@@ -1,4 +1,4 @@
-"""What is told of MTP layers: checkpoints, methods and training."""
+"""Definition of MTP layers as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

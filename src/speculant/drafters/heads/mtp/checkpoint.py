@@ -1,8 +1,8 @@
-"""MTP modules from the checkpoints of their own models, those of `speculators`, and this project's own layout.
+"""MTP modules from their own models' checkpoints, from `speculators`' checkpoints, and in this project's own layout.
 
-The own layout is a config of `model_type` "mtp" and the names of `MtpHead` itself. `speculators` (FastMTP, Cai et al.
-2025, arXiv 2509.18362) fine-tunes a model's one module, which drafts all depths; embeddings and projection are the
-target's. As in vLLM, it is given the target's states after the final norm.
+The own layout is a config of `model_type` "mtp" and the names in `MtpHead` itself. `speculators` (FastMTP, Cai et al.
+2025, arXiv 2509.18362) fine-tunes a model's single module, which drafts all depths; embeddings and projection are the
+target's. As in vLLM, it reads the target's states after the final norm.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from speculant.drafters.heads.target_layer import TargetLayer
 
 _FORMAT = "mtp"
 _SHARED = ("embed_tokens.weight", "lm_head.weight", "verifier_norm.weight", "verifier_lm_head.weight")  # the target's
-_COMPUTED = ("rotary_emb.inv_freq",)  # some checkpoints hold what configs give
+_COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints, but computed from the config
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is of the own layout, or of that of `speculators`."""
+    """Return whether a checkpoint is in the own layout or in that of `speculators`."""
     return _FORMAT in (checkpoint.config.get("model_type"), checkpoint.config.get("speculators_model_type"))
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
-    """Return the head of the own layout, or of that of `speculators`; raises as `load_head`."""
+    """Return the head from the own layout or that of `speculators`; raises the same errors as `load_head`."""
     if "speculators_model_type" in checkpoint.config:
         return _load_speculators(checkpoint, target)
     check_hidden_size(checkpoint, target, int(checkpoint.value("hidden_size")))
@@ -62,7 +62,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
 
 
 def save(head: MtpHead, folder: Path, target: TargetParts) -> None:
-    """Write a head of one layer a module into a folder, in the own layout."""
+    """Write a head with one layer per module into a folder, in the own layout."""
     module = head.module(0)
     layer = module.layers[0]
     assert isinstance(layer, TargetLayer)
@@ -81,7 +81,7 @@ def save(head: MtpHead, folder: Path, target: TargetParts) -> None:
 
 
 def _load_speculators(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
-    """Return a head of `speculators`; raises as `load_head`."""
+    """Return a head of `speculators`; raises the same errors as `load_head`."""
     layers = layer_config(checkpoint)
     model_type = str(getattr(target.config, "model_type", ""))
     if (trained := str(layers.get("model_type"))) != model_type:
@@ -104,15 +104,15 @@ def _load_speculators(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
 
 
 def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout | None = None) -> MtpHead:
-    """Return the head that a model's own checkpoint has.
+    """Return the head contained in a model's own checkpoint.
 
     Args:
-        checkpoint: of the model, with its MTP tensors alone, by plain names and in floating point.
+        checkpoint: checkpoint of the model, with only its MTP tensors, by plain names and in floating point.
         target: the model.
-        layout: of the names; None for that of the target's family.
+        layout: layout of the names; None for that of the target's family.
 
     Raises:
-        UnsupportedError: their layout is unknown, or a tensor is missing, left over or has another shape.
+        UnsupportedError: the layout is unknown, or a tensor is missing, unexpected or of another shape.
     """
     if layout is None:
         layout = find_layout(str(getattr(target.config, "model_type", "")), checkpoint.tensors, target.layers)
@@ -122,7 +122,7 @@ def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout |
     for n in range(len(tensors)):
         places = [(prefix.format(n=n, L=target.layers + n), kinds.get(n, kind)) for prefix, kind in layout.layers]
         if used & {name for name in tensors if name.startswith(places[0][0])}:
-            break  # of a layout that has one module
+            break  # the layout has only one module
         if not any(name.startswith(places[0][0]) for name in tensors):
             break
         own = _name_around(layout, target, n, tensors)
@@ -140,7 +140,7 @@ def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout |
 
 
 def _name_around(layout: MtpLayout, target: TargetParts, n: int, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the names of what module n has around its layers, by the names that it has in `MtpModule`."""
+    """Return the checkpoint's names for the parts of module n around its layers, by their names in `MtpModule`."""
     parts = {"enorm": layout.enorm, "hnorm": layout.hnorm, "eh_proj": layout.projection, "norm": layout.norm or ""}
     parts |= {"embed_tokens": layout.embeddings, "lm_head": layout.output}
     found = {}
@@ -159,7 +159,7 @@ def _rename(name: str, layout: MtpLayout) -> str:
 
 
 def _module(layout: MtpLayout, target: TargetParts, layers: Sequence[nn.Module], own: dict[str, Tensor]) -> MtpModule:
-    """Return a module with its weights; what is a mere copy of the target's is left to the target."""
+    """Return a module with its weights; copies of the target's weights are left out."""
     like = target.projection()
     if (held := own.get("embed_tokens.weight")) is not None:
         ids = torch.arange(target.vocabulary, device=like.device)

@@ -1,20 +1,19 @@
-"""MTP: the layers that models are trained with beside their own, to predict the token after the next.
+"""MTP: the layers with which models are trained to predict tokens beyond the next one.
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437, section 2.2; the same modules in Qwen3-Next and
-3.5, GLM-4.5, MiMo, Ernie 4.5, Nemotron 3 and others, which differ in names, orders and norms
-(`checkpoints.mtp_layouts`).
+3.5, GLM-4.5, MiMo, Ernie 4.5, Nemotron 3 and others, which differ in names, orders and norms (layouts.py).
 
 A module reads the embedding of token i + 1 and the state of token i, each normalised; its projection and a decoder
 layer of the target's class give the state that the next module reads, after the module's own norm. The first one reads
-the target's states after its final norm. Where more tokens are drafted than there are modules, the last goes on from
-its own output, as Qwen's and GLM's are meant to (measured elsewhere: 45 to 71 % accepted at depth 3).
+the target's states after its final norm. If more tokens are drafted than there are modules, the last one continues from
+its own output, as intended for Qwen's and GLM's (measured elsewhere: 45 to 71 % accepted at depth 3).
 
-Rows are counted by the token that they read. Module k has a row of token t, R_k(t), from the embedding of t and the
-state R_(k-1) of the token before it, where R_(-1) is the target's own state: of committed tokens every module has rows
-(the first k tokens after the beginning have none in module k), of a drafted token only those modules for which the
-chain of states above it is known, which are those from its depth on. Beyond the last module, that one reads its own
-rows. All attend to the rows of their own module. With one module this is EAGLE's scheme, and where its layer is a
-plain one it runs as such (`plain_mtp`).
+Rows are indexed by the token that they read. Module k has a row for token t, R_k(t), from the embedding of t and the
+state R_(k-1) of the token before it, where R_(-1) is the target's own state. For committed tokens every module has rows
+(except the first k tokens of the text in module k); for a drafted token, only those modules for which the chain of
+states above it is known, i.e. those from its depth on. Beyond the last module, that one reads its own rows. All rows
+attend to the rows of their own module. With one module this is EAGLE's scheme, and if its layer is a plain one, it runs
+as such (plain.py).
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ LAST = -1
 
 
 class MtpHead(nn.Module, Head):
-    """The modules of a model.
+    """The MTP modules of a model.
 
     Attributes:
-        mtp: the modules; the first serves the first drafted token, and so on; the last one all that follow.
+        mtp: the modules; the first serves the first drafted token, and so on; the last one serves all later tokens.
     """
 
     taps = (LAST,)
     paths = ()
 
     def __init__(self, modules: Sequence[MtpModule], *, depth: int | None = None, ids: Tensor | None = None) -> None:
-        """Take the modules.
+        """Combine modules into a head.
 
         Args:
-            modules: one or more.
-            depth: the deepest token that they can draft; None for any.
-            ids: Int64[V'], the target's token of each logit; None if the logits are those of all tokens.
+            modules: at least one.
+            depth: maximum depth of a token that they can draft; None for no limit.
+            ids: Int64[V'], the target's token for each logit; None if the logits are those of all tokens.
         """
         super().__init__()
         self.mtp = nn.ModuleList(modules)
         self.depth, self.ids = depth, ids
-        self._views = list[PlainMtp | None]()  # of the one module, once a text has asked; in a list, to be no submodule
+        self._views = list[PlainMtp | None]()  # view of a single module, built on first use; a list, so not a submodule
 
     def __len__(self) -> int:
         return len(self.mtp)
@@ -105,7 +104,7 @@ class MtpHead(nn.Module, Head):
         return [None] * len(states) if plain is None else plain.grow_whole_all(states, plans, temperatures)
 
     def _view(self, target: TargetParts) -> PlainMtp | None:
-        """Return the head as one of EAGLE's family; None if it has several modules, or no plain layer."""
+        """Return the head as one of EAGLE's family; None if it has several modules, or its layer is not plain."""
         if len(self) != 1:
             return None
         view = self._views[0] if self._views else None
@@ -115,25 +114,25 @@ class MtpHead(nn.Module, Head):
 
 
 def _plain_of(states: Sequence[HeadState]) -> PlainMtp | None:
-    """Return the view that texts are of; None if they are of modules, or of several views."""
+    """Return the view that all texts share; None if they use modules, or several views."""
     heads = {id(head): head for each in states if isinstance(head := getattr(each, "head", None), PlainMtp)}
     alike = len(heads) == 1 and all(isinstance(each, FeatureState) for each in states)
     return next(iter(heads.values())) if alike else None
 
 
 class MtpState(HeadState):
-    """One text.
+    """State of one text.
 
     Attributes:
         modules: its rows in each module.
-        target: of the head.
+        target: target of the head.
     """
 
     def __init__(self, head: MtpHead, target: TargetParts, first: int) -> None:
-        """Begin a text whose tokens before the position `first` have no rows."""
+        """Start a text whose tokens before position `first` have no rows."""
         self.target, last = target, len(head) - 1
         self.modules = [ModuleRows(head.module(k), target, first + k, whole=k < last) for k in range(len(head))]
-        self._depths: list[int] = []  # of the draft's nodes, 1 for those below the root
+        self._depths: list[int] = []  # of the draft's nodes, 1 for children of the root
 
     @property
     def length(self) -> int:
@@ -151,7 +150,7 @@ class MtpState(HeadState):
         return logits
 
     def add_nodes(self, above: Sequence[int]) -> range:
-        """Add nodes below others, -1 for the root; return their numbers."""
+        """Add nodes below the given parents, -1 for the root; return their indices."""
         first = len(self._depths)
         self._depths += [1 if parent == ROOT else self._depths[parent] + 1 for parent in above]
         return range(first, len(self._depths))
@@ -163,7 +162,7 @@ class MtpState(HeadState):
     def branch(
         self, k: int, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
     ) -> NewModuleRows | None:
-        """Make room for the rows that new nodes have in module k, None where none of them has one."""
+        """Reserve the rows that new nodes have in module k; None if none of them has one."""
         sources = [self._source(k, node, parent) for node, parent in zip(nodes, parents, strict=True)]
         own, states = list[int](), list[Tensor]()
         for source in dict.fromkeys(source for source in sources if source is not None):
@@ -177,7 +176,7 @@ class MtpState(HeadState):
         return self.modules[k].branch([nodes[place] for place in own], above, ids, joined(states))
 
     def _source(self, k: int, node: int, parent: int) -> ModuleRows | None:
-        """Return the module whose output at a node's parent module k reads; None where the node has no row there."""
+        """Return the module whose output at a node's parent is read by module k; None if the node has no row there."""
         depth, last = self._depths[node], len(self.modules) - 1
         if depth > last:
             return self.modules[last] if k == last else None
@@ -196,11 +195,11 @@ class MtpState(HeadState):
 
 
 def extend_texts(states: Sequence[MtpState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
-    """Append rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    """Append rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     first, sizes = states[0], [len(own) for own in hidden]
     given = [*torch.split(first.target.norm(joined([own[:, -1] for own in hidden])), sizes)]
     for k in range(len(first.modules)):
-        places = [place for place, own in enumerate(given) if len(own)]  # a text may be shorter than there are modules
+        places = [place for place, own in enumerate(given) if len(own)]  # a text may have fewer tokens than modules
         if not places:
             return
         rows = [states[place].modules[k] for place in places]
@@ -217,7 +216,7 @@ def extend_texts(states: Sequence[MtpState], hidden: Sequence[Tensor], following
 def grow_texts(
     states: Sequence[MtpState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     nodes = [state.add_nodes(own) for state, own in zip(states, above, strict=True)]
     for k in range(len(states[0].modules)):
         branched = [state.branch(k, *own) for state, *own in zip(states, nodes, tokens, above, strict=True)]
@@ -231,16 +230,16 @@ def grow_texts(
                 wanted.append((state, k, chosen))
                 order += [(place, node) for node in chosen]
     logits = joined(logits_after(wanted))
-    if order != sorted(order):  # text by text, in the order of the nodes
+    if order != sorted(order):  # restore the order: text by text, then by node
         logits = logits[sorted(range(len(order)), key=order.__getitem__)]
     return [*torch.split(logits, [len(own) for own in nodes])]
 
 
 def logits_after(wanted: Sequence[tuple[MtpState, int, Sequence[int]]]) -> list[Tensor]:
-    """Return the logits [n, V] after nodes of texts, -1 for the root, each by a module that all its nodes share.
+    """Return the logits [n, V] after nodes of several texts (-1: the root); all nodes of an entry share one module.
 
     Args:
-        wanted: texts, modules, of which equal ones stand together, and nodes.
+        wanted: text, module and nodes of each entry; entries with the same module are adjacent.
     """
     found = list[Tensor]()
     for k in dict.fromkeys(module for _, module, _ in wanted):
@@ -252,6 +251,6 @@ def logits_after(wanted: Sequence[tuple[MtpState, int, Sequence[int]]]) -> list[
 
 
 def _select_own(states: Sequence[HeadState]) -> list[MtpState] | None:
-    """Return texts of modules, which run together; None if some are of views."""
+    """Return texts on modules, which run together; None if some are on views."""
     found = [state for state in states if isinstance(state, MtpState)]
     return found if len(found) == len(states) else None

@@ -1,8 +1,8 @@
-"""How models name their MTP modules in their own checkpoints.
+"""The names of MTP modules in models' own checkpoints.
 
-Names are templates without the prefixes that models of several media have: {n} is the number of a module, {L} the
-target's layers plus it. Sources: the classes of vLLM and SGLang named `*_mtp` and `*_nextn`, and transformers' own of
-names that it leaves out.
+Names are templates without the prefixes that multimodal models have: {n} is the index of a module, {L} the target's
+number of layers plus that index. Sources: the classes of vLLM and SGLang named `*_mtp` and `*_nextn`, and
+transformers' lists of names that it ignores.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _LAYER = re.compile(r"^layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayout:
-    """The names of one family.
+    """The names used by one family of models.
 
     Attributes:
         models: the `model_type` of their text configs.
-        enorm, hnorm, projection: of the norms of embedding and state, and of what reads both.
-        layers: the prefix of each decoder layer of a module, and its kind as `layer_types` names it; where a config
-            has `mtp_layer_types`, those count.
-        norm: after the layers; None if there is none.
-        embeddings, output: where a module may have its own.
+        enorm, hnorm, projection: names of the norms of embedding and state, and of the projection of both.
+        layers: prefix of each decoder layer of a module, and its kind as named in `layer_types`; `mtp_layer_types` in
+            a config takes precedence.
+        norm: name of the norm after the layers; None if there is none.
+        embeddings, output: names of a module's own embeddings and output projection, if it has any.
         hidden_first: whether the projection reads the state before the embedding.
-        depth: the deepest token that can be drafted; None for any.
-        renamed: parts of names in a layer, and what the class in transformers calls them.
+        depth: maximum depth of a drafted token; None for no limit.
+        renamed: parts of names in a layer, with the names in transformers' class.
     """
 
     models: tuple[str, ...]
@@ -50,7 +50,7 @@ class MtpLayout:
 
 
 def _behind_layers(models: tuple[str, ...], norm: str, renamed: tuple[tuple[str, str], ...] = ()) -> MtpLayout:
-    """Return the layout of modules that stand as further layers behind the target's own."""
+    """Return the layout of modules that are stored as further layers after the target's own."""
     layer = "layers.{L}."
     return MtpLayout(
         models=models,
@@ -114,7 +114,7 @@ LAYOUTS = (
         projection="mtp_linear_proj.{n}",
         layers=(("mtp_block.{n}.", FULL),),
         norm=None,
-        depth=1,  # its output is not normalised as the state it reads is
+        depth=1,  # its output is not normalised like the state it reads
         renamed=(("mlp.moe_statics.", "mlp.gate.moe_statics."),),
     ),
     MtpLayout(
@@ -126,7 +126,7 @@ LAYOUTS = (
         norm="mtp.layers.1.final_layernorm",
     ),
 )
-SPECULATORS = MtpLayout(  # whatever the model
+SPECULATORS = MtpLayout(  # the same for all models
     models=(),
     enorm="mtp_layers.{n}.token_layernorm",
     hnorm="mtp_layers.{n}.hidden_layernorm",
@@ -135,7 +135,7 @@ SPECULATORS = MtpLayout(  # whatever the model
     norm="mtp_layers.{n}.final_layernorm",
 )
 REFUSED: Mapping[str, str] = MappingProxyType(
-    {  # by model_type, why its modules cannot be run
+    {  # by model_type: why its modules cannot be run
         "deepseek_v4": "its modules carry four streams of states, which the target does not hand out",
         "qwen4_exp_text": "its modules carry several streams of states, which the target does not hand out",
         "hy_v4": "its modules carry several streams of states, which the target does not hand out",
@@ -146,7 +146,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a tensor without the prefixes of models and their text parts."""
+    """Return the name of a tensor without the prefixes of models and of their text parts."""
     return _PREFIX.sub("", name)
 
 
@@ -158,15 +158,15 @@ def is_mtp(name: str, layers: int) -> bool:
 
 
 def find_layout(model_type: str, names: Iterable[str], layers: int) -> MtpLayout:
-    """Return the layout of the MTP tensors of a model.
+    """Return the layout of a model's MTP tensors.
 
     Args:
-        model_type: of its text config.
-        names: plain ones.
-        layers: of the target.
+        model_type: `model_type` of its text config.
+        names: plain names of the tensors.
+        layers: number of layers of the target.
 
     Raises:
-        UnsupportedError: it is unknown, or such modules cannot be run; the message says why.
+        UnsupportedError: the layout is unknown, or such modules cannot be run; the message says why.
     """
     if model_type in REFUSED:
         raise UnsupportedError(f"heads of {model_type} cannot be run, since {REFUSED[model_type]}.")

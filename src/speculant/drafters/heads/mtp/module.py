@@ -1,8 +1,7 @@
 """One MTP module, and its rows on one text.
 
-It reads the embedding of a token and the state of the token before, each normalised; a projection and decoder layers of
-the target's class follow, then a norm. What it returns is projected to logits, and is the state that the next row
-reads.
+It reads the embedding of a token and the state of the token before it, each normalised; a projection and decoder layers
+of the target's class follow, then a norm. The output is projected to logits, and is the state that the next row reads.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.target_layer import LayerRows, TargetLayer
 
 ROOT = -1
-_ROOM = 64  # rows that need no larger buffer
+_ROOM = 64  # spare rows allocated when the buffer grows
 
 
 class MtpModule(nn.Module):
-    """One module, of one or more decoder layers."""
+    """One module with one or more decoder layers."""
 
     def __init__(
         self,
@@ -36,15 +35,15 @@ class MtpModule(nn.Module):
         embeddings: bool = False,
         output: bool = False,
     ) -> None:
-        """Build a module; all weights but those of its layers are new.
+        """Build a module; all weights except those of its layers are new.
 
         Args:
-            target: whose class of norms it has.
-            layers: with their weights, each a `TargetLayer`.
+            target: target whose class of norms it uses.
+            layers: layers with their weights, each a `TargetLayer`.
             hidden_first: whether the projection reads the state before the embedding.
             norm: whether its output is normalised.
-            bias: whether the projection has one.
-            embeddings, output: whether it has embeddings and an output projection of its own.
+            bias: whether the projection has a bias.
+            embeddings, output: whether it has its own embeddings and output projection.
         """
         super().__init__()
         hidden = target.hidden_size
@@ -62,37 +61,38 @@ class MtpModule(nn.Module):
         return found
 
     def fuse(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        """Return what the first layer reads, [..., D], of embeddings and states [..., D]."""
+        """Return the input of the first layer, [..., D], for embeddings and states [..., D]."""
         dtype = self.eh_proj.weight.dtype
         parts = [self.enorm(embeddings.to(dtype)), self.hnorm(hidden.to(dtype))]
         fused: Tensor = self.eh_proj(torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1))
         return fused
 
     def logits(self, passed: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [..., V] of its output after the norm."""
+        """Return the logits [..., V] for its output after the norm."""
         found: Tensor = target.project(passed) if self.lm_head is None else self.lm_head(passed)
         return found
 
 
 class ModuleRows:
-    """The rows of one module on one text: those of committed tokens, then those of the draft.
+    """The rows of one module on one text: rows of committed tokens, then rows of the draft.
 
     Attributes:
-        cache: their places, and who sees whom.
-        module, target: whose rows these are, and what the head uses of its target.
+        cache: positions and attention masks of the rows.
+        module, target: the module, and the parts of the target that the head uses.
         held: keys and values of its layers.
-        rows: by node of the draft, its row counted from the draft's first; the root, -1, is the last committed row.
+        rows: for each node of the draft, its row counted from the draft's first; the root, -1, is the last committed
+            row.
     """
 
     def __init__(self, module: MtpModule, target: TargetParts, first: int, *, whole: bool) -> None:
-        """Begin without rows.
+        """Start without rows.
 
         Args:
-            module: whose rows these are.
-            target: of the head.
-            first: the position of the first row.
-            whole: whether outputs of all committed rows are kept, which the module below may ask for after `crop`;
-                else those of the last one.
+            module: module that the rows belong to.
+            target: target of the head.
+            first: position of the first row.
+            whole: whether to keep the outputs of all committed rows, which the next module may need after `crop`;
+                otherwise only the last one's.
         """
         self.module, self.target, self._whole = module, target, whole
         self.cache = HeadCache(0, first=first)
@@ -101,7 +101,7 @@ class ModuleRows:
         for layer in module.layers:
             assert isinstance(layer, TargetLayer)
             self.held.append(layer.open())
-        self._passed: Tensor | None = None  # [room, D], outputs: of committed rows as far as they are kept, and drafts
+        self._passed: Tensor | None = None  # [room, D], outputs: first of kept committed rows, then of the draft
 
     @property
     def _kept(self) -> int:
@@ -112,7 +112,7 @@ class ModuleRows:
         return node in self.rows if node != ROOT else self.cache.committed > 0
 
     def commit(self, ids: Tensor, hidden: Tensor) -> NewModuleRows:
-        """Make room for rows of committed tokens Int64[n] that read states [n, D]; `run_rows` fills it."""
+        """Reserve rows for committed tokens Int64[n] that read states [n, D]; `run_rows` fills them."""
         first = self._kept
         positions, seen = self.cache.commit(len(ids), ids.device)
         return NewModuleRows(
@@ -120,7 +120,7 @@ class ModuleRows:
         )
 
     def branch(self, nodes: Sequence[int], parents: Sequence[int], ids: Tensor, hidden: Tensor) -> NewModuleRows:
-        """Make room for rows of nodes below others (-1: the root), of tokens Int64[n] that read states [n, D]."""
+        """Reserve rows for nodes below parents (-1: the root), with tokens Int64[n] that read states [n, D]."""
         first = self.cache.drafted
         above = [self.rows.get(parent, ROOT) for parent in parents]
         positions, seen = self.cache.branch(above, ids.device)
@@ -143,12 +143,12 @@ class ModuleRows:
             held.keep(self.cache.committed)
 
     def crop(self, length: int) -> None:
-        """Drop the rows of the draft, and those of all tokens from this position on."""
+        """Drop the rows of the draft, and those of all tokens from position `length` on."""
         self.cache.crop(length)
         self.drop()
 
     def keep(self, outputs: Tensor, first: int) -> None:
-        """Keep outputs from a place on."""
+        """Store outputs, starting at index `first`."""
         end, held = first + len(outputs), self._passed
         if held is None or len(held) < end:
             self._passed = outputs.new_empty(2 * end + _ROOM, outputs.shape[1])
@@ -160,15 +160,15 @@ class ModuleRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewModuleRows:
-    """Rows of one module on one text that there is room for and that are yet to be run.
+    """Rows of one module on one text that are reserved but not yet run.
 
     Attributes:
-        owner: whose rows they are.
+        owner: rows that they belong to.
         ids: Int64[n], their tokens.
-        hidden: [n, D], the states that they read.
+        hidden: [n, D], states that they read.
         positions: Int64[n].
-        seen: Bool[n, rows], which rows of the text each may attend to; None for one that sees all.
-        first, kept: the place from which on so many outputs, the last ones, are kept.
+        seen: Bool[n, rows], rows of the text each may attend to; None for one row that sees all.
+        first, kept: the last `kept` outputs are stored, starting at index `first`.
     """
 
     owner: ModuleRows
@@ -181,7 +181,7 @@ class NewModuleRows:
 
 
 def run_rows(new: Sequence[NewModuleRows]) -> list[Tensor]:
-    """Run new rows of one module on several texts, and keep their outputs; return the outputs [n, D] of each text."""
+    """Run new rows of one module on several texts and store their outputs; return the outputs [n, D] of each text."""
     module, target = new[0].owner.module, new[0].owner.target
     sizes, positions = [len(each.ids) for each in new], joined([each.positions for each in new])
     embeddings = module.embed(joined([each.ids for each in new]), target)

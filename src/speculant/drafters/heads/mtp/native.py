@@ -1,4 +1,4 @@
-"""The MTP tensors of a model's own checkpoint: found by the names in its index or headers, and read alone."""
+"""The MTP tensors of a model's own checkpoint: found by name in its index or headers, and read without the others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, first_li
 from speculant.drafters.heads.mtp.layouts import plain_name
 
 _INDEX = "model.safetensors.index.json"
-_SCALES = "_scale_inv"  # beside each FP8 weight, one number for each block
+_SCALES = "_scale_inv"  # next to each FP8 weight, one number per block
 _BLOCK = (128, 128)
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor of a checkpoint by its name, {} without safetensors. No weights are read.
+    """Return the file of every tensor in a checkpoint, by name; {} without safetensors. No weights are read.
 
     Raises:
         ModelNotFoundError: the index or a header is damaged.
@@ -43,14 +43,14 @@ def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str],
     """Read some tensors of a checkpoint, by plain names and in floating point.
 
     Args:
-        folder: of the checkpoint.
-        files: what `tensor_files` returned.
-        names: of the tensors that are read.
-        dtype: of those that were FP8.
+        folder: folder of the checkpoint.
+        files: result of `tensor_files`.
+        names: names of the tensors to read.
+        dtype: dtype to which FP8 tensors are converted.
 
     Raises:
         ModelNotFoundError: a file is missing or damaged.
-        UnsupportedError: they are quantised in another way than in FP8 blocks.
+        UnsupportedError: they are quantised in a way other than FP8 blocks.
     """
     found = dict[str, Tensor]()
     for file in sorted({files[name] for name in names}):
@@ -77,7 +77,7 @@ def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str],
 
 
 def dequantise(weight: Tensor, scales: Tensor, block: tuple[int, ...]) -> Tensor:
-    """Return the numbers Float32[..., m, n] of an FP8 weight, of which each block [a, b] has a scale.
+    """Return the values Float32[..., m, n] of an FP8 weight with one scale per block [a, b].
 
     Args:
         weight: Float8[..., m, n].

@@ -1,7 +1,7 @@
-"""MTP modules of one plain decoder layer, run as a head of EAGLE's family: with its rows, batches and compiled steps.
+"""MTP modules with one plain decoder layer, run as a head of EAGLE's family: with its rows, batches and compiled steps.
 
 A module reads a feature and an embedding, and its normalised output is the feature of the next row, so it differs from
-EAGLE's head only by its norms. Where the target's class computes what `layers.DecoderLayer` does, that class and this
+EAGLE's head only in its norms. If the target's class computes the same as `layers.DecoderLayer`, that class and this
 head give the same logits up to rounding.
 """
 
@@ -23,7 +23,7 @@ LAST = -1
 
 
 class PlainMtp(nn.Module, JointHead):
-    """A view of a module: its parameters are the module's own."""
+    """A view of a module, which shares the module's parameters."""
 
     taps = (LAST,)
     depth = None
@@ -32,13 +32,13 @@ class PlainMtp(nn.Module, JointHead):
     def __init__(
         self, module: MtpModule, own: Mapping[str, nn.Parameter], shape: LayerShape, ids: Tensor | None
     ) -> None:
-        """Take a module of one layer.
+        """Create a view of a module with one layer.
 
         Args:
             module: the module.
-            own: the parameters of its layer, by the names of `layers.DecoderLayer`.
-            shape: of the layer.
-            ids: Int64[V'], the target's token of each logit; None if they are the target's own.
+            own: parameters of its layer, by the names of `layers.DecoderLayer`.
+            shape: shape of the layer.
+            ids: Int64[V'], the target's token for each logit; None if the vocabularies are equal.
         """
         super().__init__()
         self.ids = ids
@@ -48,7 +48,7 @@ class PlainMtp(nn.Module, JointHead):
         self.layers, self.rotary = nn.ModuleList([layer]), Rotary(shape)
         self.enorm, self.hnorm = _norm(module.enorm, shape), _norm(module.hnorm, shape)
         self.norm = None if isinstance(module.norm, nn.Identity) else _norm(module.norm, shape)
-        self._module = [module]  # in a list: its parameters are here already
+        self._module = [module]  # in a list, since its parameters are registered already
 
     def embed(self, ids: Tensor, target: TargetParts) -> Tensor:
         return self._module[0].embed(ids, target)
@@ -83,13 +83,13 @@ class PlainMtp(nn.Module, JointHead):
         return self._module[0].logits(features, target)
 
     def shares(self, module: MtpModule) -> bool:
-        """Return whether the parameters are still those of a module."""
+        """Return whether the parameters are still those of the module."""
         held = {id(each) for each in module.parameters()}
         return all(id(each) in held for each in self.parameters())
 
 
 def view_plain(module: MtpModule, target: TargetParts, ids: Tensor | None) -> PlainMtp | None:
-    """Return a view of a module with the tokens of its logits; None if it has other than one plain decoder layer."""
+    """Return a view of a module, with the tokens `ids` of its logits; None if its layers are not one plain layer."""
     if len(module.layers) != 1:
         return None
     norms = [each for each in (module.enorm, module.hnorm, module.norm) if not isinstance(each, nn.Identity)]
@@ -110,7 +110,7 @@ def _share(layer: DecoderLayer, own: Mapping[str, nn.Parameter]) -> None:
 
 
 def _norm(module: nn.Module, shape: LayerShape) -> RMSNorm:
-    """Return a norm with the weight of one of the target's class."""
+    """Return a norm that shares the weight of a norm of the target's class."""
     with torch.device("meta"):
         norm = RMSNorm(shape.hidden, shape.eps)
     weight = module.weight

@@ -1,9 +1,9 @@
-"""How an MTP module is trained to draft several tokens by itself.
+"""Training an MTP module to draft several tokens on its own.
 
-The first depth has DeepSeek-V3's objective (arXiv 2412.19437, section 2.2), with the target's distribution in the place
-of the text; further ones go on from the module's own states, as FastMTP (arXiv 2509.18362) shares one module. Beside it
-there is EAGLE's loss (arXiv 2401.15077, section 4.2): the smooth L1 distance of the module's state to the target's at
-the next token, so that its states may be fed back.
+The first depth has DeepSeek-V3's objective (arXiv 2412.19437, section 2.2), with the target's distribution instead of
+the text; further depths continue from the module's own states, as FastMTP (arXiv 2509.18362) shares one module. In
+addition there is EAGLE's loss (arXiv 2401.15077, section 4.2): the smooth L1 distance of the module's state to the
+target's at the next token, so that its states can be fed back.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from speculant.drafters.heads.training.shapes import SPREAD
 
 
 class MtpRecipe(Recipe):
-    """See `drafters.heads.training.recipe.Recipe`; for heads of one module of one layer."""
+    """See `drafters.heads.training.recipe.Recipe`; for heads with one module of one layer."""
 
     head: MtpHead
 
     def __init__(self, head: MtpHead, depth: int = 4) -> None:
-        """Take the head.
+        """Set the head.
 
         Args:
-            head: to be trained.
-            depth: tokens that are drafted below each anchor; the first from the target's state.
+            head: head to be trained.
+            depth: number of tokens drafted below each anchor; the first from the target's state.
 
         Raises:
-            UnsupportedError: it has several modules or layers.
+            UnsupportedError: the head has several modules or layers.
         """
         if len(head) > 1 or len(head.module(0).layers) > 1:
             raise UnsupportedError(
@@ -51,7 +51,7 @@ class MtpRecipe(Recipe):
         text, place = batch.anchors.unbind(1)
         grid, rows, length = AnchorGrid(batch.anchors, len(batch.ids)), layer.open(), batch.ids.shape[1] - 1
         places = torch.arange(length, device=batch.ids.device)
-        committed = places <= grid.places[..., None]  # Bool[B, a, T - 1], what a drafted row sees of its text
+        committed = places <= grid.places[..., None]  # Bool[B, a, T - 1], rows of its text that a drafted row sees
         own = torch.eye(grid.places.shape[1], dtype=torch.bool, device=places.device).expand(len(batch.ids), -1, -1)
         x = module.fuse(module.embed(batch.ids[:, 1:], target), batch.final[:, :-1])
         causal = (places <= places[:, None]).expand(len(x), -1, -1)
@@ -75,11 +75,11 @@ class MtpRecipe(Recipe):
 def new_mtp(target: TargetParts) -> MtpHead:
     """Return a head whose layer and final norm are copies of the target's last ones.
 
-    At first it passes the target's state on to them: the norms before the projection only scale, and the projection is
+    Initially it passes the target's state on to them: the norms before the projection only scale, and the projection is
     the identity on the state, plus noise on both inputs.
 
     Raises:
-        UnsupportedError: the target has no layer of full attention to begin with.
+        UnsupportedError: the target has no layer of full attention to start from.
     """
     module = MtpModule(target, [target.new_layer(None, FULL)])
     module.float().requires_grad_(True)
@@ -92,11 +92,11 @@ def new_mtp(target: TargetParts) -> MtpHead:
 
 
 def _flatten(norm: nn.Module, hidden: int) -> None:
-    """Make a norm multiply by 1 alone, whether its class multiplies by its weights or by these plus 1."""
+    """Make a norm's factors 1, whether its class multiplies by its weights or by its weights plus 1."""
     weight = norm.weight
     assert isinstance(weight, nn.Parameter)
     signs = torch.ones(hidden, device=weight.device)
-    signs[1::2] = -1  # its mean is 0 and its mean square 1, so that any norm returns it times the weights
+    signs[1::2] = -1  # mean 0 and mean square 1, so that any norm returns it times the norm's weights
     with torch.no_grad():
         shift = (norm(signs) * signs - weight).mean().round()
         weight.fill_(1 - float(shift))

@@ -1,4 +1,4 @@
-"""What is told of P-EAGLE: checkpoints, methods and training."""
+"""Definition of P-EAGLE as a kind of heads: checkpoints, methods and training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """P-EAGLE: an EAGLE-3 head that drafts all depths in one pass, from mask tokens (vllm-project/speculators, peagle).
 
 Depth d > 0 is a row at position i + d below the last committed row i: it reads the embedding of the mask token and a
-trained state, `mask_hidden`, in place of the target's, and attends to all committed rows and to the mask rows above it.
+trained state, `mask_hidden`, instead of the target's, and attends to all committed rows and to the mask rows above it.
 No depth depends on a drafted token, so all nodes of a level have the same distribution.
 """
 
@@ -21,7 +21,7 @@ from speculant.drafters.models.shapes import GrowthPlan
 
 
 class PEagleHead(Eagle3Head):
-    """The weights of EAGLE-3 and `mask_hidden`."""
+    """The weights of EAGLE-3, plus `mask_hidden`."""
 
     depth: int
 
@@ -29,10 +29,10 @@ class PEagleHead(Eagle3Head):
         """Build a head with random weights.
 
         Args:
-            shape: of the head.
-            mask_token: what the rows below the last committed one read.
-            depth: how many tokens it drafts.
-            ids: Int64[V'], the target's tokens that it can draft; None for all.
+            shape: shape of the head.
+            mask_token: token that the rows below the last committed one read.
+            depth: number of tokens it drafts.
+            ids: Int64[V'], target tokens that it can draft; None for all.
         """
         super().__init__(shape, ids=ids)
         self.mask_token, self.depth = mask_token, depth
@@ -53,21 +53,21 @@ class PEagleHead(Eagle3Head):
     def grow_whole_all(
         self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
     ) -> list[GrownDraft | None]:
-        return [None] * len(states)  # nothing grows by steps
+        return [None] * len(states)  # no draft grows in steps
 
 
 class PEagleState(FeatureState):
-    """One text.
+    """State of one text.
 
     Attributes:
-        levels: [depth, V'], the logits of every depth; None until they are asked for.
+        levels: [depth, V'], logits of every depth; None until they are needed.
     """
 
     def __init__(self, head: PEagleHead, target: TargetParts, first: int) -> None:
         super().__init__(head, target, first)
         self._masked = head
         self.levels: Tensor | None = None
-        self._depths: list[int] = []  # of the draft's nodes, 0 below the root
+        self._depths: list[int] = []  # of the draft's nodes, 1 for children of the root
 
     def take_root(self, logits: Tensor) -> None:
         super().take_root(logits)
@@ -82,7 +82,7 @@ class PEagleState(FeatureState):
         return logits
 
     def add_nodes(self, above: Sequence[int]) -> list[int]:
-        """Add nodes below others, -1 for the root; return their depths, 1 for those below the root."""
+        """Add nodes below the given parents, -1 for the root; return their depths, 1 for children of the root."""
         depths = list[int]()
         for row in above:
             depths.append(1 if row < 0 else self._depths[row] + 1)
@@ -98,12 +98,12 @@ class PEagleState(FeatureState):
         self.levels, self._depths = None, []
 
     def add_masks(self) -> NewFeatureRows:
-        """Make room for the rows of the masks."""
+        """Reserve the rows of the masks."""
         return self.branch(range(-1, self._masked.depth - 2), self._masked.fused(self._masked.mask_hidden[0]))
 
 
 def logits_at(states: Sequence[PEagleState], depths: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the logits [n, V'] after nodes of these depths, 0 for the root, by text of one head."""
+    """Return, for each text of one head, the logits [n, V'] after nodes at the given depths, 0 for the root."""
     lacking = [state for state in states if state.levels is None]
     if lacking:
         head, first = lacking[0]._masked, lacking[0]

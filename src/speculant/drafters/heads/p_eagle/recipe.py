@@ -1,4 +1,4 @@
-"""How P-EAGLE is trained: all depths from mask tokens (vllm-project/speculators, peagle).
+"""Training of P-EAGLE: all depths from mask tokens (vllm-project/speculators, peagle).
 
 Every anchor is followed by all its mask rows; the authors drop some of them at random, to save memory.
 """
@@ -20,7 +20,7 @@ class PEagleRecipe(Eagle3Recipe):
     head: PEagleHead
 
     def __init__(self, head: PEagleHead, depth: int = 8) -> None:
-        """Take the head, and how many depths are trained, at most those it drafts."""
+        """Set the head, and the number of depths that are trained, at most those it drafts."""
         super().__init__(head, min(depth, head.depth))
 
     def _next_row(self, tokens: Tensor, found: Tensor, target: TargetParts) -> tuple[Tensor, Tensor]:
@@ -34,10 +34,10 @@ def new_p_eagle(
     """Return a head that drafts all depths in one pass.
 
     Args:
-        target: of the head.
-        counts, vocabulary, own_output: as of `new_eagle3`.
-        depth: how many tokens it drafts.
-        layers: how many decoder layers it has.
+        target: target of the head.
+        counts, vocabulary, own_output: as for `new_eagle3`.
+        depth: number of tokens it drafts.
+        layers: number of decoder layers.
     """
     shape, ids = eagle3_shape(target, counts, vocabulary, own_output, layers)
     head = PEagleHead(shape, mask_token=int(counts.argmin()), depth=depth, ids=ids)

@@ -1,4 +1,4 @@
-"""What is told of PARD models: checkpoints, methods."""
+"""Definition of PARD models as a kind of heads: checkpoints and methods."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checkpoints of PARD: ordinary causal models whose config names a mask token, `pard_token`.
+"""Checkpoints of PARD: ordinary causal models whose config has a mask token, `pard_token`.
 
-They are loaded as models, with their caches, so `api.heads.open_head` opens them; here they are only found.
+They are loaded as models, with their caches, so `api.heads.open_head` opens them; here they are only recognised.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from speculant.drafters.heads.head import Head, TargetParts
 
 
 def is_pard(config: Mapping[str, Any]) -> bool:
-    """Whether a config is of such a model."""
+    """Return whether a config is a PARD model's."""
     return config.get("pard_token") is not None
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is a PARD model's."""
     return is_pard(checkpoint.config)
 
 
 def load(checkpoint: Checkpoint, _target: TargetParts) -> Head:
-    """Refuse it: the weights alone draft nothing.
+    """Reject the checkpoint: its weights alone cannot draft.
 
     Raises:
         UsageError: always.

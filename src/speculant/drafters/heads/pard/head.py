@@ -1,8 +1,8 @@
-"""PARD: a small causal model that drafts a block in one pass, from mask tokens behind the text.
+"""PARD: a small causal model that drafts a block in one pass, from mask tokens after the text.
 
 An et al.: "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation", 2025, arXiv 2504.18583.
-The model reads the committed tokens that it has not read yet and K - 1 masks; the logits of the last K rows are those
-of the next K tokens. The masks' rows are dropped, so its cache holds committed tokens alone.
+The model reads the committed tokens that it has not read yet, followed by K - 1 masks; the logits of the last K rows
+predict the next K tokens. The masks' rows are dropped, so its cache contains only committed tokens.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from speculant.drafters.models.draft_text import OpenCache
 
 
 class PardHead(Head, TextHead):
-    """The model, behind what opens its caches.
+    """The model, represented by a function that opens its caches.
 
     Attributes:
         mask: its mask token.
-        known: how many of the target's tokens it knows.
+        known: number of the target's tokens that it knows.
     """
 
     taps = ()
@@ -33,14 +33,14 @@ class PardHead(Head, TextHead):
     def __init__(
         self, open_cache: OpenCache, mask: int, *, vocabulary: int, target_vocabulary: int, tokens: int = 8
     ) -> None:
-        """Take the model.
+        """Set up the model.
 
         Args:
-            open_cache: returns a cache of the model for a prompt Int32[T], which is not read yet.
-            mask: the token that it was trained to read for unknown ones.
-            vocabulary: how many tokens it knows; the first of them are the target's.
+            open_cache: returns an unread cache of the model for a prompt Int32[T].
+            mask: token that it was trained to read in place of unknown ones.
+            vocabulary: number of tokens it knows; the first of them are the target's.
             target_vocabulary: V.
-            tokens: K, of a block.
+            tokens: K, tokens per block.
         """
         if tokens < 1:
             raise UsageError(f"a block has at least 1 token, not {tokens}.")
@@ -56,17 +56,17 @@ class PardHead(Head, TextHead):
 
 
 class PardState(TextBlockState):
-    """One text."""
+    """State of one text."""
 
     def __init__(self, head: PardHead, open_cache: OpenCache, tokens: Sequence[int]) -> None:
         super().__init__(tokens)
         self._head, self._open_cache = head, open_cache
         self._cache: TargetCache | None = None
-        self._read = 0  # tokens of the text that the cache holds
+        self._read = 0  # number of tokens of the text in the cache
 
     @property
     def room(self) -> int | None:
-        """The model needs positions for the unread tokens and the masks."""
+        """Maximum depth of a draft, since the model needs positions for the unread tokens and the masks."""
         cache = self._cache
         return None if cache is None else max(0, cache.depth + 2 - (len(self.text) - self._read))
 
@@ -80,7 +80,7 @@ class PardState(TextBlockState):
     def run_block(self) -> Tensor:
         cache, room = self._cache, self.room
         assert cache is not None
-        assert room  # no draft is asked for where there is none
+        assert room  # otherwise no draft is requested
         unread = [token if token < self._head.known else 0 for token in self.text[self._read :]]
         masks = min(self._head.depth, room) - 1
         tokens = np.array(unread + [self._head.mask] * masks, np.int32)

@@ -1,4 +1,4 @@
-"""Checkpoints of SpecDec's drafter, in a layout of this library: the authors' are fairseq's, of encoder-decoders.
+"""Checkpoints of SpecDec's drafter, in a layout of this library; the authors' are encoder-decoders in fairseq's layout.
 
 `config.json` is a Llama config with `encoder_layers`, `decoder_layers` and `block_size`; the mask is the last token of
 `embed_tokens`.
@@ -18,12 +18,12 @@ from speculant.drafters.heads.specdec.head import SpecDecHead
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these."""
+    """Return whether a checkpoint is in the layout of SpecDec."""
     return "encoder_norm.weight" in checkpoint.tensors
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> SpecDecHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; raises the same errors as `load_head`."""
     if "lm_head.weight" in checkpoint.tensors:
         check_vocabulary(checkpoint, target, checkpoint.tensors["lm_head.weight"].shape[0])
     head = SpecDecHead(

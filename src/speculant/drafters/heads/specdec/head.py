@@ -2,8 +2,8 @@
 
 Xia, Ge et al.: "Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation", Findings
 of EMNLP 2023, arXiv 2203.16487. Theirs is an encoder-decoder for translation, whose decoder reads the source and the
-prefix of the output. For a decoder-only target the text is both: the encoder reads it token by token, with rows that
-are kept, and the decoder's layers see its outputs and the block, in both directions, in one attention.
+prefix of the output. For a decoder-only target, the text is both: the encoder reads it token by token and keeps its
+rows, and the decoder's layers attend to its outputs and to the block, in both directions, in one attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JoinKeys = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class SpecDecHead(nn.Module, Head, TextHead):
-    """The weights. Layers are counted through: those of the encoder, then those of the decoder."""
+    """The weights. Layers are numbered consecutively: those of the encoder, then those of the decoder."""
 
     taps = ()
     ids = None
@@ -33,10 +33,10 @@ class SpecDecHead(nn.Module, Head, TextHead):
         """Build a head with random weights.
 
         Args:
-            shape: of its layers.
-            vocabulary: V of the target; its embeddings have one more, the mask.
-            encoder, decoder: how many layers; the paper has 12 and 2.
-            block: K, masks of a block; the paper has 25.
+            shape: shape of its layers.
+            vocabulary: V of the target; its embeddings have one more token, the mask.
+            encoder, decoder: numbers of layers; the paper has 12 and 2.
+            block: K, masks per block; the paper has 25.
         """
         super().__init__()
         self.shape, self.vocabulary, self.depth = shape, vocabulary, block
@@ -57,13 +57,13 @@ class SpecDecHead(nn.Module, Head, TextHead):
     def encode(
         self, ids: Tensor, positions: Tensor, join: JoinKeys, seen: Tensor | None
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return the keys and values [..., H, n, d] that each decoder layer reads of tokens Int64[..., n].
+        """Return the keys and values [..., H, n, d] that each decoder layer reads for tokens Int64[..., n].
 
         Args:
             ids: the tokens.
             positions: Int64[..., n].
-            join: puts an encoder layer's keys and values behind those of earlier tokens, and returns all.
-            seen: Bool[..., n, m], which tokens each may see; None for all.
+            join: appends an encoder layer's keys and values to those of earlier tokens, and returns all.
+            seen: Bool[..., n, m], tokens that each may see; None for all.
         """
         x = self.embed_tokens(ids)
         angles = self.rotary.angles(positions, x)
@@ -76,8 +76,8 @@ class SpecDecHead(nn.Module, Head, TextHead):
         """Return the logits [..., K, V] of a block of masks at positions Int64[..., K].
 
         Args:
-            positions: as above.
-            join: puts a decoder layer's keys and values behind those of the text, and returns all.
+            positions: the positions.
+            join: appends a decoder layer's keys and values to those of the text, and returns all.
             seen: Bool[..., K, m], what each mask may see; None for all.
         """
         x = self.embed_tokens(torch.full_like(positions, self.vocabulary))
@@ -103,7 +103,7 @@ class SpecDecHead(nn.Module, Head, TextHead):
 
 
 class SpecDecState(TextBlockState):
-    """One text: rows of all its tokens, the root's included, in both kinds of layers."""
+    """State of one text: rows of all its tokens, including the root, in both kinds of layers."""
 
     def __init__(self, head: SpecDecHead, tokens: Sequence[int]) -> None:
         super().__init__(tokens)

@@ -1,4 +1,4 @@
-"""How SpecDec's drafter is trained: blocks of masks at random anchors of texts that the target wrote (Seq-KD).
+"""Training of SpecDec's drafter: blocks of masks at random anchors in texts that the target wrote (Seq-KD).
 
 The authors also show the decoder some of the true tokens at first (glancing); that is not done here.
 """
@@ -28,7 +28,7 @@ class SpecDecRecipe(Recipe):
     """See `drafters.heads.training.recipe.Recipe`."""
 
     def __init__(self, head: SpecDecHead, depth: int | None = None) -> None:
-        """Take the head; `depth` None trains all that its block drafts."""
+        """Set the head; `depth` None trains all that its block drafts."""
         if depth is not None and not 1 <= depth <= head.depth:
             raise UsageError(f"depth is from 1 to {head.depth}, what a block of the head drafts, not {depth}.")
         self.head, self.depth = head, depth or head.depth
@@ -40,7 +40,7 @@ class SpecDecRecipe(Recipe):
             yield depth_output(logits[:, depth - 1], batch, target, depth)
 
     def _blocks(self, head: SpecDecHead, batch: TrainBatch) -> Tensor:
-        """Return the logits [A, K, V] of the blocks behind the roots."""
+        """Return the logits [A, K, V] of the blocks after the roots."""
         texts, rows = batch.anchors.unbind(1)
         places = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         memory = head.encode(batch.ids, places, lambda _, *new: new, places <= places[:, None])
@@ -56,7 +56,7 @@ class SpecDecRecipe(Recipe):
 
 
 def new_specdec(target: TargetParts, *, encoder: int = 4, decoder: int = 1, block: int = 8) -> SpecDecHead:
-    """Return a drafter of the target's sizes; embeddings and output projection begin as the target's."""
+    """Return a drafter of the target's sizes; embeddings and output projection start as copies of the target's."""
     head = SpecDecHead(
         target_shape(target), vocabulary=target.vocabulary, encoder=encoder, decoder=decoder, block=block
     )

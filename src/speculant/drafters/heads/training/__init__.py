@@ -1,1 +1,1 @@
-"""What recipes of several kinds of heads share: the contract, rows below anchors, first weights."""
+"""Shared parts of recipes for several kinds of heads: the contract, rows below anchors, initial weights."""

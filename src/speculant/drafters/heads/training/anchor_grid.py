@@ -1,4 +1,4 @@
-"""Anchors of a batch of texts as a grid, a row of places for each text."""
+"""The anchors of a batch of texts as a grid with one row per text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class AnchorGrid:
     """A anchors in B texts, at most a in each.
 
     Attributes:
-        places: Int64[B, a], their positions; those of places that no anchor has are 0.
+        places: Int64[B, a], their positions; 0 in unused cells.
     """
 
     def __init__(self, anchors: Tensor, texts: int) -> None:
-        """Take the anchors.
+        """Arrange the anchors.
 
         Args:
-            anchors: Int64[A, 2], text and position; in any order, any number in a text.
+            anchors: Int64[A, 2], text and position; in any order, any number per text.
             texts: B.
         """
         text, places = anchors.unbind(1)
@@ -29,11 +29,11 @@ class AnchorGrid:
         self.places[self._used] = places[self._order]
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return [B, a, ...] of anchors [A, ...]; places that no anchor has are 0."""
+        """Arrange values [A, ...] of the anchors as [B, a, ...], with 0 in unused cells."""
         found = x.new_zeros(*self._used.shape, *x.shape[1:])
         found[self._used] = x[self._order]
         return found
 
     def flat(self, x: Tensor) -> Tensor:
-        """Return anchors [A, ...] of [B, a, ...]."""
+        """Return the values [A, ...] of the anchors from [B, a, ...]."""
         return x[self._used][self._back]

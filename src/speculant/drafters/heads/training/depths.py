@@ -1,4 +1,4 @@
-"""What recipes share whose heads draft a whole block after an anchor: the target's output at each depth."""
+"""Shared parts of recipes whose heads draft a whole block after an anchor: the target's output at each depth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speculant.drafters.heads.training.recipe import DepthOutput, TrainBatch
 
 
 def anchor_tokens(batch: TrainBatch, offset: int) -> Tensor:
-    """Return Int64[A], the tokens so many places behind the anchors' rows; 1 is the root."""
+    """Return Int64[A], the tokens `offset` positions after the anchors' rows; 1 is the root."""
     return batch.ids[batch.anchors[:, 0], batch.anchors[:, 1] + offset]
 
 
@@ -23,14 +23,14 @@ def depth_output(
     ids: Tensor | None = None,
     extra: Tensor | None = None,
 ) -> DepthOutput:
-    """Return the output of one depth, with what the target computed at the same token.
+    """Return the output of one depth, with the target's output at the same token.
 
     Args:
-        logits: [A, V'], the head's.
-        batch: of the anchors.
-        target: of the head.
+        logits: [A, V'], logits of the head.
+        batch: batch of the anchors.
+        target: target of the head.
         depth: 1 for the token after the root.
-        ids: Int64[V'], the target's token of each logit; None if they are the target's own.
+        ids: Int64[V'], the target's token for each logit; None if the vocabularies are equal.
         extra: a loss of the head's own.
     """
     wanted, tokens = anchor_target(batch, target, depth), anchor_tokens(batch, depth + 1)
@@ -42,6 +42,6 @@ def depth_output(
 
 
 def anchor_target(batch: TrainBatch, target: TargetParts, depth: int) -> Tensor:
-    """Return the target's logits [A, V] of the token at a depth."""
+    """Return the target's logits [A, V] for the token at a depth."""
     with torch.no_grad():
         return target.project(batch.final[batch.anchors[:, 0], batch.anchors[:, 1] + depth]).float()

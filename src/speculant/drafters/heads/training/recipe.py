@@ -1,8 +1,8 @@
-"""The contract of a recipe: what it is given of a batch of texts, and what it returns for the loss.
+"""The interface of a recipe: its input for a batch of texts, and its output for the loss.
 
 A recipe runs its head as drafting would, depth by depth, after some positions of the texts, the anchors. The trainer
-compares what it returns with the target's own distributions at the same tokens, by whichever divergence is chosen, and
-measures acceptance from the same tensors.
+compares the output with the target's own distributions at the same tokens, by the chosen divergence, and measures
+acceptance from the same tensors.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from speculant.drafters.heads.head import TargetParts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
-    """B texts of at most T tokens, and what the target computed over them.
+    """B texts of at most T tokens, and the target's outputs for them.
 
     Attributes:
-        ids: Int64[B, T], padded behind each text.
+        ids: Int64[B, T], padded on the right.
         lengths: Int64[B].
-        hidden: [B, T, L', D], the outputs of the layers that the head taps; without gradients.
-        final: [B, T, D], the last layer's after the final norm.
+        hidden: [B, T, L', D], outputs of the layers that the head taps; without gradients.
+        final: [B, T, D], output of the last layer after the final norm.
         anchors: Int64[A, 2], text and position of the row i after whose state f_i drafting is trained: its root is
             token i + 1, and the first drafted token i + 2. At least `depth` + 2 tokens of the text follow.
     """
@@ -38,13 +38,13 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DepthOutput:
-    """What the head drafts at one depth after A anchors, and what it should have.
+    """The head's output at one depth after A anchors, and what it should be.
 
     Attributes:
-        logits: [A, V'], the head's.
-        target: [A, V'], the target's logits of the same token, over the head's vocabulary; without gradients.
-        tokens: Int64[A], the token of the text that stands there, in the head's vocabulary; -1 where that lacks it.
-        extra: a loss of its own, such as the distance of hidden states; None if there is none.
+        logits: [A, V'], logits of the head.
+        target: [A, V'], target's logits for the same token, over the head's vocabulary; without gradients.
+        tokens: Int64[A], the text's token at this position, in the head's vocabulary; -1 if that lacks it.
+        extra: a loss of the head's own, such as the distance of hidden states; None if there is none.
     """
 
     logits: Tensor
@@ -58,7 +58,7 @@ class Recipe(Protocol):
 
     Attributes:
         head: the module with its weights; it implements `drafters.heads.head.Head`.
-        depth: how many depths are trained.
+        depth: number of depths that are trained.
     """
 
     head: nn.Module
@@ -67,5 +67,5 @@ class Recipe(Protocol):
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         """Yield the output of each depth, 1 to `depth`, after the batch's anchors.
 
-        Texts are as the target wrote them: depth d is trained as if the tokens before it had been drafted rightly.
+        Texts are as the target wrote them: depth d is trained as if the tokens before it had been drafted correctly.
         """

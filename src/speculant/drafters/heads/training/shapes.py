@@ -1,4 +1,4 @@
-"""What new heads begin with: decoder layers of the target's sizes, and weights of the target or spread."""
+"""Initial state of new heads: decoder layers of the target's sizes, and weights copied from the target or random."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import LayerShape
 
-SPREAD = 0.02  # of new weights
-HEADS = 4  # of kinds that have one for each depth
+SPREAD = 0.02  # standard deviation of new weights
+HEADS = 4  # default for kinds with one head per depth
 
 
 def target_shape(target: TargetParts, **changes: Any) -> LayerShape:
     """Return the shape of a layer like the target's.
 
     Args:
-        target: of the head.
+        target: target of the head.
         changes: fields of LayerShape that differ.
     """
     config: Any = target.config
@@ -27,7 +27,7 @@ def target_shape(target: TargetParts, **changes: Any) -> LayerShape:
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     positions = int(target.positions or 2048)
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    if "rope_theta" not in rope:  # none, or one for each kind of layer
+    if "rope_theta" not in rope:  # missing, or given separately for each kind of layer
         rope = {"rope_type": "default", "rope_theta": float(getattr(config, "rope_theta", None) or 10000.0)}
     frequencies, scale = target.frequencies(rope, head_dim, positions)
     fields: dict[str, Any] = {
@@ -47,7 +47,7 @@ def target_shape(target: TargetParts, **changes: Any) -> LayerShape:
 
 
 def spread_weights(module: nn.Module) -> None:
-    """Draw the weights of all linear layers from a normal distribution; biases become 0."""
+    """Draw the weights of all linear layers from a normal distribution, and set biases to 0."""
     for each in module.modules():
         if isinstance(each, nn.Linear):
             nn.init.normal_(each.weight, std=SPREAD)
@@ -56,7 +56,7 @@ def spread_weights(module: nn.Module) -> None:
 
 
 def copy_projections(head: nn.Module, target: TargetParts) -> None:
-    """Give all projections to the vocabulary the target's weights."""
+    """Copy the target's weights into all projections to the vocabulary."""
     weights = target.projection().detach().float().cpu()
     for each in head.modules():
         if isinstance(each, nn.Linear) and each.weight.shape == weights.shape:
@@ -67,13 +67,13 @@ def copy_projections(head: nn.Module, target: TargetParts) -> None:
 
 
 def copy_embeddings(table: nn.Embedding, target: TargetParts) -> None:
-    """Give embeddings the target's weights."""
+    """Copy the target's weights into embeddings."""
     with torch.no_grad():
         ids = torch.arange(target.vocabulary, device=target.projection().device)
         table.weight[: target.vocabulary] = target.embed(ids).float().cpu()
 
 
 def copy_projection(projection: nn.Linear, target: TargetParts) -> None:
-    """Give a projection the target's weights."""
+    """Copy the target's weights into a projection."""
     with torch.no_grad():
         projection.weight.copy_(target.projection().detach().float().cpu())

@@ -1,8 +1,8 @@
-"""The rows of texts on a head of EAGLE's family, and the rows that it drafts below anchors of them, for training.
+"""Rows of texts on a head of EAGLE's family, and the rows that it drafts below their anchors, for training.
 
 As in drafting, rows of committed tokens read the target's states, and a drafted row attends to the rows up to its
-anchor and to the drafted rows between: the diagonal mask of EAGLE-3's training-time test (arXiv 2503.01840, section
-3.2). Keys and values are computed for all rows once; of the last layer, everything else only at the anchors.
+anchor and to the drafted rows in between: the diagonal mask of EAGLE-3's training-time test (arXiv 2503.01840, section
+3.2). Keys and values are computed once for all rows; everything else in the last layer, only at the anchors.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class Unrolled:
     """The rows of one batch. Gradients flow through all of them."""
 
     def __init__(self, head: FeatureHead, anchors: Tensor, texts: int) -> None:
-        """Take the anchors.
+        """Set the anchors.
 
         Args:
-            head: its weights are used, not its caches.
-            anchors: Int64[A, 2], text and position; in any order, any number in a text.
+            head: the head, whose weights are used, but not its caches.
+            anchors: Int64[A, 2], text and position; in any order, any number per text.
             texts: B.
         """
         self._head, self._drafted = head, 0
         self._grid = AnchorGrid(anchors, texts)
         self._places = self._grid.places
         self._rows: list[Pair] = []  # keys and values [B, H_kv, T, d] of each layer
-        self._own: list[list[Pair]] = [[] for _ in head.layers]  # [B, H_kv, a, d], of each layer and drafted row
+        self._own: list[list[Pair]] = [[] for _ in head.layers]  # [B, H_kv, a, d], for each layer and drafted row
 
     def start(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """Run the rows of the texts; return what those of the anchors pass on, [A, D].
+        """Run the rows of the texts; return the features [A, D] that the anchors' rows pass on.
 
         Args:
-            embeddings: [B, T, D], of the tokens after each.
+            embeddings: [B, T, D], embeddings of the token after each.
             features: [B, T, D].
         """
         x, length, last = features, features.shape[1], len(self._head.layers) - 1
@@ -61,11 +61,11 @@ class Unrolled:
         return self._head.carried(self._grid.flat(x))
 
     def follow(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """Run the next drafted row of every anchor; return what they pass on, [A, D].
+        """Run the next drafted row of every anchor; return the features [A, D] that they pass on.
 
         Args:
-            embeddings: [A, D], of the tokens after each.
-            features: [A, D], what the rows before passed on.
+            embeddings: [A, D], embeddings of the token after each.
+            features: [A, D], features passed on by the previous rows.
         """
         self._drafted += 1
         embeddings, x = self._grid.spread(embeddings), self._grid.spread(features)
@@ -78,7 +78,7 @@ class Unrolled:
         return self._head.carried(self._grid.flat(x))
 
     def _attend(self, index: int, attention: Attention, given: Tensor, angles: Pair) -> Tensor:
-        """Return the output [B, a, D] of attention to a layer's rows up to the anchors and to drafted rows below."""
+        """Return the attention output [B, a, D] over a layer's rows up to the anchors and the drafted rows below."""
         keys, values = self._rows[index]
         queries = attention.queries(given, angles) * attention.shape.head_dim**-0.5  # [B, H, a, d]
         count, heads, wide, length = len(queries), keys.shape[1], queries.shape[2], keys.shape[2]
