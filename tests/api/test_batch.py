@@ -10,6 +10,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from guesses import LENGTHS, Guesses, alone, guessing, prompts
 from models import tiny_model
+from pairwise import in_turn
 from processors import Shifting
 from speculant import Speculator
 from speculant.api.batch import BatchError
@@ -30,16 +31,7 @@ class Breaking(LogitsProcessor):
 WAYS = [("sdpa", 12), ("sdpa", "auto"), ("eager", 12)]
 
 
-def cases() -> list[Any]:
-    """Return each architecture in each way; among the fast ones the first two in all ways, each other in one."""
-    return [
-        pytest.param(name, *way, marks=() if number < 2 or number % 3 == place else pytest.mark.slow)
-        for number, name in enumerate(ARCHITECTURES)
-        for place, way in enumerate(WAYS)
-    ]
-
-
-@pytest.mark.parametrize(("name", "attention", "nodes"), cases())
+@pytest.mark.parametrize(("name", "attention", "nodes"), in_turn(ARCHITECTURES, WAYS, whole=2))
 def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int | str) -> None:
     """Guards positions, masks and caches of ragged passes over every architecture, past sliding windows too."""
     model = tiny_model(name, attention)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from models import tiny_model
-from speculant import Constraint, Speculator
+from speculant import Constraint, Result, Speculator
 from speculant.api.constraints import ConstraintCompiler, check_constraint
 from speculant.api.result import CUT
 from speculant.core.errors import SpeculantError, TokenizerError, UsageError
@@ -53,6 +55,16 @@ def plain(model: Any) -> Speculator:
     return Speculator.from_transformers(model, byte_level(), method="none")
 
 
+@pytest.fixture(scope="module")
+def expected(plain: Speculator) -> Callable[[str, str], Result]:
+    """Return what plain decoding gives for a constraint and a way of decoding, computed once."""
+    return cache(
+        lambda name, decoding: plain.generate(
+            PROMPT, constraint=CONSTRAINTS[name], max_new_tokens=180, **DECODING[decoding]
+        )
+    )
+
+
 def holds(name: str, text: str) -> bool:
     """Return whether a text is what the constraint of that name describes."""
     if name == "json":
@@ -77,16 +89,16 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("method", "name", "decoding"), cases())
 def test_constrained_tokens_are_those_of_plain_decoding(
-    plain: Speculator, model: Any, method: str, name: str, decoding: str
+    expected: Callable[[str, str], Result], model: Any, method: str, name: str, decoding: str
 ) -> None:
     """Guards masks inside drafts: each row has that of the grammar after its own path, and texts match to the end."""
     given: dict[str, Any] = {"constraint": CONSTRAINTS[name], "max_new_tokens": 180, **DECODING[decoding]}
-    expected = plain.generate(PROMPT, **given)
+    wanted = expected(name, decoding)
     drafting = Speculator.from_transformers(model, byte_level(), method=method, nodes=8)
     found = [drafting.generate(PROMPT, **given) for _ in range(2)]  # the second time from memory
-    assert [each.ids for each in found] == [expected.ids] * 2
-    assert expected.finish_reason == "stop"
-    assert holds(name, expected.text)
+    assert [each.ids for each in found] == [wanted.ids] * 2
+    assert wanted.finish_reason == "stop"
+    assert holds(name, wanted.text)
 
 
 def test_no_drafted_node_is_forbidden(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from transformers import DynamicCache, StoppingCriteria, TextStreamer
 
 from guesses import Guesses
 from models import VOCABULARY, tiny_model
+from pairwise import in_turn
 from processors import Shifting
 from speculant import Speculator
 from speculant.api.batch import BatchError
@@ -62,8 +63,9 @@ class StopsAfter(StoppingCriteria):
         return (input_ids[:, -1] % 3 == 0) & (self.counter.calls >= self.calls)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2", "bloom"])
+@pytest.mark.parametrize(
+    ("name", "attention"), in_turn(["llama", "gemma3", "mistral", "gpt2", "bloom"], ["sdpa", "eager"])
+)
 def test_greedy_rows_are_those_of_generate(name: str, attention: str) -> None:
     """Guards ragged prompts on every kind of position and mask: the batch's rows, each row alone, no padding read."""
     model, inputs = tiny_model(name, attention), prompts()
@@ -134,8 +136,9 @@ def test_state_belongs_to_a_row() -> None:
     assert given["logits_processor"][0].calls == 0
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "repetition_penalty": 1.2}], ids=["plain", "processors"])
+@pytest.mark.parametrize(
+    ("options", "name"), in_turn([{}, {"top_p": 0.9, "repetition_penalty": 1.2}], ["llama", "gpt2"])
+)
 def test_seeded_rows_are_those_alone(name: str, options: dict[str, Any]) -> None:
     """Guards random streams: row i draws from seed + i, and as `generate` alone does from that seed."""
     model, inputs = tiny_model(name), prompts()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models import endless
+from pairwise import in_turn
 from speculant import PrefixCache, Speculator
 from speculant.api.prefix_cache import BLOCK, shared_prefix
 from speculant.core.errors import UsageError
@@ -27,8 +28,9 @@ def run(
         return [result.ids for result in batch.run([batch.add(prompt, **GIVEN) for prompt in prompts])]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2", "bloom", "phi3"])
-@pytest.mark.parametrize("method", ["none", "lookup"])
+@pytest.mark.parametrize(
+    ("name", "method"), in_turn(["llama", "gemma3", "mistral", "gpt2", "bloom", "phi3"], ["lookup", "none"])
+)
 def test_tokens_are_those_without_it(name: str, method: str) -> None:
     """Guards exactness on full, sliding and alibi attention: copied rows are those that would be computed."""
     speculator, prefixes = Speculator.from_transformers(endless(name), method=method), PrefixCache("1GB")

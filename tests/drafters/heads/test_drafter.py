@@ -11,6 +11,7 @@ from guesses import prompts
 from heads import HEADED, NAMES, PAIRS, SINGLE, begun, head_for, oracle, random_head
 from interrupts import interrupted
 from models import PHI3, endless
+from pairwise import in_turn
 from passes import plain_text
 from speculant import Speculator
 from speculant.core.errors import UsageError
@@ -171,8 +172,7 @@ def test_drafts_end_at_the_targets_last_position() -> None:
     assert result.ids == plain_text(model, torch.tensor([PROMPT]), 19)
 
 
-@pytest.mark.parametrize("tree", ["dynamic", "chain"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "tree"), in_turn(NAMES, ["dynamic", "chain"]))
 def test_states_are_those_of_heads_that_read_the_text_at_once(
     name: str, tree: str, small: tuple[Any, list[list[int]], list[list[int]]]
 ) -> None:

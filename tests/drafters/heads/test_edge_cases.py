@@ -14,6 +14,7 @@ from torch import nn
 from block_heads import random_weights
 from heads import NAMES, SINGLE, begun, random_head
 from models import endless, tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.api.draft_caches import open_draft_caches
 from speculant.core.drafter import Budget
@@ -66,8 +67,9 @@ def test_drafts_end_at_the_targets_last_position(method: str, name: str, short_m
     assert drafting(short_model, method, name).generate(PROMPT, **GREEDY).ids == plain(short_model, **GREEDY)
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1e-6}, {"temperature": 1.0, "top_k": 1}], ids=["cold", "top-1"])
-@pytest.mark.parametrize(("method", "name"), SINGLE)
+@pytest.mark.parametrize(
+    ("method", "name", "options"), in_turn(SINGLE, [{"temperature": 1e-6}, {"temperature": 1.0, "top_k": 1}])
+)
 def test_sampling_that_leaves_one_token(method: str, name: str, options: dict[str, Any], model: Any) -> None:
     """Guards p and q of one token: drawn drafts, rejected ones too, leave the greedy text."""
     speculator = drafting(model, method, name, verifier="speculative-sampling")
@@ -100,8 +102,10 @@ def test_without_a_budget_nothing_is_drafted(method: str, name: str, model: Any)
     np.testing.assert_array_equal(session.propose(whole).tokens, first.tokens)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("method", "name"), [pair for pair in SINGLE if pair[1] != "pard"])
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    in_turn([pair for pair in SINGLE if pair[1] != "pard"], [float("nan"), float("inf")]),
+)
 def test_weights_that_are_no_numbers(
     method: str, name: str, value: float, model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from feed_forward_heads import heads, new_medusa
 from models import tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
@@ -25,24 +27,35 @@ def loaded(name: str, model: Any) -> LoadedHead:
     return LoadedHead(heads()[name], HFTargetParts(model), kind, kind)  # type: ignore[arg-type]
 
 
-def plain(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A target of every head."""
+    return tiny_model("llama")
+
+
+def plain(model: Any, prompt: list[int], count: int) -> list[int]:
     """Return what the model generates alone."""
-    ids = torch.tensor([prompt])
-    text: list[int] = model.generate(ids, max_new_tokens=count, do_sample=False, **options)[0, len(prompt) :].tolist()
-    return text
+    return _plain(model, tuple(prompt), count)
+
+
+@cache
+def _plain(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
+    text: list[int] = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)[0].tolist()
+    return text[len(prompt) :]
+
+
+PUBLISHED = [name for name in NAMES if name.startswith(("medusa", "hyd"))]  # with a static tree
 
 
 @pytest.mark.parametrize(
     ("name", "tree"),
     [
-        (name, tree)
-        for name in NAMES
-        for tree in ("dynamic", "chain", "static")[: 2 + name.startswith(("medusa", "hyd"))]
+        *in_turn(PUBLISHED, ["dynamic", "chain", "static"]),
+        *in_turn(sorted({*NAMES} - {*PUBLISHED}), ["dynamic", "chain"]),
     ],
 )
-def test_greedy_text_is_the_targets_own(name: str, tree: str) -> None:
+def test_greedy_text_is_the_targets_own(name: str, tree: str, model: Any) -> None:
     """Guards trees and chains of every kind, two turns with the kept cache, and a batch of several texts."""
-    model = tiny_model("llama")
     speculator = Speculator.from_transformers(model, head=loaded(name, model), nodes=10, settings={"tree": tree})
     assert speculator.method.split(":")[0] == name.split("-")[0].removesuffix("++")
     first = speculator.generate(PROMPTS[0], max_new_tokens=30, temperature=0)
@@ -81,11 +94,9 @@ def test_bf16_heads_draft(name: str) -> None:
     assert result.stats.drafted > 0
 
 
-@pytest.mark.parametrize("verifier", [None, "speculative-sampling", "traversal"])
-@pytest.mark.parametrize("name", NAMES)
-def test_sampled_text(name: str, verifier: str | None) -> None:
+@pytest.mark.parametrize(("name", "verifier"), in_turn(NAMES, [None, "speculative-sampling", "traversal"]))
+def test_sampled_text(name: str, verifier: str | None, model: Any) -> None:
     """Guards chains drawn from the heads' probabilities, and that the default rule reproduces plain sampling."""
-    model = tiny_model("llama")
     kwargs = {} if verifier is None else {"verifier": verifier}
     speculator = Speculator.from_transformers(model, head=loaded(name, model), nodes=6, **kwargs)
     result = speculator.generate(PROMPTS[0], max_new_tokens=30, temperature=0.9, seed=4)

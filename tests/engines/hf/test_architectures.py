@@ -24,12 +24,11 @@ SAMPLE = {  # one of each way in which masks, positions and caches are made
     "phi3 (rope: longrope)": "trees",
     "deepseek_v32": "trees",
     "deepseek_v4": "chains",
-    "minimax": "trees",
     "qwen3_5 (media)": "trees",
     "qwen3_next": "trees",
     "rwkv": "chains",
 }
-STATES = ("minimax", "qwen3_5 (media)", "qwen3_next")
+STATES = ("qwen3_5 (media)", "qwen3_next")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=PHI3 if "phi3" in name else ()) for name in SAMPLE])

@@ -11,6 +11,7 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from models import SHAPE, tiny_model
+from pairwise import in_turn
 from passes import greedy_texts, opened, plain_text
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
@@ -33,8 +34,7 @@ PROMPTS = [torch.from_numpy(SOURCE.integers(3, 61, (1, length))) for length in (
 MODELS = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "gpt2", "phi3", "gpt_neox"]
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "fast"), in_turn(MODELS, [False, True], whole=2))
 def test_texts_of_a_batch_are_those_of_plain_decoding(name: str, fast: bool) -> None:
     """Guards sequences of different lengths and drafts, which attend to their own caches alone."""
     model = tiny_model(name)
@@ -161,8 +161,7 @@ def test_patched_attention_is_run_one_by_one() -> None:
     assert "exchanged or compiled" in engine.batch_note
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("attention", "fast"), in_turn(["sdpa", "eager"], [True, False]))
 def test_other_threads_use_the_model_meanwhile(attention: str, fast: bool) -> None:
     """Guards plain `generate` and another engine's batches beside a batch: each text is what it is alone."""
     model = tiny_model("llama", attention)

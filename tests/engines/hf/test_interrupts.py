@@ -10,6 +10,7 @@ import torch
 
 from interrupts import interrupted
 from models import tiny_model
+from pairwise import in_turn
 from passes import IDS, opened, plain_text
 from speculant.core.engine import RequestedOutputs
 from speculant.engines.hf.cpu.accelerate import prepare_model
@@ -34,8 +35,9 @@ def everything_works(model: Any, config: dict[str, Any], text: list[int]) -> Non
     assert found == [text, text]
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize(("attention", "sequences"), [("sdpa", 1), ("sdpa", 2), ("eager", 2)])
+@pytest.mark.parametrize(
+    ("attention", "sequences", "fast"), in_turn([("sdpa", 1), ("sdpa", 2), ("eager", 2)], [True, False])
+)
 def test_an_interrupted_pass_leaves_nothing_behind(attention: str, sequences: int, fast: bool) -> None:
     """Guards a round's pass and what is kept of it, single and in a batch, with hidden states."""
     model = tiny_model("llama", attention)

@@ -28,7 +28,7 @@ def plain(model: Any, prompt: list[int], new: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("length", [3, 13, 14, 15, 20])
+@pytest.mark.parametrize("length", [3, pytest.param(13, marks=pytest.mark.slow), 14, 15, 20])
 def test_plain_and_drafted_texts_are_those_of_generate(name: str, length: int) -> None:
     """Guards factors that change for all rows of a pass, at every place of the limit (14, 32) in prompt and text."""
     model = build(name, "sdpa")

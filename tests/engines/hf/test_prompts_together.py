@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models import tiny_model
+from pairwise import in_turn
 from passes import greedy_texts, opened, plain_text
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UsageError
@@ -30,8 +31,9 @@ def passes(model: Any) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize(("attention", "fast"), [("sdpa", False), ("sdpa", True), ("eager", False)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "attention", "fast"), in_turn(MODELS, [("sdpa", False), ("sdpa", True), ("eager", False)], whole=1)
+)
 def test_prompts_are_read_as_alone(name: str, attention: str, fast: bool) -> None:
     """Guards the masks of prompts side by side, whole or in chunks, past sliding windows, and the rounds after."""
     model = tiny_model(name, attention)

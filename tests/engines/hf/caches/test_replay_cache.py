@@ -107,7 +107,10 @@ def test_what_is_written_in_place_is_copied() -> None:
     assert twin["list"][0] is not held["list"][0]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",  # whole texts of the other two are among those of `test_architectures`
+    [pytest.param(name, marks=pytest.mark.slow if name in ("deepseek_v4", "rwkv") else ()) for name in MODELS],
+)
 def test_texts_and_batches(name: str) -> None:
     """Guards `generate` with drafts on such a model: the text, a note, and no cache for another turn."""
     model = build(name, "eager")

@@ -63,9 +63,9 @@ def holding(layer: nn.Linear) -> Any:
     ["llama", "qwen3", "gemma3", "mistral", "mixtral", pytest.param("phi3", marks=PHI3), "gpt2", "gpt_neox", "bloom"],
 )
 def test_greedy_text_is_that_of_plain_generate(name: str) -> None:
-    """Guards losslessness on every architecture, past the bound where the cache grows."""
+    """Guards losslessness on every architecture; past the bound where the cache grows, of layers and of windows."""
     model = tiny_model(name)
-    options = {"max_new_tokens": 140, "eos_token_id": None}
+    options = {"max_new_tokens": 140 if name in ("llama", "gemma3") else 40, "eos_token_id": None}
     expected = model.generate(IDS, do_sample=False, pad_token_id=0, **options)[0, IDS.shape[1] :].tolist()
     assert fast_speculator(model, nodes=20).generate(IDS, temperature=0, **options).ids == expected
 

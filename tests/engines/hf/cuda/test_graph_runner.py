@@ -44,7 +44,7 @@ def rows_to_keep(path: list[int]) -> list[int]:
     [
         *(pytest.param(name, "sdpa", marks=PHI3 if name == "phi3" else ()) for name in MODELS),
         ("llama", "eager"),
-        ("gemma3", "eager"),
+        pytest.param("gemma3", "eager", marks=pytest.mark.slow),
     ],
 )
 def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from caches import use_empty_cache
 from models import tiny_model
+from pairwise import in_turn
 from passes import IDS, plain_text
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
@@ -66,7 +67,7 @@ def text(model: Any, tokens: int = 60, **options: Any) -> tuple[list[int], list[
     return result.ids, result.stats.notes
 
 
-@pytest.mark.parametrize("minimum", [2, 12, 40])
+@pytest.mark.parametrize("minimum", [2, pytest.param(12, marks=pytest.mark.slow), 40])
 def test_hooks_that_see_how_many_rows_a_pass_has(minimum: int) -> None:
     """Guards hooks and capacities: drafts have up to 65 rows, and the probe's passes have as many."""
     model = tiny_model("llama")
@@ -77,7 +78,7 @@ def test_hooks_that_see_how_many_rows_a_pass_has(minimum: int) -> None:
     assert any("decoded plainly" in note for note in notes)
 
 
-@pytest.mark.parametrize("count", [3, 5, 17])
+@pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.slow), 17])
 def test_a_hook_that_sees_one_number_of_rows(count: int) -> None:
     """Guards kernels that are chosen by the number of rows: small passes of every size are compared."""
     model = tiny_model("llama")
@@ -200,8 +201,7 @@ def test_changes_behind_a_speculators_back() -> None:
     check(False)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize(("fast", "sequences"), in_turn([True, False], [1, 2]))
 def test_attention_switched_behind_a_speculators_back(fast: bool, sequences: int) -> None:
     """Guards `set_attn_implementation`: eager attention adds its masks, sdpa takes booleans."""
     model = tiny_model("llama", "sdpa")
@@ -235,7 +235,7 @@ ADAPTERS = [
 
 
 @pytest.mark.parametrize("config", ADAPTERS, ids=lambda config: config.peft_type.value)
-@pytest.mark.parametrize("method", ["lookup", "none"])
+@pytest.mark.parametrize("method", ["lookup", pytest.param("none", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 def test_adapters_of_all_kinds(config: Any, method: str) -> None:
     """Guards adapters that put tokens before a text, after one was probed that does not, by both ways in."""

@@ -73,15 +73,23 @@ def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"verdict": "perhaps", "notes": []}', b"\xff\xfe"])
-def test_a_broken_result_is_probed_again(folder: Path, content: bytes) -> None:
+def test_a_broken_result_is_probed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards files cut off by a crash or written by something else."""
-    model = tiny_model("llama")
-    probing.probe_outcome(model, check_model(model))
+    model, probed = tiny_model("llama"), list[Any]()
+    first = probing.probe_outcome(model, check_model(model))
     [file] = folder.glob("probe-*.json")
-    file.write_bytes(content)
-    probing.probe_outcome(model, check_model(model))
-    assert json.loads(file.read_text())["verdict"] == "trees"
+
+    def examine(*given: Any, **_: Any) -> probing.ProbeOutcome:
+        probed.append(given)
+        return first
+
+    monkeypatch.setattr(probing, "examine", examine)
+    contents = (b"", b"{", b"[]", b'{"verdict": "perhaps", "notes": []}', b"\xff\xfe")
+    for count, content in enumerate(contents, 1):
+        file.write_bytes(content)
+        assert probing.probe_outcome(model, check_model(model)) == first
+        assert len(probed) == count
+        assert json.loads(file.read_text())["verdict"] == "trees"
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(folder: Path) -> None:

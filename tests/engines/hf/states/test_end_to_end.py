@@ -29,8 +29,20 @@ class Reading(Guesses):
         return RequestedOutputs(hidden_layers=(0, -1), prompt=True, top_k=3)
 
 
-@pytest.mark.parametrize("method", ["layer-skip", "swift", "lookahead"])
-@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2", "mamba2", "recurrent_gemma", "minimax"])
+LAYERED = ["qwen3_5_text", "lfm2", "mamba2", "recurrent_gemma", "minimax"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, "layer-skip") for name in LAYERED),
+        ("qwen3_5_text", "swift"),
+        ("recurrent_gemma", "swift"),
+        ("mamba2", "lookahead"),
+        *(pytest.param(name, "swift", marks=pytest.mark.slow) for name in ("lfm2", "mamba2", "minimax")),
+        *(pytest.param(name, "lookahead", marks=pytest.mark.slow) for name in LAYERED if name != "mamba2"),
+    ],
+)
 def test_layers_left_out(name: str, method: str) -> None:
     """Guards self-drafting: rows of some layers are recorded in those, and dropped."""
     model = build(name, "eager")

@@ -12,6 +12,7 @@ import torch
 from architecture_matrix.catalogue import build
 from architecture_matrix.compare import examine
 from interrupts import interrupted
+from pairwise import in_turn
 from passes import Greedy, opened, plain_text, rows_of
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
@@ -66,8 +67,7 @@ def test_a_row_is_what_one_token_passes_along_its_path_give(name: str) -> None:
         sequence.keep([0])
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize(("name", "first"), in_turn(MODELS, [3, 1]))
 def test_a_tree_grown_in_pieces_gives_the_logits_of_one_pass(name: str, first: int) -> None:
     """Guards records over several passes, behind one of the model's own too."""
     engine = engine_of(name)
@@ -86,8 +86,17 @@ def test_a_tree_grown_in_pieces_gives_the_logits_of_one_pass(name: str, first: i
     assert_alike(kept, other.plain_logits([13]))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("path", [[], [0], [0, 1], [0, 1, 3], [0, 2, 4]])
+PATHS = ([], [0], [0, 1], [0, 1, 3], [0, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [  # every path on one model, and one past rejected nodes on each
+        pytest.param(name, path, marks=() if name == MODELS[0] or path == PATHS[-1] else pytest.mark.slow)
+        for name in MODELS
+        for path in PATHS
+    ],
+)
 def test_a_kept_path_is_a_text_that_was_read(name: str, path: list[int]) -> None:
     """Guards commits: none, the root, and paths past nodes that were rejected."""
     engine, tree = engine_of(name), make_tree([4, 9, 11, 17], [-1, -1, 0, 1])
