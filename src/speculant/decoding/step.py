@@ -257,7 +257,7 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: DecodingComponents) 
 def _forward(
     sequences: list[Sequence], drafts: list[DraftTree], parts: DecodingComponents
 ) -> tuple[list[DraftTree], list[Pass]]:
-    """Run the target pass; return the drafts that it verifies, which are empty if the engine refuses drafts, and it."""
+    """Run the target pass; return the verified drafts (empty ones if the engine refuses drafts) and their passes."""
     try:
         return drafts, parts.engine.forward(_batch(sequences, drafts), _needs(sequences, parts))
     except DraftsRefusedError as refusal:
@@ -345,7 +345,7 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
 def _needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOutputs:
     """Return the outputs to request from a pass besides logits.
 
-    None if all texts are plain, or if drafting pauses for all of them and the drafter does not always need outputs.
+    Nothing is requested if all texts are plain, or if drafting pauses for all and the drafter does not always need it.
     """
     drafting = [sequence for sequence in sequences if not sequence.plain]
     if not drafting:

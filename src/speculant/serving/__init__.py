@@ -1,1 +1,1 @@
-"""An HTTP server that speaks OpenAI's API and learns from its traffic."""
+"""An HTTP server that implements OpenAI's API and learns from its traffic."""

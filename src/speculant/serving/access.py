@@ -1,4 +1,4 @@
-"""One log line and one count for every request, with what the endpoint noted; texts are never logged."""
+"""Access log and request counts: one line per request, with facts noted by the endpoint; texts are never logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speculant.serving.scoped_metrics import ScopedMetrics
 
 _LOG = logging.getLogger("speculant.serving.access")
 _NOTES = "speculant.notes"
-QUIET = (*PROBES, "/metrics")  # asked for all the time, so logged for debugging only
+QUIET = (*PROBES, "/metrics")  # polled all the time, so logged at debug level only
 
 
 def note(request: Request, **facts: Any) -> None:
@@ -25,13 +25,13 @@ def note(request: Request, **facts: Any) -> None:
 
 
 def notes_of(scope: Scope) -> dict[str, Any]:
-    """Return what was noted of a request."""
+    """Return the facts noted for a request."""
     notes: dict[str, Any] = scope.get(_NOTES, {})
     return notes
 
 
 class AccessLog:
-    """Logs and counts requests, and names each in `x-request-id`."""
+    """Logs and counts requests, and returns an id for each in `x-request-id`."""
 
     def __init__(self, app: ASGIApp, metrics: ScopedMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -41,7 +41,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 499  # of clients that leave before there is an answer
+        began, status = time.monotonic(), 499  # if the client disconnects before there is a response
         notes: dict[str, Any] = {"id": uuid.uuid4().hex}
         scope[_NOTES] = notes
 

@@ -1,4 +1,4 @@
-"""An answer as reasoning, text and calls, by the formats that a model's chat template asks for."""
+"""Parsing of answers into reasoning, text and tool calls, in the formats that a model's chat template uses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from speculant.serving.tools import ToolCallParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormats:
-    """How a model writes its answers.
+    """The formats in which a model writes its answers.
 
     Attributes:
-        reasoning: of what comes before the answer, None where it is not told from it.
-        tools: of calls; None for a format that is not known.
-        harmony: whether answers are messages on channels; then reasoning and calls have this form.
-        reasons: whether reasoning is told from the answer.
+        reasoning: format of the reasoning before the answer; None if it is not separated.
+        tools: format of tool calls; None if unknown.
+        harmony: whether answers are messages on channels (harmony); reasoning and calls then have this format.
+        reasons: whether reasoning is separated from the answer.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -31,11 +31,11 @@ class AnswerFormats:
 
     @property
     def calls(self) -> bool:
-        """Whether calls can be read."""
+        """Whether tool calls can be parsed."""
         return self.harmony or self.tools is not None
 
     def marks(self, *, reasons: bool, tools: bool) -> tuple[str, ...]:
-        """Return the marks that must be part of the text of an answer, with reasoning and with tools."""
+        """Return the marks that must stay in an answer's text so that reasoning and tool calls can be parsed."""
         if self.harmony:
             return HARMONY
         found = list[str]()
@@ -47,12 +47,12 @@ class AnswerFormats:
 
 
 def find_formats(template: Any, *, reasoning: str = "auto", tools: str = "auto") -> AnswerFormats:
-    """Return the formats that a model's answers have.
+    """Return the formats of a model's answers.
 
     Args:
-        template: the chat template, None for none.
-        reasoning: the name of a format, "none", or "auto" for what the template's text shows.
-        tools: likewise, without "none".
+        template: the chat template, or None.
+        reasoning: name of a format, "none", or "auto" to detect it from the template.
+        tools: the same, without "none".
     """
     text = template if isinstance(template, str) else ""
     harmony = all(mark in text for mark in ("<|channel|>", "<|message|>"))
@@ -79,10 +79,10 @@ def find_formats(template: Any, *, reasoning: str = "auto", tools: str = "auto")
 
 
 class AnswerParser:
-    """Separates an answer into reasoning, text and calls while it grows."""
+    """Separates a streamed answer into reasoning, text and tool calls."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None) -> None:
-        """Take what reads reasoning and calls, None for what the answer has none of."""
+        """Set the parsers of reasoning and of calls; None if the answer has none."""
         self._reasoning, self._tools = reasoning, tools
 
     @property
@@ -92,11 +92,11 @@ class AnswerParser:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Calls so far, in OpenAI's form."""
+        """Calls so far, in OpenAI's format."""
         return [] if self._tools is None else self._tools.calls
 
     def push(self, text: str) -> tuple[str, str, list[dict[str, Any]]]:
-        """Add text; return what is new of the reasoning, the text and the calls."""
+        """Add text; return the new parts of reasoning, text and calls."""
         reasoning, calls = "", list[dict[str, Any]]()
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)
@@ -105,7 +105,7 @@ class AnswerParser:
         return reasoning, text, calls
 
     def flush(self) -> tuple[str, str, list[dict[str, Any]]]:
-        """Return what was held back, at the end of the answer."""
+        """Return the parts that were held back, at the end of the answer."""
         reasoning, text, calls = "", "", list[dict[str, Any]]()
         if self._reasoning is not None:
             reasoning, text = self._reasoning.flush()
@@ -117,7 +117,7 @@ class AnswerParser:
 
 
 def shown_marks(tokenizer: Any, marks: Sequence[str]) -> dict[int, str]:
-    """Return those of the marks that are special tokens, which are left out of texts, by their ids."""
+    """Return the marks that are special tokens, which decoding would leave out, by token id."""
     vocabulary = tokenizer.get_vocab() if marks else {}
     ids = {vocabulary[mark]: mark for mark in marks if mark in vocabulary}
     return {

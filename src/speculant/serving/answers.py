@@ -1,4 +1,4 @@
-"""What both text endpoints do with a request: options, seeds, usage, metrics and the way from deltas to a response."""
+"""Common parts of the text endpoints: options, seeds, usage, metrics, and building responses from deltas."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from speculant.serving.prompts import PromptEncoder
 
 
-NO_TOKEN = -1  # ends no text
+NO_TOKEN = -1  # an id that never ends a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What the endpoints share.
+    """The state shared by the endpoints.
 
     Attributes:
-        model: the served name.
-        created: when, in seconds of the epoch.
+        model: the served model's name.
+        created: creation time, in seconds since the epoch.
         engine, media, prompts, grammars, settings: the parts of the server.
         predicts: whether drafts can be copied from a `prediction`.
-        max_nodes: of a draft.
+        max_nodes: maximum nodes of a draft.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def longest(self) -> int:
-        """The most tokens that a text may have, its prompt included."""
+        """Maximum number of tokens of a text, including its prompt."""
         settings = self.settings
         prompt = settings.max_prompt_tokens or settings.max_new_tokens
         return self.prompts.positions or prompt + settings.max_new_tokens
@@ -70,7 +70,7 @@ class Service:
         """Check what can be checked before the prompt is read.
 
         Raises:
-            ApiError: too many choices or tokens, or options of a stream without one.
+            ApiError: too many choices or tokens, or stream options without streaming.
         """
         if texts > self.settings.max_choices:
             message = f"{texts} texts were asked for, and a request may have {self.settings.max_choices}."
@@ -99,13 +99,12 @@ class Service:
         """Return the options of `Speculator.prepare`.
 
         Args:
-            request: what the client asks for.
-            prompt: tokens of the prompt.
-            choice: number of the text, which shifts the seed.
+            request: the request.
+            prompt: number of tokens of the prompt.
+            choice: index of the text, which is added to the seed.
 
         Raises:
-            ApiError: prompt and text are longer than the model's positions, or the text would have to be longer than it
-                may.
+            ApiError: prompt and text exceed the model's positions, or the minimum length exceeds the maximum.
         """
         positions, maximum = self.prompts.positions, request.token_limit
         left = self.settings.max_new_tokens if positions is None else positions - prompt
@@ -135,7 +134,7 @@ class Service:
             "spaces_between_special_tokens": request.spaces_between_special_tokens,
         }
         temperature = 1.0 if request.temperature is None else read_temperature(request.temperature)
-        if not temperature:  # whatever the other options keep, they keep the most probable token
+        if not temperature:  # no other option can exclude the most probable token
             return options | {"temperature": 0}
         return options | {
             "temperature": temperature,
@@ -146,10 +145,10 @@ class Service:
         }
 
     async def compiled(self, request: SamplingRequest, wanted: AnswerFormat | None) -> CompiledConstraint | None:
-        """Return what a request's texts must match, compiled; None for nothing.
+        """Return the compiled constraint of a request's texts; None if there is none.
 
         Raises:
-            ApiError: it is refused.
+            ApiError: the constraint is refused.
         """
         return None if wanted is None else await self.grammars.compile(wanted, self._ends(request))
 
@@ -165,7 +164,7 @@ class Service:
         return [*own, *(request.stop_token_ids or ())] or [NO_TOKEN]
 
     def metrics(self, tickets: list[Ticket]) -> RequestMetrics | None:
-        """Return the figures of a request, None where they are not asked for."""
+        """Return the metrics of a request; None if not requested."""
         if not self.settings.per_request_metrics:
             return None
         stats = tickets[0].stats if len(tickets) == 1 else None
@@ -174,7 +173,7 @@ class Service:
 
 @dataclass(slots=True)
 class Collected:
-    """A text that was collected from its deltas."""
+    """A complete text, collected from its deltas."""
 
     text: str = ""
     tokens: int = 0
@@ -184,10 +183,10 @@ class Collected:
 
 
 async def collect(exchange: Exchange) -> list[Collected]:
-    """Return the whole texts of an exchange.
+    """Collect the complete texts of an exchange.
 
     Raises:
-        ApiError: one of them failed.
+        ApiError: a text failed.
     """
     found = [Collected() for _ in exchange.tickets]
     async for index, delta in deltas(exchange):
@@ -204,8 +203,8 @@ async def deltas(exchange: Exchange, first: tuple[int, Delta] | None = None) -> 
     """Yield the deltas of all texts of an exchange, with the index of their choice, until all have ended.
 
     Args:
-        exchange: of a request.
-        first: the first of them, if it was read already.
+        exchange: the exchange of a request.
+        first: the first delta, if it has been read already.
     """
     left = len(exchange.tickets)
     while left:
@@ -216,8 +215,8 @@ async def deltas(exchange: Exchange, first: tuple[int, Delta] | None = None) -> 
 
 
 def speculative(stats: Stats, max_nodes: int) -> SpeculativeMetrics:
-    """Return what drafting did, in vLLM's form."""
-    accepted = [*stats.accepted_by_depth, 0]  # [j - 1] counts the rounds that accepted j or more
+    """Return the drafting metrics, in vLLM's format."""
+    accepted = [*stats.accepted_by_depth, 0]  # [j - 1] counts the rounds that accepted at least j tokens
     histogram = [stats.rounds - accepted[0], *(a - b for a, b in itertools.pairwise(accepted))]
     return SpeculativeMetrics(
         mean_acceptance_length=1 + stats.accepted / max(1, stats.rounds),
@@ -231,7 +230,7 @@ def speculative(stats: Stats, max_nodes: int) -> SpeculativeMetrics:
 
 
 def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int, reasoning: int = 0) -> Usage:
-    """Return the tokens of a request; a prompt counts once, as its first of so many choices found it."""
+    """Return the token usage of a request; a prompt counts once for all choices, with its first choice's cache hits."""
     first = [ticket.stats for ticket in exchange.tickets[::choices]]
     cached = sum(stats.reused_tokens for stats in first if stats is not None)
     media = Counter[str]()
@@ -251,25 +250,25 @@ def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int, rea
 def prompt_logprobs_of(
     service: Service, body: SamplingRequest, ids: Sequence[int], ticket: Ticket
 ) -> list[dict[str, Any] | None] | None:
-    """Return the `prompt_logprobs` of a prompt's text that has begun; None where they were not asked for."""
+    """Return a prompt's `prompt_logprobs`, once its text has begun; None if not requested."""
     if body.prompt_logprobs is None:
         return None
     return prompt_logprobs(prompt_entries(ids, ticket), service.prompts.token_text, maximum=body.prompt_logprobs)
 
 
 def prompt_entries(ids: Sequence[int], ticket: Ticket) -> PromptEntries:
-    """Return the tokens of a prompt with their log-probabilities, which are there once its text has begun."""
+    """Return the tokens of a prompt with their log-probabilities, which are available once its text has begun."""
     return list(zip(ids, ticket.prompt_logprobs or [], strict=True))
 
 
 def metrics_of(service: Service, exchange: Exchange) -> dict[str, Any]:
-    """Return the member of a stream's last chunk with the figures of drafting; empty where they are not asked for."""
+    """Return the member of a stream's last chunk that holds the metrics; empty if not requested."""
     metrics = service.metrics(exchange.tickets)
     return {} if metrics is None else {"metrics": metrics.model_dump()}
 
 
 def outcome(exchange: Exchange) -> dict[str, Any]:
-    """Return what the log says of an exchange's decoding."""
+    """Return the facts to log about an exchange's decoding."""
     found = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
     rounds = sum(stats.rounds for stats in found)
     tokens, begun = sum(stats.tokens for stats in found), sum(stats.tokens > 0 for stats in found)
@@ -281,7 +280,7 @@ def outcome(exchange: Exchange) -> dict[str, Any]:
 
 
 def now() -> int:
-    """Return the time, in seconds of the epoch."""
+    """Return the current time, in seconds since the epoch."""
     return int(time.time())
 
 
@@ -291,7 +290,7 @@ def answer_id(prefix: str) -> str:
 
 
 def chunker(prefix: str, kind: str, model: str, *, with_usage: bool) -> Callable[..., dict[str, Any]]:
-    """Return what makes chunks of one stream: from their choices, and usage in the last one."""
+    """Return a function that builds the chunks of a stream from their choices, and from usage for the last one."""
     head = {"id": answer_id(prefix), "object": kind, "created": now(), "model": model}
 
     def chunk(choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

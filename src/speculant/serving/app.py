@@ -136,7 +136,7 @@ def _body_bytes(settings: ServingOptions, media: MediaReader | None) -> int:
 
 
 def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> list[Middleware]:
-    """Return what every request passes below the logs, the outermost first."""
+    """Return the middleware inside the access log, outermost first."""
     found = [Middleware(RequestRoom, maximum=settings.max_connections)]
     if settings.cors_origins:
         origins, methods = list(settings.cors_origins), ["GET", "POST", "DELETE"]
@@ -153,13 +153,13 @@ def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> 
 def _add_text_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/chat/completions", response_model=ChatResponse, responses=texts(_chunks("chat.completion.chunk")))
     async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
-        """Answer a chat."""
+        """Create a chat completion."""
         async with models.lend(body.model, request) as lent:
             return _response(await create_chat(lent.service, body, request))
 
     @app.post("/v1/completions", response_model=CompletionResponse, responses=texts(_chunks("text_completion")))
     async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
-        """Continue a text."""
+        """Create a text completion."""
         async with models.lend(body.model, request) as lent:
             return _response(await create_completion(lent.service, body, request))
 
@@ -167,29 +167,29 @@ def _add_text_routes(app: FastAPI, models: ModelPool) -> None:
 def _add_response_routes(app: FastAPI, models: ModelPool, store: ResponseStore) -> None:
     @app.post("/v1/responses", response_model=ResponseObject, responses=texts(_TYPED))
     async def responses(body: Annotated[ResponseRequest, Body()], request: Request) -> Response:
-        """Answer in the form of OpenAI's Responses API."""
+        """Create a response, as in OpenAI's Responses API."""
         async with models.lend(body.model, request) as lent:
             return _response(*await create_response(lent.service, store, body, request))
 
     @app.get("/v1/responses/{name}", responses=errors(*READING, 404))
     async def kept_response(name: str, request: Request) -> ResponseObject:
-        """Return a response that is kept."""
+        """Return a stored response."""
         return ResponseObject.model_validate(store.get(tenant_of(request), name).response)
 
     @app.delete("/v1/responses/{name}", responses=errors(*READING, 404))
     async def delete_response(name: str, request: Request) -> ResponseDeleted:
-        """Let go of a response."""
+        """Delete a stored response."""
         store.delete(tenant_of(request), name)
         return ResponseDeleted(id=name)
 
     @app.post("/v1/responses/{name}/cancel", responses=errors(*READING, 400, 404, 408, 413))
     async def cancel_response(name: str, request: Request) -> ResponseObject:
-        """End the decoding of a response that is being streamed."""
+        """Cancel a response that is being streamed."""
         return ResponseObject.model_validate(store.cancel(tenant_of(request), name))
 
     @app.get("/v1/responses/{name}/input_items", responses=errors(*READING, 404))
     async def input_items(name: str, request: Request) -> ItemList:
-        """Return the items of a kept response's input."""
+        """Return the input items of a stored response."""
         items = list(store.get(tenant_of(request), name).items)
         first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
         return ItemList(data=items, first_id=first, last_id=last)
@@ -198,13 +198,13 @@ def _add_response_routes(app: FastAPI, models: ModelPool, store: ResponseStore) 
 def _add_message_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages", response_model=MessageObject, responses=texts(_TYPED, model=MessageError))
     async def messages(body: Annotated[MessagesRequest, Body()], request: Request) -> Response:
-        """Answer in the form of Anthropic's Messages API."""
+        """Create a message, as in Anthropic's Messages API."""
         async with models.lend(body.model, request) as lent:
             return _response(*await create_message(lent.service, body, request))
 
     @app.post("/v1/messages/count_tokens", responses=errors(*BODY, model=MessageError))
     async def count_message_tokens(body: Annotated[CountRequest, Body()], request: Request) -> TokenCount:
-        """Return how many tokens a prompt has."""
+        """Return the number of tokens of a prompt."""
         async with models.lend(body.model, request) as lent:
             return await count_tokens(lent.service, body)
 
@@ -250,7 +250,7 @@ def _add_server_routes(app: FastAPI, models: ModelPool) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(*READING))
     async def prometheus(request: Request) -> Response:
-        """Return Prometheus metrics, of one's own requests where memories are kept by key."""
+        """Return Prometheus metrics; if memories are kept per key, only those of the key's own requests."""
         return Response(models.metrics_page(tenant_of(request)), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

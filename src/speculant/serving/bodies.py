@@ -1,6 +1,6 @@
-"""Bodies of requests: read whole before the application sees them, up to a size and within a time.
+"""Request bodies: read completely before the application sees them, within limits of size and time.
 
-A server whose model takes media takes large bodies, so what all of them may hold together is bounded too.
+A server whose model takes media accepts large bodies, so their total size is bounded too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speculant.serving.errors import SERVER, ApiError
 
-MAX_HELD = 512 << 20  # bytes of all bodies at a time
+MAX_HELD = 512 << 20  # bytes: maximum total size of all bodies at a time
 
 
 class BodyLimit:
-    """Refuses bodies that are too large, too slow or too many; what is streamed without a length is counted."""
+    """Refuses bodies that are too large, too slow or too many; bodies without a length are counted as they arrive."""
 
     def __init__(self, app: ASGIApp, maximum: int, seconds: float, held: int = MAX_HELD) -> None:
-        """Set the limits: bytes, seconds in which a body must arrive, and bytes of all bodies at a time."""
+        """Set the limits: bytes per body, seconds in which it must arrive, and total bytes of all bodies at a time."""
         self._app, self._maximum, self._seconds, self._room = app, maximum, seconds, max(held, maximum)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,7 @@ class BodyLimit:
         except ApiError as error:
             await refuse(error, scope["path"], receive if arriving else None, send, seconds=self._seconds)
             return
-        if body is None:  # the client has gone
+        if body is None:  # the client has disconnected
             return
         first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
@@ -101,16 +101,16 @@ class BodyLimit:
 
 
 async def refuse(error: ApiError, path: str, receive: Receive | None, send: Send, *, seconds: float) -> None:
-    """Answer a request of which a body may still be on its way: at once, but end the answer only when it has arrived.
+    """Refuse a request whose body may still be arriving: respond at once, but end the response after the body.
 
-    Closing a connection on which data have not been read resets it, and a client that sends all before it reads would
-    never see the answer.
+    Closing a connection with unread data resets it, and a client that sends everything before it reads would never see
+    the response.
 
     Args:
-        error: the answer.
-        path: of the request.
-        receive, send: of the request; None for the first where its body has arrived.
-        seconds: that the body may take.
+        error: the error to respond with.
+        path: path of the request.
+        receive, send: the request's ASGI callables; `receive` is None if the body has already arrived.
+        seconds: maximum time to wait for the body.
     """
     response = error.response(path)
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
@@ -122,7 +122,7 @@ async def refuse(error: ApiError, path: str, receive: Receive | None, send: Send
 
 
 async def _drop(receive: Receive) -> None:
-    """Read a body to its end, and keep nothing of it."""
+    """Read a body to its end and discard it."""
     message = await receive()
     while message["type"] != "http.disconnect" and message.get("more_body", False):
         message = await receive()

@@ -1,6 +1,6 @@
-"""Bounds of lists and objects in requests, by which a body of wrong values is refused at its first one.
+"""Size bounds of lists and objects in requests, so that a body with many invalid values is refused early.
 
-A body of a megabyte could hold hundreds of thousands of errors, which take seconds to collect.
+A one-megabyte body could contain hundreds of thousands of errors, which take seconds to collect.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-MAX_FIELDS = 64  # of an object with names of its own; the largest has less than 60
+MAX_FIELDS = 64  # maximum members of an object with declared fields; the largest has fewer than 60
 
 
 def at_most(count: int) -> Callable[[Any], Any]:
-    """Return what refuses an object of more members before any of them is looked at."""
+    """Return a validator that refuses an object with more than `count` members before validating any of them."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > count:
@@ -32,15 +32,15 @@ def at_most(count: int) -> Callable[[Any], Any]:
 
 
 class UnknownMemberError(ValueError):
-    """A member of an object that has none of that name.
+    """An object has an unknown member.
 
     Attributes:
-        name: of the member.
-        near: the name of the one that was likely meant; None where none is alike.
+        name: name of the member.
+        near: the known name that was probably meant; None if none is similar.
     """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__("it has an unknown member")  # not its name, which may be no UTF-8
+        super().__init__("it has an unknown member")  # without its name, which may not be valid UTF-8
         self.name = name
         self.near = next(iter(difflib.get_close_matches(name[:64], known, n=1)), None)
 
@@ -55,7 +55,7 @@ def _nulls_allowed(schema: dict[str, Any]) -> None:
 
 
 class Strict(BaseModel):
-    """A part of a request. A member that is null asks for nothing, so it is taken as left out, an unknown one too."""
+    """Base class of request objects. Members that are null, including unknown ones, are treated as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_nulls_allowed)
 
@@ -81,5 +81,5 @@ class Strict(BaseModel):
 
     @classmethod
     def is_closed(cls, given: dict[str, Any]) -> bool:  # noqa: ARG003  (for classes that look at them)
-        """Return whether an object of these members has no others than the class names."""
+        """Return whether an object with these members may have no members besides the declared ones."""
         return cls.model_config.get("extra") == "forbid"

@@ -1,4 +1,4 @@
-"""Calls that are written as expressions: Python's, in a list (Llama 4), and Gemma's, whose strings have marks."""
+"""Tool calls written as expressions: lists of Python calls (Llama 4), and Gemma's format with marked strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = "<|python_end|>"
 
 
 def read_pythonic(text: str, final: bool, schemas: Schemas) -> Reading:
-    """Read a list of Python calls of tools that there are; JSON objects, which these models write too, as such."""
+    """Read a list of Python calls of known tools, or JSON objects, which these models also write."""
     begin = len(text) - len(text.lstrip())
     if text.startswith("{", begin):
         return read_objects(text, final, schemas)
@@ -40,11 +40,11 @@ def read_pythonic(text: str, final: bool, schemas: Schemas) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class MarkedStrings:
-    """Calls as `call:NAME{key:value}`, whose strings are between marks.
+    """Reads calls of the form `call:NAME{key:value}`, whose strings are enclosed in marks.
 
     Attributes:
         end: the mark that ends a call.
-        quote: the mark on both sides of a string.
+        quote: the mark around strings.
     """
 
     end: str
@@ -75,7 +75,7 @@ def _quote(found: re.Match[str]) -> str:
 
 
 def _list_end(text: str, begin: int) -> int:
-    """Return where the list that begins at a place ends, 0 where it does not yet; brackets in strings do not count."""
+    """Return the end of the list that starts at `begin`, or 0 if it is incomplete; brackets in strings are ignored."""
     depth, place = 0, begin
     while place < len(text):
         symbol = text[place]

@@ -1,9 +1,8 @@
-"""Calls of tools in what follows the mark that begins them: JSON between marks, JSON alone, and tags.
+"""Readers of tool calls after the mark that begins them: JSON between marks, bare JSON, and tags.
 
-A reader is given the text behind the mark so far, whether the answer has ended, and the schemas of the tools. It
-returns None while it has to wait, else how many characters it has read and the calls in them, none where they are no
-calls.
-Whether it waits depends on the text alone, so that pieces of any size yield the same calls.
+A reader is given the text so far after the mark, whether the answer has ended, and the schemas of the tools. It returns
+None while it needs more text, otherwise the number of characters read and the calls in them, which is empty if they are
+not calls. Whether it waits depends on the text alone, so that any division into pieces yields the same calls.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NAMED = re.compile(r"\s*([^\s\[\]{}]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call: its name, its arguments in JSON, and the id that the model gave it."""
+    """A call: its name, its arguments as JSON, and the id that the model gave it."""
 
     name: str
     arguments: str
@@ -34,7 +33,7 @@ Reader = Callable[[str, bool, Schemas], Reading]
 
 
 def read_call(value: Any) -> Call | None:
-    """Return the call that a JSON object is, None where it is none."""
+    """Convert a JSON object to a call; return None if it is not one."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -43,17 +42,17 @@ def read_call(value: Any) -> Call | None:
 
 
 def dump(arguments: Any) -> str:
-    """Return arguments in JSON; text is taken for JSON."""
+    """Return arguments as JSON; text is assumed to be JSON already."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Calls one after the other up to a mark.
+    """Reads consecutive calls up to a mark.
 
     Attributes:
-        end: the mark; the end of the answer will do too.
-        call: matches a call, with the groups `name` and `arguments`, and perhaps `id`.
+        end: the mark; the end of the answer is accepted too.
+        call: matches a call, with the groups `name` and `arguments`, and optionally `id`.
     """
 
     end: str
@@ -77,13 +76,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """A call whose arguments are tags.
+    """Reads a call whose arguments are written as tags.
 
     Attributes:
         end: the mark that ends the call.
-        call: matches a whole call without it, with the groups `name` and `arguments`.
+        call: matches a whole call without the end mark, with the groups `name` and `arguments`.
         argument: matches an argument, with the groups `name` and `value`.
-        opens, closes: what is around a value; `end` is part of a value within them.
+        opens, closes: delimiters of a value; an `end` mark between them is part of the value.
     """
 
     end: str
@@ -176,7 +175,7 @@ def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | Non
 
 
 def read_mistral(text: str, final: bool, _schemas: Schemas) -> Reading:
-    """Read a list of JSON objects, or a name and JSON."""
+    """Read a list of JSON objects, or a name followed by JSON."""
     if text.lstrip().startswith("["):
         value, length = _decode(text, final)
         if not length:
@@ -193,7 +192,7 @@ def read_mistral(text: str, final: bool, _schemas: Schemas) -> Reading:
 
 
 def read_objects(text: str, final: bool, schemas: Schemas) -> Reading:
-    """Read JSON objects with semicolons between them, calls of tools that there are."""
+    """Read calls of known tools, as JSON objects separated by semicolons."""
     calls, place = list[Call](), 0
     while True:
         value, length = _decode(text[place:], final)
@@ -214,9 +213,9 @@ def read_objects(text: str, final: bool, schemas: Schemas) -> Reading:
 
 
 def _decode(text: str, final: bool) -> tuple[Any, int]:
-    """Return the JSON that a text begins with, and its length; 0 where it is not whole.
+    """Return the JSON value that a text begins with, and its length, which is 0 if it is incomplete.
 
-    It is tried where the text so far may end it, so that a long one is not read again with each piece.
+    Parsing is only attempted if the text so far may end the value, so that a long one is not reparsed with each piece.
     """
     if not final and not text.rstrip().endswith(("}", "]")):
         return None, 0

@@ -1,4 +1,4 @@
-"""Values of calls' arguments that are written as plain text, read by the schema of the tool."""
+"""Argument values of tool calls that are written as plain text, parsed according to the tool's schema."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool, by its name
+Schemas = Mapping[str, Mapping[str, Any]]  # schema of each tool's arguments, by tool name
 
 
 def read_value(text: str, schema: Any) -> Any:
-    """Return a value; text where the schema says so or where it is no JSON."""
+    """Parse a value; it stays text if the schema says so or if it is not JSON."""
     kinds = set(_types(schema))
     bare = text.strip()
     if "null" in kinds and bare in ("null", "None"):
@@ -26,7 +26,7 @@ def read_value(text: str, schema: Any) -> Any:
 
 
 def schema_of(schemas: Schemas, tool: str, argument: str) -> Any:
-    """Return the schema of an argument, None where there is none."""
+    """Return the schema of an argument, or None if there is none."""
     properties = schemas.get(tool, {}).get("properties")
     return properties.get(argument) if isinstance(properties, dict) else None
 

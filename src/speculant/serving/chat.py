@@ -22,10 +22,10 @@ from speculant.serving.turns import Part, Turn, plan_turn
 
 
 async def create_chat(service: Service, body: ChatRequest, request: Request) -> BaseModel | EventStream:
-    """Answer a chat.
+    """Create a chat completion.
 
     Raises:
-        ApiError: it cannot be honoured.
+        ApiError: the request cannot be fulfilled.
     """
     check_honoured(CHAT, body.model_dump(exclude_unset=True))
     plan = plan_turn(service, body)
@@ -92,7 +92,7 @@ class ChatAnswer(ChunkedAnswer):
         )
 
     def begin(self) -> dict[str, Any]:
-        """Return the prompt's ids, where they are asked for."""
+        """Return the prompt's ids, if requested."""
         return {"prompt_token_ids": self._turn.prompt} if self._body.return_token_ids else {}
 
     async def chunks(self, first: tuple[int, Delta]) -> AsyncIterator[list[dict[str, Any]]]:
@@ -101,7 +101,7 @@ class ChatAnswer(ChunkedAnswer):
             yield [_choice(index, {"role": "assistant", "content": None if self._turn.forced else ""})]
         async for part in self._turn.parts(first):
             self.completion, self.reasoning = self._turn.completion, self._turn.reasoning
-            ids = {"token_ids": part.ids} if self._body.return_token_ids and part.ids else {}  # of the first chunk
+            ids = {"token_ids": part.ids} if self._body.return_token_ids and part.ids else {}  # in the first chunk only
             if part.reasoning:
                 yield [_choice(part.index, {"reasoning_content": part.reasoning, "reasoning": part.reasoning}) | ids]
                 ids = {}

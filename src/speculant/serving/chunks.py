@@ -1,4 +1,4 @@
-"""Streams of chunks, as chat and completions have them: their choices, usage at the end, errors, `[DONE]`."""
+"""Streams of chunks for chat and text completions: choices, usage at the end, errors, `[DONE]`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ChunkedAnswer(ABC):
     """An answer that is streamed as chunks.
 
     Attributes:
-        prompt: tokens of all its prompts.
-        completion, reasoning: tokens of its texts that were read so far, and how many of them are reasoning.
-        kind: the prefix of its id, and the kind of its chunks.
+        prompt: number of tokens of all its prompts.
+        completion, reasoning: number of tokens of its texts read so far, and how many of them are reasoning.
+        kind: the prefix of its id, and the object type of its chunks.
     """
 
     kind: tuple[str, str]
@@ -30,7 +30,7 @@ class ChunkedAnswer(ABC):
     reasoning: int = 0
 
     def __init__(self, service: Service, body: SamplingRequest, exchange: Exchange) -> None:
-        """Take the request, whose texts are being decoded."""
+        """Set the request, whose texts are being decoded."""
         self._service, self._body, self._exchange = service, body, exchange
 
     @abstractmethod
@@ -42,7 +42,7 @@ class ChunkedAnswer(ABC):
         """Yield the choices of each chunk of the stream, from the first delta on."""
 
     def begin(self) -> dict[str, Any]:
-        """Return what the first chunk alone has beside its choices."""
+        """Return the members that only the first chunk has, besides its choices."""
         return {}
 
     async def events(self, first: tuple[int, Delta]) -> AsyncIterator[bytes]:
@@ -53,7 +53,7 @@ class ChunkedAnswer(ABC):
         left, begin = len(exchange.tickets), self.begin()
         async for choices in self.chunks(first):
             left -= sum(choice["finish_reason"] is not None for choice in choices)
-            # Clients read the first choice of every chunk, unless they asked for one with usage alone.
+            # Clients read the first choice of every chunk, unless they asked for a chunk with only usage.
             more = {} if left or with_usage else metrics_of(service, exchange)
             yield event(chunk(choices, **begin, **more))
             begin = {}
@@ -63,5 +63,5 @@ class ChunkedAnswer(ABC):
         yield DONE
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the end of a stream that failed."""
+        """Return the final bytes of a stream that failed."""
         return event(error.body()) + DONE

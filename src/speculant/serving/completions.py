@@ -33,10 +33,10 @@ from speculant.serving.streams import EventStream
 
 
 async def create_completion(service: Service, body: CompletionRequest, request: Request) -> BaseModel | EventStream:
-    """Continue one text or several; the choices of the first prompt come first.
+    """Create text completions of one or more prompts; the choices of the first prompt come first.
 
     Raises:
-        ApiError: the request cannot be honoured.
+        ApiError: the request cannot be fulfilled.
     """
     check_honoured(COMPLETIONS, body.model_dump(exclude_unset=True))
     if body.best_of not in (None, body.choices):
@@ -76,14 +76,14 @@ async def _encode_prompt(service: Service, prompt: str | list[int]) -> list[int]
 
 
 async def _echo(service: Service, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> str:
-    """Return what stands before a text."""
+    """Return the prompt's text to put before a completion, if `echo` is set."""
     if not body.echo:
         return ""
     return prompt if isinstance(prompt, str) else await service.prompts.decode(ids)
 
 
 class CompletionAnswer(ChunkedAnswer):
-    """Continuations of one prompt or several."""
+    """The completions of one or more prompts."""
 
     kind = "cmpl", "text_completion"
 
@@ -135,7 +135,7 @@ class CompletionAnswer(ChunkedAnswer):
         return completion_logprobs(entries, text, maximum=maximum, offset=offset)
 
     def _echo_logprobs(self, index: int) -> dict[str, Any] | None:
-        """Return the `logprobs` of the prompt before a text that has begun; None where they are not asked for."""
+        """Return the prompt's `logprobs`, once its text has begun; None if not requested."""
         if not self._body.echo or self._body.alternatives is None:
             return None
         entries, text = prompt_entries(self._prompts[index], self._exchange.tickets[index]), self._echoes[index]

@@ -1,8 +1,9 @@
-"""A connection with limits that uvicorn's own lacks: of time, of number, and of what a request's head may be.
+"""A connection with limits that uvicorn lacks: timeouts, number of connections, and unambiguous request heads.
 
-Without those of time whoever opens connections and sends nothing, or asks for much and reads nothing, holds sockets for
-ever. Where too many are open, the one that has had no request for longest makes room. Heads that other HTTP parsers
-may read in another way end the connection, as RFC 9112 asks for, since a proxy could take a part of one for a request.
+Without timeouts, clients that open connections and send nothing, or that request much and read nothing, would hold
+sockets forever. If too many are open, the one that has been idle for longest is closed. Heads that other HTTP parsers
+may interpret differently close the connection, as RFC 9112 requires, since a proxy could take part of one for a request
+(request smuggling).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _LOG = logging.getLogger(__name__)
-SPARE = 32  # connections beyond the most, for health checks, and for the answer to others that there is no room
+SPARE = 32  # connections beyond the maximum, for health checks and for refusing further clients with a response
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _BARE_OR_FOLDED = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _LENGTHS = {b"content-length", b"transfer-encoding"}
@@ -30,20 +31,20 @@ class BoundedConnection(H11Protocol):
     """
 
     def __init__(self, *args: Any, head_seconds: float, stall_seconds: float, maximum: int, **options: Any) -> None:
-        """Take uvicorn's arguments and the limits.
+        """Set uvicorn's arguments and the limits.
 
         Args:
-            args, options: of uvicorn.
-            head_seconds: from the connection's start, or a request's first byte, to the end of its headers. A body
-                that nobody waits for, such as that of a refused request, has as long.
-            stall_seconds: that data may wait without the client reading any of it.
-            maximum: connections, beyond which one without a request is closed.
+            args, options: arguments of uvicorn's protocol.
+            head_seconds: maximum time from the start of the connection, or a request's first byte, to the end of its
+                headers; also for a body that nobody waits for, such as that of a refused request.
+            stall_seconds: maximum time that the client may read none of the data waiting for it.
+            maximum: number of connections beyond which an idle one is closed.
         """
         super().__init__(*args, **options)
         self._head_seconds, self._stall_seconds = head_seconds, stall_seconds
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._unread = 0  # bytes when the client was last looked at
+        self._unread = 0  # unread bytes when the client was last checked
         self._maximum, self.idle_since = maximum, 0.0
 
     @property
@@ -52,7 +53,7 @@ class BoundedConnection(H11Protocol):
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Begin, with no buffer beyond the kernel's: whatever waits to be read is noticed."""
+        """Start without a buffer beyond the kernel's, so that all unread data is noticed."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         self.idle_since = self.loop.time()
@@ -60,12 +61,12 @@ class BoundedConnection(H11Protocol):
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Take data of a request."""
+        """Receive data of a request."""
         super().data_received(data)
         self._watch_head()
 
     def handle_events(self) -> None:
-        """Answer requests, unless a head can be read in several ways."""
+        """Handle requests, unless a head is ambiguous."""
         if self.conn.their_state is h11.IDLE and not _unambiguous(self.conn.trailing_data[0]):
             self.send_400_response("Invalid HTTP request received.")
         else:
@@ -77,14 +78,14 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, timers too."""
+        """Close the connection and cancel its timers."""
         for timer in (self._head, self._stall):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Note that the client does not keep up."""
+        """Note that the client is not keeping up."""
         super().pause_writing()
         self._watch_reader()
 
@@ -96,7 +97,7 @@ class BoundedConnection(H11Protocol):
         super().resume_writing()
 
     def _watch_head(self) -> None:
-        """Start the timer where a request's head is awaited, and end it where one has arrived."""
+        """Start the timer while a request's head is awaited, and cancel it once one has arrived."""
         if self._head is not None and not self.idle:
             self._head.cancel()
             self._head = None
@@ -108,7 +109,7 @@ class BoundedConnection(H11Protocol):
         self._stall = self.loop.call_later(self._stall_seconds, self._check_reader)
 
     def _check_reader(self) -> None:
-        """Cut off a client that has read nothing since; one that is slow but reads goes on."""
+        """Disconnect a client that has read nothing since the last check; slow readers are kept."""
         if self.transport.get_write_buffer_size() < self._unread:
             self._watch_reader()
             return
@@ -121,7 +122,7 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
     def _make_room(self) -> None:
-        """Close the connection that has had no request for longest where there are too many; else this one, if none."""
+        """If there are too many connections, close the one that has been idle longest, or this one if none is idle."""
         others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
         if len(others) < self._maximum:
             return
@@ -133,7 +134,7 @@ class BoundedConnection(H11Protocol):
 
 
 def _unambiguous(data: bytes) -> bool:
-    """Return whether the head that data begins with has one reading: no bare line feeds, folds, or two lengths."""
+    """Return whether the head that data begins with is unambiguous: no bare line feeds, folded lines or two lengths."""
     end = _END_OF_HEAD.search(data)
     head = data if end is None else data[: end.end()]
     names = {line.partition(b":")[0].strip().lower() for line in head.split(b"\r\n")[1:]}

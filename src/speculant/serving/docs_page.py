@@ -1,4 +1,4 @@
-"""`/docs`: `/openapi.json` as a page of tables, without a script."""
+"""`/docs`: `/openapi.json` rendered as a page of tables, without scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOUNDS = {
     "minimum": "from {}", "exclusiveMinimum": "above {}", "maximum": "to {}", "exclusiveMaximum": "below {}",
     "maxLength": "up to {} characters", "maxItems": "up to {}",
 }  # fmt: skip
-_LARGEST = 1 << 31  # of bounds that are worth a word
+_LARGEST = 1 << 31  # larger bounds are not shown
 _CODE = re.compile(r"`([^`]+)`")
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -40,7 +40,7 @@ _HEAD = """<!doctype html>
 
 
 def add_docs_page(app: FastAPI) -> None:
-    """Serve the page; it is made of the schema once, when it is first asked for."""
+    """Serve the page; it is rendered from the schema once, on the first request."""
     made = list[PageFile]()
 
     @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
@@ -51,7 +51,7 @@ def add_docs_page(app: FastAPI) -> None:
 
 
 def render(schema: Mapping[str, Any]) -> str:
-    """Return the page of a schema."""
+    """Render the page of an OpenAPI schema."""
     operations = [
         (method.upper(), path, operation)
         for path, methods in schema["paths"].items()
@@ -105,7 +105,7 @@ def _answers(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fields(schema: Mapping[str, Any]) -> str:
-    """Return the table of an object's members."""
+    """Render the table of an object's members."""
     required = schema.get("required", ())
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code></td><td>{_type(each)}{', required' if name in required else ''}</td>"
@@ -116,7 +116,7 @@ def _fields(schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """Return the type of a value, as HTML; that of objects is a link. Null is left out, since it asks for nothing."""
+    """Return the type of a value as HTML, with links for objects. Null is omitted, since it means absent."""
     if "$ref" in schema:
         name = escape(schema["$ref"].removeprefix(_REFERENCE))
         return f'<a href="#{name}"><code>{name}</code></a>'
@@ -141,7 +141,7 @@ def _values(values: Sequence[Any]) -> str:
 
 
 def _text(text: str) -> str:
-    """Return the first paragraph of a description in Markdown, as HTML."""
+    """Return the first paragraph of a Markdown description as HTML."""
     text = text.partition("\n\n")[0]
     return _CODE.sub(r"<code>\1</code>", escape(text, quote=False))
 

@@ -1,4 +1,4 @@
-"""Texts that wait to be embedded: the thread that decodes reads them, a pass between two rounds."""
+"""Queue of texts to be embedded: the decoding thread processes them, one pass between two rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Asked:
-    """The texts of a request, and who waits for them."""
+    """The texts of a request, and the coroutine that waits for them."""
 
     def __init__(self, texts: Sequence[EmbeddedText], *, seconds: float) -> None:
         self.texts, self.deadline = texts, time.monotonic() + seconds
@@ -26,7 +26,7 @@ class _Asked:
         self.left = False  # whether nobody waits any more
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Let the request go on; on the thread that decodes."""
+        """Let the request continue; called on the decoding thread."""
 
         def settle() -> None:
             if self.answer.done():
@@ -40,16 +40,16 @@ class _Asked:
 
 
 class EmbeddingQueue:
-    """What is to be embedded: `embed` is for the event loop, all else for the thread that decodes, see `SideWork`."""
+    """Texts to be embedded: `embed` runs on the event loop, everything else on the decoding thread; see `SideWork`."""
 
     def __init__(self, engine: ModelEngine, *, chunk: int | None, places: int, seconds: float) -> None:
-        """Prepare.
+        """Create the queue.
 
         Args:
             engine: runs the model.
-            chunk: the most tokens of a pass; None for as many as suit the device.
-            places: requests that may wait.
-            seconds: that a request may take.
+            chunk: maximum number of tokens per pass; None for a number that suits the device.
+            places: maximum number of waiting requests.
+            seconds: maximum time of a request.
         """
         self.refusal, self._embedder = "", None
         try:
@@ -62,14 +62,14 @@ class EmbeddingQueue:
 
     @property
     def size(self) -> int:
-        """How many dimensions vectors have; 0 where there are none."""
+        """Number of dimensions of the vectors; 0 if the model has no embeddings."""
         return 0 if self._embedder is None else self._embedder.size
 
     async def embed(self, texts: Sequence[EmbeddedText], wake: Callable[[], None]) -> None:
-        """Have texts read; `wake` tells the thread that there are some.
+        """Embed texts; `wake` notifies the decoding thread.
 
         Raises:
-            ApiError: there is no room, or a text failed.
+            ApiError: the queue is full, or a text failed.
         """
         if self._used >= self._places:
             raise queue_full(self._places, "requests")
@@ -85,11 +85,11 @@ class EmbeddingQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to do."""
+        """Whether there is work to do."""
         return bool(self._asked) or not self._new.empty()
 
     def step(self) -> None:
-        """Run a pass, and tell those whose texts are read."""
+        """Run a pass, and notify the requests whose texts are complete."""
         assert self._embedder is not None
         self._take_new(self._embedder)
         now = time.monotonic()
@@ -103,7 +103,7 @@ class EmbeddingQueue:
                 self._end(asked, failed)
 
     def stop(self, error: BaseException) -> None:
-        """End what waits."""
+        """End all waiting requests with an error."""
         if self._embedder is not None:
             self._take_new(self._embedder)
         for asked in list(self._asked):

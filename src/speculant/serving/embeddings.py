@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: vectors of texts, from the hidden states of the model's last layer."""
+"""`POST /v1/embeddings`: embeddings of texts, from the hidden states of the model's last layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from speculant.serving.answers import Service
     from speculant.serving.model_pool import ModelPool
 
-MAX_INPUTS = 2048  # of a request, as in OpenAI's API
+MAX_INPUTS = 2048  # per request, as in OpenAI's API
 Ids = Annotated[Rows[TokenId], Field(min_length=1)]
 
 
@@ -35,9 +35,9 @@ class EmbeddingRequest(Strict):
     Attributes:
         input: a text or token ids, or a list of either.
         model: the served model's name.
-        dimensions: the first so many are returned, made a vector of length 1 again.
+        dimensions: number of first dimensions to return, renormalised to length 1.
         encoding_format: "base64" for the bytes of little-endian float32.
-        pooling: of the tokens' hidden states: "mean", which is the default, or the "last" one.
+        pooling: pooling of the tokens' hidden states: "mean" (default), or "last" for the last token.
         user: written to the server's log.
     """
 
@@ -55,13 +55,13 @@ class EmbeddingRequest(Strict):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """Each input, as text or token ids."""
+        """The inputs, each as text or token ids."""
         given: Any = self.input
         return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
 class Embedding(BaseModel):
-    """The vector of one input."""
+    """The embedding of one input."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -69,14 +69,14 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens of a request."""
+    """Token usage of a request."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(BaseModel):
-    """An answer to `POST /v1/embeddings`."""
+    """The response to `POST /v1/embeddings`."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -89,7 +89,7 @@ def add_embedding_routes(app: FastAPI, models: ModelPool) -> None:
 
     @app.post("/v1/embeddings", response_model=EmbeddingList, responses=errors(*DECODING))
     async def embeddings(body: Annotated[EmbeddingRequest, Body()], request: Request) -> Response:
-        """Return vectors of texts, from the hidden states of the model's last layer."""
+        """Return embeddings of texts, from the hidden states of the model's last layer."""
         async with models.lend(body.model, request) as lent:
             return await _embed(lent.service, lent.embeddings, body, request)
 
@@ -115,7 +115,7 @@ async def _encode(service: Service, given: str | list[int]) -> list[int]:
     if not given:
         raise ApiError(400, "an input is empty; leave it out.", param="input", code="invalid_value")
     if isinstance(given, str):
-        await asyncio.sleep(0)  # thousands of short texts are encoded on the event loop
+        await asyncio.sleep(0)  # thousands of short texts may be tokenized on the event loop
         return await service.prompts.text(given, param="input")
     service.prompts.check(given, param="input")
     return given

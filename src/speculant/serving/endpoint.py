@@ -1,4 +1,4 @@
-"""How a text request is answered, in every protocol: places in the queue, jobs, the response whole or streamed."""
+"""Handling of text requests in every protocol: places in the queue, jobs, complete or streamed responses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from speculant.serving.tracing import note_decoding
 
 
 class Answer(Protocol):
-    """The response to a request whose jobs are submitted.
+    """The response to a request whose jobs have been submitted.
 
     Attributes:
-        prompt: tokens of all its prompts.
+        prompt: number of tokens of all its prompts.
     """
 
     prompt: int
@@ -34,7 +34,7 @@ class Answer(Protocol):
         """Yield the server-sent events of the stream, from the first delta on."""
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the end of a stream that failed."""
+        """Return the final bytes of a stream that failed."""
 
 
 async def respond(
@@ -46,18 +46,18 @@ async def respond(
     begin: Callable[[Exchange], Coroutine[Any, Any, Answer]],
     headers: Mapping[str, str] | None = None,
 ) -> BaseModel | EventStream:
-    """Return the response to a request; whatever happens, its places in the queue are given back.
+    """Return the response to a request; its places in the queue are released in any case.
 
     Args:
-        service: of the server.
-        body: what the client asks for.
-        request: its HTTP request.
-        texts: to be decoded.
+        service: state shared by the endpoints.
+        body: body of the request.
+        request: the HTTP request.
+        texts: number of texts to decode.
         begin: submits their jobs.
-        headers: of a streamed response.
+        headers: additional headers of a streamed response.
 
     Raises:
-        ApiError: there is no room, or the request cannot be honoured.
+        ApiError: the queue is full, or the request cannot be fulfilled.
     """
     exchange = service.engine.open(texts, tenant=tenant_of(request))
     note_decoding(request, body, exchange)
@@ -79,7 +79,7 @@ async def respond(
 
 
 async def _noted(events: AsyncIterator[bytes], request: Request, exchange: Exchange) -> AsyncIterator[bytes]:
-    """Yield events; at their end the log is told how decoding went."""
+    """Yield events, then add facts about the decoding to the request's log line."""
     async for each in events:
         yield each
     note(request, **outcome(exchange))

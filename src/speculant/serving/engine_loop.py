@@ -1,8 +1,8 @@
-"""The thread that decodes: it alone touches the model and the batch.
+"""The decoding thread: only it uses the model and the batch.
 
-Requests come through a queue and join between rounds; what a round adds goes to the event loop in one call. The thread
-outlives every fault: what fails for one request ends that request, and what fails for the whole pass, such as a full
-device, ends the youngest one, until the others can go on.
+Requests arrive through a queue and join between rounds; the deltas of a round are handed to the event loop in one call.
+The thread survives every error: an error of one request ends that request, and an error of the whole pass, such as a
+full device, ends the youngest one, until the others can continue.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ _LOG = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """What is told of every event; called by the thread that decodes, so it must be quick."""
+    """Is notified of every event; called on the decoding thread, so it must be quick."""
 
     def admitted(self, ticket: Ticket) -> None:
         """A request left the queue."""
 
     def added(self, ticket: Ticket, delta: Delta) -> None:
-        """A round added to a text; `delta.last` if it ended it."""
+        """A round added to a text; `delta.last` if the text ended."""
 
     def cancelled(self, ticket: Ticket) -> None:
         """A text was cancelled."""
 
     def decoded(self, tickets: Sequence[Ticket]) -> None:
-        """A round took these texts further."""
+        """A round decoded these texts."""
 
 
 class SideWork(Protocol):
-    """What the thread does beside decoding, a part of it between two rounds."""
+    """Work of the thread besides decoding, done in steps between rounds."""
 
     @property
     def waiting(self) -> bool:
         """Whether there is something to do."""
 
     def step(self) -> None:
-        """Do a part of it, about as long as a pass takes."""
+        """Do one step of the work, about as long as a pass."""
 
     def stop(self, error: BaseException) -> None:
-        """End what waits with an error."""
+        """End all waiting work with an error."""
 
 
 class EngineLoop:
     """Decodes the requests of an event loop.
 
     Attributes:
-        speculator: what decodes.
-        size: requests decoded together.
+        speculator: decodes the requests.
+        size: number of requests decoded together.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class EngineLoop:
         beside: SideWork | None = None,
         observer: Observer,
     ) -> None:
-        """Prepare; `start` begins.
+        """Create the loop; `start` starts it.
 
         Args:
-            speculator: what decodes.
-            size: requests decoded together.
-            queue: requests that may wait beyond these.
-            seconds: that a request may take.
-            buffer_tokens: of a request that may wait to be read.
-            prefix_cache: bytes in which what prompts of one tenant have in common is kept; 0 for nothing.
-            prompt_chunk: tokens of prompts between two rounds; None for as many as suit the device.
+            speculator: decodes the requests.
+            size: maximum number of requests decoded together.
+            queue: maximum number of further requests that wait.
+            seconds: maximum time of a request.
+            buffer_tokens: maximum number of unread tokens of a request.
+            prefix_cache: size in bytes of the cache of prompt prefixes shared within a tenant; 0 for none.
+            prompt_chunk: prompt tokens read between two rounds; None for a number that suits the device.
             refusal: why the model does not decode texts from prompts; "" if it does.
-            beside: what else the thread does.
-            observer: is told of every event.
+            beside: other work of the thread.
+            observer: notified of every event.
 
         Raises:
             UnsupportedError: the model cannot decode several texts together.
@@ -104,7 +104,7 @@ class EngineLoop:
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
         self._places, self._refusal, self._beside = size + queue, refusal, beside
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
-        self._used: Counter[str] = Counter()  # places, by tenant; the event loop's
+        self._used: Counter[str] = Counter()  # places in use by tenant; used by the event loop only
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
         self._waiting: deque[Ticket] = deque()
         self._active: dict[Generation, Ticket] = {}  # oldest first
@@ -122,7 +122,7 @@ class EngineLoop:
 
     @property
     def status(self) -> Literal["loading", "ready", "draining", "failed"]:
-        """What `/ready` says of it."""
+        """The status that `/ready` reports."""
         if self._thread is None:
             return "loading"
         if self._leaving:
@@ -135,42 +135,42 @@ class EngineLoop:
         return self._used.total()
 
     def check_alive(self) -> None:
-        """Refuse work that nobody would do.
+        """Check that the thread runs, so that work would be done.
 
         Raises:
-            ApiError: the thread has ended by a fault.
+            ApiError: the thread has died of an error.
         """
         if self.status == "failed":
             message = "the decoding thread does not run; the server needs a restart."
             raise ApiError(503, message, type=SERVER, code="not_running")
 
     def prefixes(self, tenant: str | None = None) -> PrefixCacheStats:
-        """Return what the prefix cache did so far, for one tenant or for all."""
+        """Return the statistics of the prefix cache, for one tenant or for all."""
         cache = self._batch.prefix_cache
         if cache is None:
             return PrefixCacheStats()
         return cache.stats if tenant is None else cache.stats_of(tenant)
 
     def decoded(self) -> list[Ticket]:
-        """Return the texts that are decoded."""
+        """Return the texts being decoded."""
         return list(self._active.values())
 
     def running(self, tenant: str | None = None) -> int:
-        """Return how many texts are decoded, of one tenant or of all."""
+        """Return the number of texts being decoded, for one tenant or for all."""
         return sum(tenant in (None, ticket.job.tenant) for ticket in self.decoded())
 
     def waiting(self, tenant: str | None = None) -> int:
-        """Return how many texts wait, of one tenant or of all."""
+        """Return the number of waiting texts, for one tenant or for all."""
         used = self._used.total() if tenant is None else self._used[tenant]
         return max(0, used - self.running(tenant))
 
     def cached_tokens(self, tenant: str | None = None) -> int:
-        """Return how many tokens the caches of texts hold that are decoded, of one tenant or of all."""
+        """Return the number of cached tokens of the texts being decoded, for one tenant or for all."""
         own = [ticket for ticket in list(self._active.values()) if tenant in (None, ticket.job.tenant)]
         return sum(len(ticket.job.prompt) + (ticket.stats.tokens if ticket.stats else 0) for ticket in own)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; deltas are handed to this event loop."""
+        """Start the thread; deltas are handed to this event loop."""
         import torch
 
         self._loop, self._threads = loop, torch.get_num_threads()
@@ -178,7 +178,7 @@ class EngineLoop:
         self._thread.start()
 
     async def stop(self, seconds: float) -> None:
-        """End: what is decoded may finish within so many seconds, then it is cancelled."""
+        """Stop: texts being decoded may finish within `seconds`, then they are cancelled."""
         if self._thread is None:
             return
         self._leaving = True
@@ -188,14 +188,14 @@ class EngineLoop:
         await asyncio.to_thread(self._thread.join)
 
     def wake(self) -> None:
-        """Have the thread look for work beside decoding."""
+        """Wake the thread to look for work besides decoding."""
         self._commands.put(("wake", None))
 
     def open(self, places: int, *, tenant: str = "") -> Exchange:
-        """Return an exchange for so many texts of a tenant.
+        """Return an exchange for `places` texts of a tenant.
 
         Raises:
-            ApiError: too many requests wait already, the model does not decode texts, or the thread has ended.
+            ApiError: too many requests are waiting, the model does not decode texts, or the thread has ended.
         """
         if self._refusal:
             raise ApiError(400, self._refusal, code="unsupported")
@@ -233,7 +233,7 @@ class EngineLoop:
                 self._deliver()
 
     def _listen(self, batch: Batch) -> None:
-        """Take commands; wait for one where there is nothing else to do, deltas of what was cancelled included."""
+        """Process commands; wait for one if there is nothing else to do, not even deltas of cancelled texts."""
         while True:
             busy = self._active or self._waiting or self._deltas or self._stopping or self._busy_beside
             try:
@@ -260,7 +260,7 @@ class EngineLoop:
                 self._queue(ticket)
 
     def _queue(self, ticket: Ticket) -> None:
-        """Let a text wait: its tenant's texts share the tenant's places in the queue by their priority."""
+        """Add a text to the queue; the texts of a tenant take that tenant's places in order of priority."""
         self._waiting.append(ticket)
         tenant = ticket.job.tenant
         own = [each for each in self._waiting if each.job.tenant == tenant]
@@ -311,7 +311,7 @@ class EngineLoop:
         try:
             pieces = batch.step()
         finally:
-            if batch.stats.rounds > rounds:  # some steps read prompts alone
+            if batch.stats.rounds > rounds:  # some steps only read prompts
                 self._observer.decoded(decoding)
         last = {generation: place for place, (generation, _) in enumerate(pieces)}  # an earlier step may have failed
         for place, (generation, piece) in enumerate(pieces):
@@ -333,7 +333,7 @@ class EngineLoop:
         return self._beside is not None and self._beside.waiting
 
     def _step_beside(self) -> None:
-        """Do some of the other work; a fault in it is none of the texts'."""
+        """Do a step of the other work; an error in it does not affect the texts."""
         if self._beside is None or not self._beside.waiting:
             return
         try:
@@ -343,12 +343,12 @@ class EngineLoop:
             self._beside.stop(error)
 
     def _end_youngest(self, batch: Batch, error: Exception) -> None:
-        """End the youngest request because of what failed for all, so that the others may go on."""
+        """End the youngest request after an error that affects all, so that the others may continue."""
         if self._active:
             self._drop(batch, next(reversed(self._active.values())), error)
 
     def _drop(self, batch: Batch, ticket: Ticket, error: BaseException) -> None:
-        """End a request, wherever it is."""
+        """End a request with an error, whether it waits or is being decoded."""
         if ticket in self._waiting:
             self._waiting.remove(ticket)
         for generation in [each for each, own in self._active.items() if own is ticket]:

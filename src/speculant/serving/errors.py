@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, and for Anthropic's paths in theirs."""
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}, and in Anthropic's for its paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TWINS = {
     _CHAT: (_TEXT, frozenset(CompletionRequest.model_fields)),
     _TEXT: (_CHAT, frozenset(ChatRequest.model_fields)),
 }
-ANTHROPIC = "/v1/messages"  # and what is below it
+ANTHROPIC = "/v1/messages"  # and everything below it
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -34,17 +34,17 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-LONGEST = 1000  # characters of a message, which may quote what a client sent
+LONGEST = 1000  # characters: maximum length of a message, which may quote client input
 
 
 class ApiError(Exception):
-    """A request that is answered with an error.
+    """An error response to a request.
 
     Attributes:
-        status: of HTTP.
-        message: the cause and the way out.
-        type, param, code: as OpenAI's clients read them.
-        headers: of the response.
+        status: HTTP status.
+        message: the cause and a way out.
+        type, param, code: as OpenAI's clients expect them.
+        headers: additional headers of the response.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        """Return what the client gets."""
+        """Return the body of the response."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self, path: str = "") -> JSONResponse:
-        """Return it as a response, in the form of the protocol that a path belongs to."""
+        """Return it as an HTTP response, in the format of the protocol that the path belongs to."""
         body = anthropic_body(self) if path.startswith(ANTHROPIC) else self.body()
         return JSONResponse(body, self.status, headers=self.headers)
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
+    """Return an error in Anthropic's format."""
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return what a client is told of a failure; of faults of the server itself, that there was one."""
+    """Convert an exception to the error a client sees; internal errors of the server reveal no details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UsageError | TokenizerError):
@@ -91,7 +91,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def queue_full(places: int, what: str) -> ApiError:
-    """Return the error of a request that there is no room for; `what` may wait in so many places."""
+    """Return the error for a request that finds the queue full; at most `places` of `what` may wait."""
     return ApiError(
         429,
         f"the queue is full: at most {places} {what} are decoded or wait. Try again.",
@@ -102,7 +102,7 @@ def queue_full(places: int, what: str) -> ApiError:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have every error of an application answered in its protocol's form."""
+    """Have every error of an application answered in its protocol's format."""
 
     async def expected(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
@@ -138,7 +138,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def validation_error(errors: Sequence[Any], path: str = "") -> ApiError:
-    """Return the error of the first field that is wrong, in a request to a path."""
+    """Return the error for the first invalid field of a request to a path."""
     first = _of_forms(errors)
     kind = first["type"]
     place = ".".join(str(part) for part in first["loc"] if part != "body")
@@ -155,7 +155,7 @@ def validation_error(errors: Sequence[Any], path: str = "") -> ApiError:
 
 
 def unknown_member(unknown: UnknownMemberError, place: str, path: str = "") -> ApiError:
-    """Return the error of a member, at a place of a request to a path, that there is none of."""
+    """Return the error for an unknown member at a location in a request to a path."""
     way_out = f"did you mean '{unknown.near}'?" if unknown.near else "leave it out."
     twin, known = _TWINS.get(path, ("", ()))
     if place in known:
@@ -164,9 +164,9 @@ def unknown_member(unknown: UnknownMemberError, place: str, path: str = "") -> A
 
 
 def _of_forms(errors: Sequence[Any]) -> Any:
-    """Return the first error; where its value may have several forms, pydantic has errors of each, under its name.
+    """Return the first error; if its value is of a union type, pydantic reports errors for each member of the union.
 
-    Then it is that of the form that the value fits furthest, at the value's own place, or what all of them ask for.
+    Then it is the error of the member that the value matches best, at the value's own location, or what all require.
     """
     first = errors[0]
     depth = next((place for place, part in enumerate(first["loc"]) if _is_form(part)), None)
@@ -182,7 +182,7 @@ def _of_forms(errors: Sequence[Any]) -> Any:
 
 
 def _is_form(part: Any) -> bool:
-    """Return whether a part of a place is pydantic's name of a type; parameters are small letters."""
+    """Return whether a part of a location is pydantic's name of a type; parameters are in lower case."""
     if not isinstance(part, str) or part[:1].isdigit():  # a token id of logit_bias
         return False
     return not part.isidentifier() or part[0].isupper() or part in {"str", "int", "float"}
@@ -193,7 +193,7 @@ def _fits_type(error: Any) -> bool:
 
 
 def routing_error(request: Request, error: HTTPException) -> ApiError:
-    """Return the error of a request that no route takes: it names the right method, or the nearest path."""
+    """Return the error for a request that matches no route; it names the right method or the closest path."""
     path, headers = request.scope["path"], dict(error.headers or {})
     routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
     if error.status_code == 405:
@@ -214,6 +214,6 @@ def _is_json(request: Request) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """Return a text, cut to size, without halves of surrogate pairs: JSON in a request can hold them, UTF-8 cannot."""
+    """Return a truncated text without lone surrogates, which JSON in a request may contain but UTF-8 cannot encode."""
     cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     return cut.encode("utf-8", "replace").decode()

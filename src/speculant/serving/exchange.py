@@ -1,7 +1,7 @@
-"""What passes between a request's coroutine and the thread that decodes: jobs one way, deltas the other.
+"""Communication between a request's coroutine and the decoding thread: jobs one way, deltas the other.
 
 An `Exchange` belongs to one HTTP request and holds its texts, one `Ticket` each (several with `n` or several prompts).
-Everything here but `Ticket.take` runs on the event loop.
+Everything here except `Ticket.take` runs on the event loop.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Job:
 
     Attributes:
         prompt: token ids.
-        options: of `Speculator.prepare`.
-        inputs: what the model's processor made of media, beside the ids.
-        media_tokens: how many of the ids stand for media, by their kind.
-        stop: strings that end the text and are left out of it.
-        marks: texts of special tokens that are part of the text, by their ids.
-        tenant: whose memory drafts for it; "" for the shared one.
+        options: options of `Speculator.prepare`.
+        inputs: outputs of the model's processor for media, besides the ids.
+        media_tokens: number of ids that stand for media, by kind.
+        stop: strings that end the text and are not part of it.
+        marks: texts of special tokens that are part of the text, by token id.
+        tenant: whose memory to draft from; "" for the shared one.
         prediction: token ids that the text is expected to resemble, or ().
-        plain: whether to decode without drafts, and to learn nothing.
-        prompt_only: whether the text is left out of the answer, which is about the prompt.
-        watched: whether its pieces hold the drafts of their rounds.
-        priority: the lower, the earlier it leaves the queue, among the texts of its tenant.
+        plain: whether to decode without drafts and without learning.
+        prompt_only: whether the text is omitted from the response, which is about the prompt.
+        watched: whether its pieces include the drafts of their rounds.
+        priority: texts of a tenant with lower values leave the queue earlier.
     """
 
     prompt: Sequence[int]
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def given(self) -> Any:
-        """The prompt as `Speculator.prepare` takes it."""
+        """The prompt in the form that `Speculator.prepare` takes."""
         if not self.inputs:
             return self.prompt
         from torch import tensor
@@ -66,15 +66,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What a round added to a text.
+    """The tokens and text that a round added.
 
     Attributes:
-        text: that may be sent.
-        tokens: how many were committed.
+        text: text that may be sent.
+        tokens: number of committed tokens.
         finish_reason: "stop" or "length" in the last one, else None.
         error: why the text ended early, or None.
-        piece: what the batch returned, with the tokens' ids and sources; a stop string may have cut it, so only the
-            first `tokens` of it are in the text.
+        piece: the batch's output, with token ids and sources; if a stop string truncated it, only its first `tokens`
+            tokens are part of the text.
     """
 
     text: str = ""
@@ -85,7 +85,7 @@ class Delta:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens."""
+        """Ids of the tokens."""
         return [] if self.piece is None else list(self.piece.tokens[: self.tokens])
 
     @property
@@ -98,16 +98,16 @@ class Ticket:
     """One text of a request.
 
     Attributes:
-        job, index: what is decoded, and the place of its choice in the answer.
-        exchange: where its deltas go.
-        submitted, admitted, first_token, last_token: when, in seconds of the clock; 0 if it has not happened.
-        deadline: when it is cancelled.
-        slot, number: its place among the texts decoded together, and its number of all that were; -1 while it waits.
-        stats: of its decoding, once that has begun.
-        prompt_logprobs: of its prompt, complete with its first delta; None where they are not recorded.
-        finish_reason: how the text ended; None where it has not, or by an error.
+        job, index: what to decode, and the index of its choice in the response.
+        exchange: receives its deltas.
+        submitted, admitted, first_token, last_token: times of these events, in seconds of the clock; 0 if not yet.
+        deadline: time at which it is cancelled.
+        slot, number: its slot among the texts decoded together, and its running number; -1 while it waits.
+        stats: statistics, once decoding has begun.
+        prompt_logprobs: log-probabilities of its prompt, complete with its first delta; None if not recorded.
+        finish_reason: how the text ended; None if it has not, or ended with an error.
         finished: whether the decoding thread is done with it.
-        cancelled: whether that is because nobody waits for it.
+        cancelled: whether it was cancelled because nobody waits for it.
     """
 
     def __init__(self, job: Job, index: int, exchange: Exchange, *, seconds: float) -> None:
@@ -124,16 +124,16 @@ class Ticket:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text, None where none has."""
+        """The stop string that ended the text, or None."""
         return self._filter.found
 
     def take(self, generation: Generation, piece: Piece, *, last: bool) -> Delta:
-        """Return what a piece adds; on the thread that decodes. A stop string in it ends the text.
+        """Convert a piece to a delta, on the decoding thread; a stop string in it ends the text.
 
         Args:
-            generation: the text.
-            piece: of it.
-            last: whether no other piece of the text is known yet.
+            generation: the text's generation.
+            piece: a piece of it.
+            last: whether it is the last piece of the text available so far.
         """
         if self.job.prompt_only and generation.error is None:
             return Delta(finish_reason="length")
@@ -150,7 +150,7 @@ class Ticket:
         return Delta(text=text, tokens=count, piece=piece)
 
     def _filter_piece(self, piece: Piece) -> tuple[int, str]:
-        """Return how many tokens of a piece are in the text, and the text that may be sent."""
+        """Return how many tokens of a piece are part of the text, and the text that may be sent."""
         text = ""
         for count, each in enumerate(piece.texts, start=1):
             text += self._filter.push(each)
@@ -164,8 +164,8 @@ class Exchange:
 
     Attributes:
         tickets: its texts, in the order of the choices.
-        places: texts that there is room for.
-        lengths: tokens of the texts that have ended well; the decoding thread's.
+        places: maximum number of its texts.
+        lengths: numbers of tokens of the texts that ended without error; written by the decoding thread.
     """
 
     def __init__(
@@ -178,14 +178,14 @@ class Exchange:
         seconds: float,
         buffer_tokens: int,
     ) -> None:
-        """Hold places for texts; `EngineLoop.open` is the way in.
+        """Reserve places for texts; use `EngineLoop.open` to create one.
 
         Args:
-            submit, cancel: take a ticket to the thread that decodes.
-            release: gives back places that were not used.
-            places: texts that there is room for.
-            seconds: that each may take.
-            buffer_tokens: of all of them that may wait to be read.
+            submit, cancel: pass a ticket to the decoding thread.
+            release: releases unused places.
+            places: maximum number of texts.
+            seconds: maximum time of each text.
+            buffer_tokens: maximum number of unread tokens of all texts.
         """
         self._submit, self._cancel, self._release = submit, cancel, release
         self.places, self._seconds, self._maximum = places, seconds, buffer_tokens
@@ -197,14 +197,14 @@ class Exchange:
         self.lengths: list[int] = []
 
     def submit(self, job: Job) -> Ticket:
-        """Have a text decoded."""
+        """Submit a text for decoding."""
         ticket = Ticket(job, len(self.tickets), self, seconds=self._seconds)
         self.tickets.append(ticket)
         self._submit(ticket)
         return ticket
 
     def put(self, ticket: Ticket, delta: Delta) -> None:
-        """Take a delta for the reader; where it has left too much unread, the request ends."""
+        """Queue a delta for the reader; if too much is unread, the request ends."""
         if self._closed:
             return
         self._deltas.append((ticket.index, delta))
@@ -214,7 +214,7 @@ class Exchange:
         self._arrived.set()
 
     def fail(self, error: ApiError) -> None:
-        """End what is decoded; the reader gets the error next."""
+        """Cancel the texts; the reader gets the error next."""
         if self._closed:
             return
         self._deltas.clear()
@@ -229,7 +229,7 @@ class Exchange:
             ApiError: a text failed, or the exchange is closed.
         """
         while not self._deltas:
-            if self._closed:  # a reader whose cancellation was lost, as `asyncio.wait_for` did before Python 3.12
+            if self._closed:  # for a reader whose cancellation was lost, as in `asyncio.wait_for` before Python 3.12
                 raise ApiError(499, "the client closed the connection.", code="client_closed")
             self._arrived.clear()
             await self._arrived.wait()
@@ -240,7 +240,7 @@ class Exchange:
         return index, delta
 
     def close(self) -> None:
-        """End what is still decoded and give back the places."""
+        """Cancel texts that are still being decoded and release the places."""
         if self._closed:
             return
         self._closed = True

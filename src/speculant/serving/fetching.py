@@ -1,8 +1,8 @@
-"""Files that a request names by an address: fetched from listed hosts alone, within bytes and seconds.
+"""Fetching of files that a request names by URL: only from listed hosts, within limits of size and time.
 
-A server that fetches what strangers name could be made to read its own network. So the address that a host's name
-resolves to is checked and connected to directly, redirects are not followed, and addresses that are not public are
-refused unless the list holds the address itself.
+A server that fetches URLs from clients could be made to read its own network (SSRF). So the address that a host name
+resolves to is checked and connected to directly, redirects are not followed, and non-public addresses are refused
+unless the address itself is listed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Fetcher:
     """Fetches files.
 
     Attributes:
-        hosts: names or addresses, "*.example.com" for all below one, "*" for any; none to fetch nothing.
-        max_bytes: of a file.
-        seconds: that a file may take.
+        hosts: names or addresses, "*.example.com" for all subdomains, "*" for any host; none to fetch nothing.
+        max_bytes: maximum size of a file.
+        seconds: maximum time for a file.
     """
 
     hosts: Sequence[str]
@@ -36,10 +36,10 @@ class Fetcher:
     seconds: float
 
     def fetch(self, url: str, *, param: str) -> bytes:
-        """Return a file's bytes; on a thread that may wait.
+        """Fetch a file; blocks, so it must not be called on the event loop.
 
         Raises:
-            ApiError: it may not be fetched, or could not be within the limits.
+            ApiError: the file may not be fetched, or could not be fetched within the limits.
         """
         until = time.monotonic() + self.seconds
         try:
@@ -65,10 +65,10 @@ class Fetcher:
         )
 
     def _resolve(self, host: str, port: int) -> str:
-        """Return an address of a host that may be connected to.
+        """Resolve a host to an address that may be connected to.
 
         Raises:
-            OSError: there is none.
+            OSError: there is no such address.
         """
         for *_, (address, *_) in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             found = ipaddress.ip_address(str(address))
@@ -80,7 +80,7 @@ class Fetcher:
     def _read(self, scheme: str, host: str, port: int, address: str, path: str, until: float, param: str) -> bytes:
         connection = http.client.HTTPConnection(host, port)
         plain = found = socket.create_connection((address, port), timeout=_left(until))
-        end = threading.Timer(_left(until), _shut, [plain])  # a timeout alone begins anew with every byte
+        end = threading.Timer(_left(until), _shut, [plain])  # a socket timeout would restart with every byte
         end.daemon = True
         end.start()
         try:

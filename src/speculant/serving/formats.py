@@ -1,6 +1,6 @@
-"""What an answer must match, from OpenAI's `response_format` and vLLM's `structured_outputs`, as a constraint.
+"""Constraints on answers from OpenAI's `response_format` and vLLM's `structured_outputs`.
 
-JSON is generated without whitespace between its parts: what a grammar leaves open, small models fill for ever.
+JSON is generated without whitespace between its parts, because small models may generate optional whitespace forever.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from speculant.serving.schemas import ResponseFormat, StructuredOutputs
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What an answer must match, and the parameter that asks for it."""
+    """A constraint on an answer, and the parameter that specifies it."""
 
     constraint: Constraint
     param: str
 
 
 def format_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> AnswerFormat | None:
-    """Return what a request's answer must match, None for nothing.
+    """Return the constraint on a request's answer, or None.
 
     Raises:
-        ApiError: there are several, or it cannot be read.
+        ApiError: several constraints are given, or one is invalid.
     """
     found: list[tuple[str, str, Any]] = []
     if response_format is not None and response_format.type != "text":

@@ -1,7 +1,7 @@
-"""`generation_config`, which `transformers chat` sends: a transformers GenerationConfig, as text in JSON.
+"""`generation_config`, which `transformers chat` sends: a transformers GenerationConfig, as JSON text.
 
-Its fields stand in for parameters that the request leaves out. Fields that this server could not honour are refused by
-name, as unknown parameters are.
+Its fields are used for parameters that the request omits. Unsupported fields are refused by name, like unknown
+parameters.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _SAME = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class GenerationConfig(Strict):
-    """The fields that are honoured, and those that change nothing here.
+    """The supported fields, and those that have no effect here.
 
     Attributes:
         do_sample: false for greedy decoding, whatever the temperature.
         max_new_tokens: the same as `max_tokens`.
         temperature, top_p, top_k, min_p, repetition_penalty: as in requests.
-        eos_token_id: tokens that end the text, in place of the model's own.
-        bos_token_id, pad_token_id, transformers_version, from_model_config: change nothing of a single prompt.
+        eos_token_id: tokens that end the text, instead of the model's own.
+        bos_token_id, pad_token_id, transformers_version, from_model_config: no effect for a single prompt.
     """
 
     do_sample: bool | None = None
@@ -46,7 +46,7 @@ class GenerationConfig(Strict):
         return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of a request that these fields stand for."""
+        """Return the request parameters that these fields correspond to."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
         found["temperature"] = 0.0 if self.do_sample is False else self.temperature
         found["max_tokens"] = self.max_new_tokens

@@ -1,7 +1,7 @@
-"""Compiles constraints on a thread of its own, so that neither rounds of other requests nor their prompts wait for it.
+"""Compilation of constraints on a separate thread, so that it delays neither rounds nor prompts of other requests.
 
-How much is compiled is bounded by the places of the queue: who has none does not get here. How long a grammar may take
-is bounded by llguidance's limits on its work, and waiting for it by `SECONDS`.
+The number of constraints is bounded by the places in the queue, which requests must have first. The time of a grammar
+is bounded by llguidance's own limits, and waiting for it by `SECONDS`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from speculant.serving.formats import AnswerFormat
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
-SECONDS = 20.0  # that a request waits for its grammar, those before it included
+SECONDS = 20.0  # maximum time that a request waits for its grammar, including those before it
 _LOG = logging.getLogger(__name__)
 
 
@@ -28,28 +28,28 @@ class GrammarCompiler:
     """Compiles constraints for one model."""
 
     def __init__(self, speculator: Speculator, *, seconds: float = SECONDS) -> None:
-        """Prepare; `seconds`: that a request waits."""
+        """Create a compiler; a request waits at most `seconds`."""
         self._speculator, self._seconds = speculator, seconds
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-grammar")
 
     def warm_up(self) -> None:
-        """Begin to make llguidance's form of the tokenizer, which the first constraint would wait for."""
+        """Start building llguidance's tokenizer, which the first constraint would otherwise wait for."""
         self._worker.submit(self._try)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._worker.shutdown(cancel_futures=True)
 
     async def compile(self, wanted: AnswerFormat, ends: Sequence[int] | None) -> CompiledConstraint:
-        """Return the constraint for texts that these tokens end, None for the model's own.
+        """Compile a constraint for texts that end with the tokens `ends`, or with the model's own if None.
 
         Raises:
-            ApiError: it is refused, or takes too long.
+            ApiError: the constraint is refused, or compiling takes too long.
         """
         compiling = asyncio.get_running_loop().run_in_executor(self._worker, self._compile, wanted.constraint, ends)
         try:
             return await asyncio.wait_for(compiling, self._seconds)
-        except SpeculantError as error:  # of the constraint, or of a model that cannot be constrained
+        except SpeculantError as error:  # the constraint is invalid, or the model cannot be constrained
             raise ApiError(400, str(error), param=wanted.param, code="invalid_value") from error
         except asyncio.TimeoutError:
             message = "the constraint takes too long to compile. Simplify it, or try again."

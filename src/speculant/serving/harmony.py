@@ -1,4 +1,4 @@
-"""Answers of GPT-OSS: messages on channels (OpenAI's harmony format), as reasoning, text and calls."""
+"""Parsing of GPT-OSS answers: messages on channels (OpenAI's harmony format), as reasoning, text and calls."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 class HarmonyParser:
-    """Separates an answer into reasoning, text and calls while it grows.
+    """Separates a streamed answer into reasoning, text and calls.
 
-    The channel `analysis` is reasoning; a message to a function is a call, on whatever channel; the rest is text. What
-    follows no header is text too.
+    The channel `analysis` is reasoning; a message to a function is a call, on any channel; everything else is text,
+    including text without a header.
 
     Attributes:
         inside: whether the text so far ends within reasoning.
-        calls: found so far, in OpenAI's form.
+        calls: calls found so far, in OpenAI's format.
     """
 
     def __init__(self, tools: ToolCallParser | None, *, reasons: bool = True) -> None:
-        """Begin an answer, behind `<|start|>assistant`.
+        """Begin an answer, after `<|start|>assistant`.
 
         Args:
-            tools: takes the calls; None where no tools are offered, so that messages to them are text.
-            reasons: whether reasoning is told from text.
+            tools: receives the calls; None if no tools are offered, so that messages to them are text.
+            reasons: whether reasoning is separated from text.
         """
         self.inside = False
         self._tools, self._reasons = tools, reasons
         self._marks = StopFilter(MARKS)
-        self._header: str | None = ""  # of the message that begins, None within a message
-        self._raw = ""  # of a call, as it was written
-        self._name: str | None = None  # of a call
+        self._header: str | None = ""  # header of the message that begins; None within a message
+        self._raw = ""  # raw text of a call
+        self._name: str | None = None  # function name of a call
         self._arguments = ""
 
     @property
@@ -46,7 +46,7 @@ class HarmonyParser:
         return [] if self._tools is None else self._tools.calls
 
     def push(self, text: str) -> tuple[str, str, list[dict[str, Any]]]:
-        """Add text; return what is new of the reasoning, the text and the calls."""
+        """Add text; return the new parts of reasoning, text and calls."""
         reasoning, content, found = "", "", list[dict[str, Any]]()
         while True:
             passed = self._marks.push(text)
@@ -59,7 +59,7 @@ class HarmonyParser:
             content, found = content + more_text, found + calls
 
     def flush(self) -> tuple[str, str, list[dict[str, Any]]]:
-        """Return what was held back, at the end of the answer; a call that was cut is text."""
+        """Return the parts that were held back, at the end of the answer; an incomplete call is text."""
         reasoning, content = self._add(self._marks.flush())
         if self._name is not None:
             text, found = self._end_call()
@@ -68,7 +68,7 @@ class HarmonyParser:
         return reasoning, content + (head or ""), []
 
     def _add(self, text: str) -> tuple[str, str]:
-        """Return the reasoning and the text that a piece of a message or of a header is."""
+        """Add a piece of a message or header; return its reasoning and text."""
         if self._header is not None:
             self._header += text
         elif self._name is not None:
@@ -80,7 +80,7 @@ class HarmonyParser:
         return "", ""
 
     def _turn(self, mark: str) -> tuple[str, list[dict[str, Any]]]:
-        """Take a mark; return the text and the calls that have ended with it."""
+        """Process a mark; return the text and the calls that it completes."""
         text, found = "", list[dict[str, Any]]()
         if self._header is None:
             if self._name is not None:
@@ -102,7 +102,7 @@ class HarmonyParser:
         self.inside = self._name is None and self._reasons and "<|channel|>analysis" in header
 
     def _end_call(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text that was no call, or the call."""
+        """End a call; return it, or its text if it is not a valid call."""
         name, raw, self._name = self._name or "", self._raw + self._arguments, None
         try:
             whole = isinstance(json.loads(self._arguments or "{}"), dict)

@@ -1,4 +1,4 @@
-"""The header `Host`: on loopback, pages of other sites must not reach the server by a name of their own."""
+"""Check of the `Host` header: on loopback, other sites must not reach the server through a name that they control."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TRUSTED = "speculant.trusted_host"
 
 
 class HostCheck:
-    """Answers requests for other hosts than the allowed ones with 400, in OpenAI's form; Starlette tells them apart."""
+    """Answers requests for hosts that are not allowed with 400, in OpenAI's format; Starlette matches the hosts."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], seconds: float) -> None:
-        """Take the allowed hosts, and the seconds that a refused body may take."""
+        """Set the allowed hosts, and the maximum time in seconds for a refused request's body."""
         self._app, self._seconds = app, seconds
         self._check = TrustedHostMiddleware(_trust, allowed_hosts=hosts, www_redirect=False)
 
@@ -43,4 +43,4 @@ async def _trust(scope: Scope, _receive: Receive, _send: Send) -> None:
 
 
 async def _drop(_message: Message) -> None:
-    """Take the place of Starlette's own answer."""
+    """Discard Starlette's own response."""

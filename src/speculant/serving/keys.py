@@ -1,4 +1,4 @@
-"""API keys: compared in constant time before anything of a request is read."""
+"""API keys: compared in constant time, before a request's body is read."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from speculant.serving.bodies import refuse
 from speculant.serving.errors import ApiError
 from speculant.serving.room import PROBES
 
-OPEN = (*PROBES, "/", "/docs")  # and the pages, which hold nothing of anyone
-STATIC = "/static/"  # below it are the page's files, and nothing else
+OPEN = (*PROBES, "/", "/docs")  # probes, and pages that contain no user data
+STATIC = "/static/"  # contains only the page's files
 _TENANT = "speculant.tenant"
 
 
 def tenant_name(key: str) -> str:
-    """Return what stands for a key in names of files and metrics; the key cannot be had from it."""
+    """Return the name of a key in file names and metrics; the key cannot be recovered from it."""
     return hashlib.sha256(b"speculant tenant:" + key.encode()).hexdigest()[:16]
 
 
 def tenant_of(request: Request) -> str:
-    """Return the tenant of a request, "" without keys."""
+    """Return the tenant of a request; "" if there are no keys."""
     return tenant_in(request.scope)
 
 
 def tenant_in(scope: Scope) -> str:
-    """Return the same of an ASGI scope, "" too before its key was checked."""
+    """Return the tenant of an ASGI scope; "" if there are no keys or its key has not been checked yet."""
     tenant: str = scope.get(_TENANT, "")
     return tenant
 
 
 class KeyRing:
-    """The keys in force: those of the options, and those of a file, which may be read again.
+    """The active keys: those of the options, and those of a file, which can be reloaded.
 
     Attributes:
-        file: where keys are read from; None if there is no such file.
-        tenants: by the keys' digests.
+        file: file that keys are read from, or None.
+        tenants: tenants by the digests of their keys.
     """
 
     def __init__(self, settings: ServingOptions) -> None:
@@ -50,32 +50,32 @@ class KeyRing:
 
         Raises:
             FileError: the file cannot be read.
-            UsageError: it holds no key, or a line that is none.
+            UsageError: the file has no key, or an invalid line.
         """
         self._given, self.file = settings.api_keys, settings.api_key_file
         self.tenants: dict[bytes, str] = {}
         self.use(self.read())
 
     def read(self) -> tuple[str, ...]:
-        """Return the keys as options and file have them now, each once; see `KeyRing`."""
+        """Read the current keys from options and file, without duplicates; raises the errors of `KeyRing`."""
         of_file = () if self.file is None else read_key_file(self.file)
         return tuple(dict.fromkeys([*self._given, *of_file]))
 
     def use(self, keys: Sequence[str]) -> None:
-        """Put keys in force in place of those that were."""
+        """Replace the active keys."""
         self.tenants = {hashlib.sha256(key.encode()).digest(): tenant_name(key) for key in keys}
 
     def __len__(self) -> int:
-        """Return how many keys are in force."""
+        """Return the number of active keys."""
         return len(self.tenants)
 
 
 def read_key_file(path: Path) -> list[str]:
-    """Return the keys of a file: one a line, without lines that are empty or begin with #.
+    """Read the keys of a file: one per line, ignoring empty lines and lines that begin with #.
 
     Raises:
         FileError: the file cannot be read.
-        UsageError: it holds no key, which would leave the server open, or a line that is none.
+        UsageError: it has no key, which would leave the server open, or an invalid line.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -97,11 +97,11 @@ class KeyCheck:
     """Answers requests without a valid key with 401."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing, seconds: float) -> None:
-        """Take the keys, without any of which everyone may ask, and the seconds that a refused body may take."""
+        """Set the keys (none to allow everyone), and the maximum time in seconds for a refused request's body."""
         self._app, self._keys, self._seconds = app, keys, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on if it may be."""
+        """Pass a request on if its key is valid."""
         if scope["type"] == "http" and len(self._keys) and not _is_open(scope["path"]):
             tenant = self._tenant(scope)
             if tenant is None:
@@ -123,10 +123,10 @@ class KeyCheck:
             if name == b"authorization":
                 scheme, _, bearer = value.partition(b" ")
                 given = bearer.strip() if scheme.lower() == b"bearer" else b""
-            elif name == b"x-api-key" and not given:  # as Anthropic's clients send it
+            elif name == b"x-api-key" and not given:  # sent by Anthropic's clients
                 given = value.strip()
         digest, found = hashlib.sha256(given).digest(), None
-        for known, tenant in self._keys.tenants.items():  # all of them, so that the time does not depend on which
+        for known, tenant in self._keys.tenants.items():  # compares all, for constant time
             if hmac.compare_digest(known, digest):
                 found = tenant
         return found

@@ -1,6 +1,6 @@
-"""With `--lenient`: members of requests that the server does not know are left out, and named in a header.
+"""`--lenient`: unknown members of requests are ignored and named in a response header.
 
-Clients that send what only other servers know then work, and can see what had no effect.
+So clients that send parameters of other servers work, and can see which ones had no effect.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from urllib.parse import quote
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-UNUSED = "x-speculant-unused"  # header that names what was taken and has no effect
-MAX_NAMED = 20  # that are named; a header has little room
-LONGEST = 80  # characters of a name
+UNUSED = "x-speculant-unused"  # header that names members that were accepted but have no effect
+MAX_NAMED = 20  # maximum number of names, since headers must be short
+LONGEST = 80  # characters: maximum length of a name
 
 _members: ContextVar[UnusedMembers | None] = ContextVar("speculant_unused", default=None)
 
@@ -24,20 +24,20 @@ _members: ContextVar[UnusedMembers | None] = ContextVar("speculant_unused", defa
 class UnusedMembers:
     """The unknown members of one request, by their paths, such as "messages.0.mood".
 
-    A value may be tried as several types, and only what the one that fits left out counts. So an object's members are
-    known by the object, and become those of the object around it once that is whole.
+    A value may be validated as several types, and only the unknown members of the matching type count. So unknown
+    members are recorded per object, and move to the enclosing object once that is valid.
     """
 
     def __init__(self) -> None:
-        self._paths: dict[int, list[str]] = {}  # by the id of the object that holds them
+        self._paths: dict[int, list[str]] = {}  # by the id of the object that contains them
 
     def paths(self) -> list[str]:
-        """Return the paths of all of them."""
+        """Return the paths of all unknown members."""
         return [path for found in self._paths.values() for path in found]
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Forget what an attempt to read an object found, if it fails."""
+        """Discard what an attempt to validate an object recorded, if it fails."""
         before = dict(self._paths)
         try:
             yield
@@ -46,12 +46,12 @@ class UnusedMembers:
             raise
 
     def add(self, found: Any, unknown: Sequence[str], names: Mapping[str, str]) -> None:
-        """Note the unknown members of an object that was read; those of the objects in it become its own.
+        """Record the unknown members of a validated object, including those of nested objects.
 
         Args:
             found: the object, with its fields as attributes.
             unknown: its own unknown members.
-            names: of its fields, on the wire.
+            names: wire names of its fields.
         """
         paths = list(unknown)
         for field, name in names.items():
@@ -63,17 +63,17 @@ class UnusedMembers:
             self._paths[id(found)] = paths
 
     def name(self, member: str) -> None:
-        """Note a member of the request itself."""
+        """Record a member of the request itself."""
         self._paths.setdefault(0, []).append(member)
 
 
 def unused_members() -> UnusedMembers | None:
-    """Return where the unknown members of the request that is read are noted; None where they are refused."""
+    """Return the recorder of the current request's unknown members; None if they are refused."""
     return _members.get()
 
 
 class Lenience:
-    """Lets unknown members of requests pass, and names them in the response."""
+    """Accepts unknown members of requests, and names them in the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -97,6 +97,6 @@ class Lenience:
 
 
 def _shown(paths: Sequence[str]) -> list[str]:
-    """Return paths as a header may have them: clients choose names freely."""
+    """Return paths escaped for a header, since clients choose names freely."""
     shown = [quote(path[:LONGEST], safe="._-[]$", errors="replace") for path in paths[:MAX_NAMED]]
     return [*shown, "..."] if len(paths) > MAX_NAMED else shown

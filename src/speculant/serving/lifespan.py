@@ -1,4 +1,4 @@
-"""The order in which the parts of the server begin and end."""
+"""The order in which the parts of the server start and stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def make_lifespan(
     models: ModelPool, spans: TracerProvider | None
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Return what an application enters as it starts, and leaves as it ends."""
+    """Return the lifespan context manager of the application."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -1,6 +1,6 @@
-"""`/props` and `/slots`, as llama.cpp's server has them, for clients and dashboards that ask for those.
+"""`/props` and `/slots`, as in llama.cpp's server, for clients and dashboards that use them.
 
-A slot is a place for a text among those that are decoded together. What does not exist here is left out, and texts and
+A slot is a place for a text among those decoded together. Fields without an equivalent here are omitted, and texts and
 prompts are not shown.
 """
 
@@ -20,7 +20,7 @@ from speculant.serving.keys import tenant_of
 from speculant.serving.openapi import READING, errors
 from speculant.serving.schemas import CompletionRequest
 
-_NONE = {  # what transformers' options are where they change nothing, and their names here
+_NONE = {  # transformers' options: neutral values, and llama.cpp's names
     "temperature": ("temperature", 1.0), "top_k": ("top_k", 0), "top_p": ("top_p", 1.0), "min_p": ("min_p", 0.0),
     "repetition_penalty": ("repeat_penalty", 1.0), "presence_penalty": ("presence_penalty", 0.0),
     "frequency_penalty": ("frequency_penalty", 0.0), "logprobs": ("n_probs", 0), "seed": ("seed", -1),
@@ -28,7 +28,7 @@ _NONE = {  # what transformers' options are where they change nothing, and their
 
 
 class Settings(BaseModel):
-    """What a text is decoded with where its request says nothing."""
+    """Default parameters of a text."""
 
     n_ctx: int | None
     speculative: bool
@@ -36,17 +36,17 @@ class Settings(BaseModel):
 
 
 class Props(BaseModel):
-    """What the server is.
+    """Properties of the server.
 
     Attributes:
-        default_generation_settings: of a request that names nothing.
-        total_slots: texts decoded together.
-        model_alias, model_path: the served name; folders are not told.
-        chat_template: of the model; "" where it has none.
-        modalities: what the model takes beside text.
-        bos_token, eos_token: of the tokenizer; "" for none.
+        default_generation_settings: default parameters of a request.
+        total_slots: maximum number of texts decoded together.
+        model_alias, model_path: the served model's name; paths are not revealed.
+        chat_template: the model's chat template; "" if it has none.
+        modalities: inputs that the model takes besides text.
+        bos_token, eos_token: special tokens of the tokenizer; "" for none.
         build_info: the server's version.
-        is_sleeping: never, here.
+        is_sleeping: always false here.
     """
 
     default_generation_settings: Settings
@@ -62,7 +62,7 @@ class Props(BaseModel):
 
 
 class NextToken(BaseModel):
-    """How far a text is."""
+    """Progress of a text."""
 
     has_next_token: bool = True
     n_remain: int
@@ -70,17 +70,17 @@ class NextToken(BaseModel):
 
 
 class Slot(BaseModel):
-    """A place for a text; of another key's text only that there is one.
+    """A slot for a text; for another key's text, only whether there is one.
 
     Attributes:
-        id: of the place.
-        id_task: number of the text; -1 where there is none, or another key's.
-        n_ctx: positions of the model; null for no limit.
+        id: number of the slot.
+        id_task: number of the text; -1 if there is none, or it belongs to another key.
+        n_ctx: number of positions of the model; null for no limit.
         speculative: whether its text is decoded with drafts.
         is_processing: whether it has a text.
-        n_prompt_tokens, n_prompt_tokens_cache: of the prompt, and of these which the prefix cache held.
-        params: what the text is decoded with.
-        next_token: how far it is.
+        n_prompt_tokens, n_prompt_tokens_cache: tokens of the prompt, and those that the prefix cache held.
+        params: parameters of the text.
+        next_token: progress of the text.
     """
 
     id: int
@@ -95,11 +95,11 @@ class Slot(BaseModel):
 
 
 def add_llamacpp_routes(app: FastAPI, service: Service, *, takes: Sequence[str]) -> None:
-    """Add the endpoints of a server whose model takes texts, and these other kinds."""
+    """Add the endpoints; `takes` are the kinds of input that the model takes besides text."""
 
     @app.get("/props", responses=errors(*READING))
     async def props() -> Props:
-        """Return what the server is, in the form of llama.cpp's."""
+        """Return the properties of the server, in llama.cpp's format."""
         asked = CompletionRequest(prompt=[0])
         tokenizer = service.prompts.tokenizer
         return Props(
@@ -119,7 +119,7 @@ def add_llamacpp_routes(app: FastAPI, service: Service, *, takes: Sequence[str])
 
     @app.get("/slots", responses=errors(*READING, 503))
     async def slots(request: Request, fail_on_no_slot: str = "") -> list[Slot]:
-        """Return what is decoded, in the form of llama.cpp's server."""
+        """Return the texts being decoded, in llama.cpp's format."""
         decoded = {ticket.slot: ticket for ticket in service.engine.decoded()}
         if len(decoded) == service.engine.size and fail_on_no_slot not in ("", "0"):
             raise ApiError(503, "no slot is available.", type=SERVER, code="busy", headers={"Retry-After": "1"})
@@ -148,8 +148,8 @@ def _slot(service: Service, place: int, ticket: Ticket | None, tenant: str) -> S
 
 
 def _params(service: Service, options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
-    """Return options of `Speculator.prepare` by llama.cpp's names; of those that are not given what the model says."""
-    greedy = options.get("temperature") == 0  # nothing else of the model's config counts then
+    """Return options of `Speculator.prepare` by llama.cpp's names, with the model's defaults for missing ones."""
+    greedy = options.get("temperature") == 0  # then the rest of the model's config has no effect
     config = service.engine.speculator.model.generation_config
     found = dict[str, Any]()
     for name, (shown, none) in _NONE.items():

@@ -1,4 +1,4 @@
-"""While the model loads: every request is answered with 503 at once, in place of waiting for a server to accept it."""
+"""While the model loads, every request is answered with 503 at once, instead of waiting for the server to start."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from speculant.serving.server import make_server
 if TYPE_CHECKING:
     from speculant.options.serving import ServingOptions
 
-BODY_SECONDS = 1.0  # that the body of a refused request may take
+BODY_SECONDS = 1.0  # maximum time for the body of a refused request
 
 
 @contextmanager
 def answering(bound: socket.socket, settings: ServingOptions) -> Iterator[None]:
-    """Answer requests to a socket that listens from a thread, until the server itself can."""
+    """Answer requests to a listening socket on a thread, until the server itself can."""
     server = make_server(make_loading_app(), replace(settings, drain_seconds=1), lambda: None)
     listening = bound.dup()  # uvicorn closes its sockets
     thread = threading.Thread(
@@ -44,7 +44,7 @@ def answering(bound: socket.socket, settings: ServingOptions) -> Iterator[None]:
 
 
 def make_loading_app() -> Starlette:
-    """Return the application that says that the model is being loaded."""
+    """Return the application that reports that the model is being loaded."""
 
     async def ready(_request: Request) -> Response:
         return readiness_response(Readiness(status="loading"))

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the forms of OpenAI's two endpoints."""
+"""Log-probabilities of tokens in the formats of OpenAI's two endpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from speculant.serving.exchange import Delta
 
 TokenText = Callable[[int], str]
 Entries = list[tuple[int, TokenLogprobs]]
-PromptEntries = Sequence[tuple[int, TokenLogprobs | None]]  # a prompt's first token follows nothing
+PromptEntries = Sequence[tuple[int, TokenLogprobs | None]]  # None for a prompt's first token
 
 
 def entries_of(delta: Delta) -> Entries:
-    """Return the tokens of a delta that are in the text, with their log-probabilities; empty where none were asked."""
+    """Return the tokens of a delta that are part of the text, with log-probabilities; empty if not requested."""
     if delta.piece is None or delta.piece.logprobs is None:
         return []
     return list(zip(delta.piece.tokens, delta.piece.logprobs, strict=True))[: delta.tokens]
@@ -40,8 +40,8 @@ def completion_logprobs(entries: PromptEntries, text: TokenText, *, maximum: int
     Args:
         entries: its tokens.
         text: returns a token's text.
-        maximum: alternatives of each token, of which more may be recorded.
-        offset: where its first token begins; below 0 where tokens are not in the text, as one that begins prompts.
+        maximum: maximum number of alternatives per token; more may be recorded.
+        offset: where its first token begins; negative if tokens are not part of the text, such as a BOS token.
     """
     texts = [text(token) for token, _ in entries]
     return {
@@ -58,7 +58,7 @@ def completion_logprobs(entries: PromptEntries, text: TokenText, *, maximum: int
 
 
 def prompt_logprobs(entries: PromptEntries, text: TokenText, *, maximum: int) -> list[dict[str, Any] | None]:
-    """Return the `prompt_logprobs` of a response, in vLLM's form: by token id, the prompt's own token first."""
+    """Return the `prompt_logprobs` of a response, in vLLM's format: by token id, the prompt's own token first."""
     return [None if each is None else _rank(token, each, text, maximum) for token, each in entries]
 
 
@@ -71,7 +71,7 @@ def _rank(token: int, found: TokenLogprobs, text: TokenText, maximum: int) -> di
 
 
 def _make_entry(text: str, logprob: float) -> dict[str, Any]:
-    """Return an entry; a token that is part of a character has no text, and so no bytes that could be told."""
+    """Return an entry; a token that is part of a character has no text, hence no bytes."""
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 

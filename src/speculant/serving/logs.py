@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FactsFormatter(logging.Formatter):
-    """Writes a record and the facts that came with it on one line."""
+    """Formats a record and its facts on one line."""
 
     def __init__(self, *, as_json: bool) -> None:
         """Choose JSON, or key=value."""
@@ -43,6 +43,6 @@ def configure_logging(log_format: str) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as one word, quoted where it holds spaces, quotes or line ends."""
+    """Return a value as one word, quoted if it contains spaces, quotes or line breaks."""
     text = str(value)
     return text if text.isprintable() and not any(each in text for each in ' "=') else json.dumps(text)

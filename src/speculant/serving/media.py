@@ -1,7 +1,7 @@
-"""Images and sound in requests: bounded before they are decoded, on threads beside the event loop.
+"""Images and audio in requests: checked against limits, then decoded on threads off the event loop.
 
-A file of a few kilobytes can decode to gigabytes, so an image's pixels and a recording's length are read from its
-header and checked first, and only common formats are opened at all.
+A file of a few kilobytes can decode to gigabytes, so an image's size and a recording's length are read from its header
+and checked first, and only common formats are opened at all.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from speculant.serving.fetching import Fetcher
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of images that are opened
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # image formats that are opened
 THREADS = 2
 DETAILS = (None, "auto", "low", "high")
-PARTS = {"image_url": "image", "input_audio": "audio"}  # what a part's type asks of the model
+PARTS = {"image_url": "image", "input_audio": "audio"}  # modality that each type of part requires
 
 
 class MediaReader:
     """Reads the media of one model's requests.
 
     Attributes:
-        kinds: that the model takes in chats, of "image" and "audio".
-        rate: samples a second of the model's recordings; None where it takes none.
+        kinds: those of "image" and "audio" that the model takes in chats.
+        rate: sampling rate of the model's audio input; None if it takes none.
     """
 
     def __init__(self, speculator: Speculator, settings: ServingOptions) -> None:
-        """Find out what the model takes."""
+        """Determine what the model takes."""
         processor, capabilities = speculator.processor, speculator.engine.capabilities
         found = media_kinds(processor) if processor is not None and capabilities.media else ()
         self.kinds = tuple(kind for kind in found if kind != "video")
@@ -50,14 +50,14 @@ class MediaReader:
         self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="speculant-media")
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, parts: Sequence[tuple[Mapping[str, Any], str]]) -> list[dict[str, Any]]:
-        """Return parts of messages as `api.media_prompts` takes them: images and samples decoded.
+        """Decode parts of messages to images and samples, for `api.media_prompts`.
 
         Args:
-            parts: OpenAI's `image_url` and `input_audio`, and where each stands in the request.
+            parts: OpenAI's `image_url` and `input_audio` parts, each with its location in the request.
 
         Raises:
             ApiError: there are too many, the model does not take their kind, or one cannot be read.
@@ -75,7 +75,7 @@ class MediaReader:
         )
 
     async def sound(self, data: bytes, *, param: str = "file") -> Any:
-        """Return the samples of a recording, Float32[N].
+        """Decode the samples of a recording, Float32[N].
 
         Raises:
             ApiError: it is too large or too long, or cannot be read.
@@ -86,7 +86,7 @@ class MediaReader:
         return await loop.run_in_executor(self._workers, self._decode_sound, data, param)
 
     def _check(self, part: Mapping[str, Any], param: str) -> None:
-        """Check what can be checked of a part before it is read."""
+        """Check a part as far as possible before it is read."""
         kind = PARTS.get(str(part.get("type")))
         if kind is None or kind not in self.kinds:
             taken = " and ".join(["text", *self.kinds])
@@ -114,7 +114,7 @@ class MediaReader:
         return {"type": kind, kind: self._decode_image(data, param)}
 
     def _decode_image(self, data: bytes, param: str) -> Any:
-        """Return an image in RGB."""
+        """Decode an image to RGB."""
         try:
             from PIL import Image
         except ImportError as error:

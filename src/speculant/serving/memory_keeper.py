@@ -1,7 +1,7 @@
-"""Keeps drafter memories on disk: loaded at the start, saved now and then and at the end.
+"""Persistence of drafter memories: loaded at startup, saved periodically and at shutdown.
 
-A disk that is full costs a log line and a count, never an answer. Files are written aside and renamed, so whatever
-ends the process leaves the last save whole.
+A full disk causes a log line and a metric, never a failed response. Files are written under a temporary name and
+renamed, so however the process ends, the last save stays intact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MemoryKeeper:
     """Saves the memories of one server.
 
     Attributes:
-        unused: files that could not be used, and why; they are left as they are.
+        unused: files that could not be used, and why; they are left untouched.
     """
 
     def __init__(
@@ -39,21 +39,20 @@ class MemoryKeeper:
         strict: bool = False,
         metrics: ScopedMetrics,
     ) -> None:
-        """Load what there is.
+        """Load the existing memories.
 
         Args:
-            drafters: by tenant, "" for the shared one.
-            path: of the shared memory; tenants' files stand beside it, with the tenant before the suffix. None to save
-                nothing.
-            corpus: a memory to begin with where there is no file yet; None for an empty one.
-            seconds: between two savings.
-            strict: whether a file that cannot be used is an error, rather than a memory that begins empty and is not
-                saved.
-            metrics: count savings and failures.
+            drafters: drafters by tenant, "" for the shared one.
+            path: file of the shared memory; tenants' files are next to it, with the tenant before the suffix. None to
+                save nothing.
+            corpus: the initial memory if there is no file yet; None for an empty one.
+            seconds: time between saves.
+            strict: whether an unusable file is an error; otherwise its memory starts empty and is not saved.
+            metrics: counts saves and failures.
 
         Raises:
-            FileError, MemoryFileError: the corpus cannot be used, nor a memory with `strict`, or there is no folder.
-            UnsupportedError: the method keeps no memory, or the corpus does not fit.
+            FileError, MemoryFileError: the corpus, or with `strict` a memory, cannot be used, or there is no folder.
+            UnsupportedError: the method keeps no memory, or the corpus does not fit it.
         """
         self._seconds, self._metrics = seconds, metrics
         self._lock = threading.Lock()
@@ -61,7 +60,7 @@ class MemoryKeeper:
         self._drafters = drafters
         self._paths = {} if path is None else {tenant: tenant_path(path, tenant) for tenant in drafters}
         self._saved: set[str] = set()  # tenants whose memories are saved
-        self._known: dict[str, FileState] = {}  # of tenants' files, as they were read or written last
+        self._known: dict[str, FileState] = {}  # states of tenants' files when last read or written
         self.unused: dict[Path, str] = {}
         if path is not None and not path.parent.is_dir():
             raise FileError(f"cannot keep a memory in {path}: there is no folder {path.parent}.")
@@ -101,7 +100,7 @@ class MemoryKeeper:
             await asyncio.to_thread(self.save)
 
     def save(self) -> bool:
-        """Save every memory; return whether all of them could be."""
+        """Save every memory; return whether all saves succeeded."""
         done = True
         with self._lock:
             for tenant in sorted(self._saved):
@@ -120,14 +119,14 @@ class MemoryKeeper:
         return done
 
     def close(self) -> None:
-        """Save every memory for the last time, and say so."""
+        """Save every memory for the last time, and log it."""
         if self.save():
             for tenant in sorted(self._saved):
                 _LOG.info("memory saved to %s", self._paths[tenant])
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Save nothing meanwhile, so that memories and files can be exchanged."""
+        """Suspend saving, so that memories and files can be replaced."""
         with self._lock:
             yield
 
@@ -139,7 +138,7 @@ class MemoryKeeper:
         return path
 
     def accept(self, tenant: str, path: Path) -> None:
-        """Save to a file from now on that was read again."""
+        """Save to a file that was reloaded from now on."""
         self._saved.add(tenant)
         self._known[tenant] = file_state(path)
         self.unused.pop(path, None)
@@ -147,7 +146,7 @@ class MemoryKeeper:
 
 
 def file_state(path: Path) -> FileState:
-    """Return what changes with a file: its number, size and time; zeros where there is none."""
+    """Return a file's inode, size and modification time, which change with it; zeros if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -161,11 +160,11 @@ def tenant_path(path: Path, tenant: str) -> Path:
 
 
 def memory_bytes(drafters: Mapping[str, Drafter], tenant: str | None = None) -> int:
-    """Return the bytes that memories take now, of drafters that report them.
+    """Return the current size of memories in bytes, for drafters that report it.
 
     Args:
-        drafters: by tenant, "" for the shared one.
-        tenant: whose memory and the shared one are counted; None for all.
+        drafters: drafters by tenant, "" for the shared one.
+        tenant: count only this tenant's memory and the shared one; None for all.
     """
     own = [drafter for name, drafter in drafters.items() if tenant is None or name in ("", tenant)]
     return sum(getattr(drafter, "memory_bytes", None) or 0 for drafter in own)

@@ -1,4 +1,4 @@
-"""From Anthropic's messages, blocks and tools to a chat's."""
+"""Conversion of Anthropic's messages, content blocks and tools to those of a chat."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_messages(system: str | Sequence[Block] | None, messages: Sequence[Anthr
 
 
 def _split(role: str, blocks: Sequence[Block], param: str) -> Iterator[dict[str, Any]]:
-    """Yield a message as chats have it: results of tools are messages of their own, before what else was said."""
+    """Yield the chat messages of a message: tool results become separate messages, before the rest."""
     said, calls, thoughts = list[Block](), list[dict[str, Any]](), list[str]()
     for place, block in enumerate(blocks):
         own = f"{param}.{place}"
@@ -69,7 +69,7 @@ def _result(block: Block, param: str) -> dict[str, Any]:
 
 
 def _content(blocks: str | Sequence[Block], param: str) -> Any:
-    """Return a message's content as chats have it; images stay parts, for models that read them."""
+    """Convert a message's content to a chat's; images stay parts, for models that read them."""
     if isinstance(blocks, str):
         return blocks
     parts = list[dict[str, Any]]()
@@ -95,10 +95,10 @@ def _image(source: Any) -> str | None:
 
 
 def read_tools(tools: Sequence[AnthropicTool]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return tools as chats have them, and the names of those that only Anthropic's platform runs.
+    """Convert tools to a chat's; return them and the names of those that only Anthropic's platform runs.
 
     Raises:
-        ApiError: one cannot be honoured.
+        ApiError: a tool is not supported.
     """
     functions, unused = list[dict[str, Any]](), list[str]()
     for place, tool in enumerate(tools):
@@ -116,10 +116,10 @@ def read_tools(tools: Sequence[AnthropicTool]) -> tuple[list[dict[str, Any]], li
 
 
 def read_choice(choice: AnthropicChoice | None) -> Any:
-    """Return a choice of tools as chats have it.
+    """Convert a tool choice to a chat's.
 
     Raises:
-        ApiError: a tool is to be called, and not named.
+        ApiError: a specific tool is required but not named.
     """
     if choice is None:
         return None

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` as it is on the wire, Anthropic's Messages API."""
+"""Wire format of `POST /v1/messages`, Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant.serving.token_types import Finite
 
 
 class Block(Strict):
-    """A block of content; other kinds than those that are read are parsed, to be refused by name."""
+    """A content block; unsupported types are parsed too, so that they can be refused by name."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -39,7 +39,7 @@ class AnthropicMessage(Strict):
 
 
 class AnthropicTool(Strict):
-    """A tool; those that the server cannot run are parsed, to be named."""
+    """A tool; those that the server cannot run are parsed too, so that they can be named."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -51,7 +51,7 @@ class AnthropicTool(Strict):
 
 
 class AnthropicChoice(Strict):
-    """Which tools are called."""
+    """Which tools may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -59,7 +59,7 @@ class AnthropicChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether to think before the answer, which is the chat template's own matter here."""
+    """Whether to think before the answer, which is left to the chat template here."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1)
@@ -67,7 +67,7 @@ class Thinking(Strict):
 
 
 class OutputFormat(Strict):
-    """What the answer's text must match."""
+    """The format that the answer's text must match."""
 
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
@@ -81,7 +81,7 @@ class OutputConfig(Strict):
 
 
 class AnthropicMetadata(Strict):
-    """Who asks."""
+    """Metadata about the user."""
 
     user_id: str | None = Field(default=None, max_length=512)
 
@@ -114,7 +114,7 @@ class MessagesRequest(CountRequest):
 
 
 class MessageObject(BaseModel):
-    """An answer to `POST /v1/messages`."""
+    """The response to `POST /v1/messages`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -129,20 +129,20 @@ class MessageObject(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """Tokens of a prompt."""
+    """Number of tokens of a prompt."""
 
     input_tokens: int
 
 
 class MessageErrorBody(BaseModel):
-    """Why a request was not answered."""
+    """Details of an error."""
 
     type: str
     message: str
 
 
 class MessageError(BaseModel):
-    """An error in Anthropic's form."""
+    """An error in Anthropic's format."""
 
     type: Literal["error"] = "error"
     error: MessageErrorBody

@@ -1,4 +1,4 @@
-"""`/v1/messages`: Anthropic's Messages API on the path that chats take."""
+"""`/v1/messages`: Anthropic's Messages API, implemented on top of chats."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ KEPT_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 async def create_message(
     service: Service, body: MessagesRequest, request: Request
 ) -> tuple[BaseModel | EventStream, dict[str, str]]:
-    """Return an answer and the headers that belong to it.
+    """Return a response and its headers.
 
     Raises:
-        ApiError: the request cannot be honoured.
+        ApiError: the request cannot be fulfilled.
     """
     functions, unused = read_tools(body.tools or ())
     chat = _chat_request(service, body, functions)
@@ -45,10 +45,10 @@ async def create_message(
 
 
 async def count_tokens(service: Service, body: CountRequest) -> TokenCount:
-    """Return how many tokens a prompt has.
+    """Return the number of tokens of a prompt.
 
     Raises:
-        ApiError: the request cannot be honoured.
+        ApiError: the request cannot be fulfilled.
     """
     _check_edits(body)
     functions, _ = read_tools(body.tools or ())
@@ -65,7 +65,7 @@ def _chat_request(service: Service, body: MessagesRequest, functions: Sequence[d
         "tools": functions or None,
         "tool_choice": read_choice(choice),
         "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
-        # It must be sent, so that clients send what their usual models can; it only bounds the answer.
+        # Clients must send it, and send what their usual models can generate; it is only an upper bound.
         "max_completion_tokens": body.max_tokens if body.max_tokens < service.settings.max_new_tokens else None,
         "stop": body.stop_sequences or None,
         "temperature": body.temperature,
@@ -101,7 +101,7 @@ class MessageAnswer:
     """The answer to a request of the Messages API.
 
     Attributes:
-        prompt: tokens of the prompt.
+        prompt: number of tokens of the prompt.
     """
 
     def __init__(self, service: Service, turn: Turn) -> None:
@@ -129,7 +129,7 @@ class MessageAnswer:
         yield _event({"type": "message_stop"})
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the end of a stream that failed."""
+        """Return the final bytes of a stream that failed."""
         return _event(anthropic_body(error))
 
     def _object(self, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class MessageAnswer:
         return head | {"content": content}
 
     def _end(self) -> dict[str, Any]:
-        """Return why the answer ended."""
+        """Return the stop reason of the answer."""
         found = self._turn.exchange.tickets[0].stop_string
         reason = _REASONS[self._segmenter.finish_reason or "stop"]
         if found is not None:
@@ -189,7 +189,7 @@ def _block(segment: Segment) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return a call's arguments; of one that was cut, none."""
+    """Parse a call's arguments; none if the call is incomplete."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

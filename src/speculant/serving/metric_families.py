@@ -1,7 +1,7 @@
-"""Families of Prometheus metrics in one registry: their names, labels and buckets, under our prefix or by vLLM's.
+"""Families of Prometheus metrics in one registry: names, labels and buckets, with our own prefix or vLLM's names.
 
-By vLLM's names dashboards and autoscalers that were made for vLLM read this server. What vLLM has no name for keeps our
-prefix. vLLM's dashboards choose shares of requests by the bounds of its buckets, so these come with its names.
+With vLLM's names, dashboards and autoscalers made for vLLM work with this server. Metrics that vLLM does not have keep
+our prefix. vLLM's dashboards select shares of requests by its bucket bounds, so these are used along with its names.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from speculant.options.serving import OWN_PREFIX, VLLM_PREFIX
 
 MODEL, ENGINE = "model_name", "engine"
-LENGTHS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))  # of texts, in tokens
-STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens of a round
+LENGTHS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))  # buckets of text lengths, in tokens
+STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # buckets of tokens per round
 CHOICES = (1, 2, 5, 10, 20)
 
 T = TypeVar("T", bound=MetricWrapperBase)
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=MetricWrapperBase)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """Bounds of histograms of seconds: whole requests and their parts, first tokens, and further tokens."""
+    """Bucket bounds in seconds: for whole requests and their phases, first tokens, and further tokens."""
 
     request: tuple[float, ...]
     first: tuple[float, ...]
@@ -50,16 +50,16 @@ VLLM_BUCKETS = Buckets(
 
 
 class Families:
-    """Makes the metrics of one model in a registry.
+    """Creates the metrics of one model in a registry.
 
     Attributes:
-        registry: of all of them.
-        vllm: whether they have vLLM's names.
-        buckets: of seconds.
+        registry: registry of all metrics.
+        vllm: whether vLLM's names are used.
+        buckets: bucket bounds of times.
     """
 
     def __init__(self, model: str, prefix: str) -> None:
-        """Begin an empty registry; `prefix` is one of `options.serving.METRIC_PREFIXES`."""
+        """Create an empty registry; `prefix` is one of `options.serving.METRIC_PREFIXES`."""
         self.registry = CollectorRegistry()
         self.vllm = prefix == VLLM_PREFIX
         self.buckets = VLLM_BUCKETS if self.vllm else OWN_BUCKETS
@@ -69,7 +69,7 @@ class Families:
         self.registry.register(self._watched)
 
     def name(self, name: str, *, own: bool = False) -> str:
-        """Return the whole name of a metric; `own` where vLLM has none such."""
+        """Return the full name of a metric; `own` if vLLM has no such metric."""
         return (OWN_PREFIX if own else self._prefix) + name
 
     def counter(self, name: str, text: str, *, own: bool = False) -> Counter:
@@ -77,7 +77,7 @@ class Families:
         return self._labelled(Counter(self.name(name, own=own), text, list(self.labels), registry=self.registry))
 
     def counters(self, name: str, text: str, label: str) -> Callable[[str], Counter]:
-        """Return what gives the counter of a value of one more label."""
+        """Return a function that returns the counter for a value of an additional label."""
         family = Counter(self.name(name), text, [*self.labels, label], registry=self.registry)
         return lambda value: family.labels(**self.labels, **{label: value})
 
@@ -100,7 +100,7 @@ class Families:
         own: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Add a metric that is read when metrics are asked for: a counter if it `counts`, else a gauge."""
+        """Add a metric whose value is read at scrape time: a counter if `counts`, else a gauge."""
         self._watched.add(WatchedMetric(self.name(name, own=own), text, value, counts, labels or {}))
 
     def unwatch(self) -> None:
@@ -113,7 +113,7 @@ class Families:
 
 @dataclass(frozen=True, slots=True)
 class WatchedMetric:
-    """A metric that is read when metrics are asked for."""
+    """A metric whose value is read at scrape time."""
 
     name: str
     text: str
@@ -123,13 +123,13 @@ class WatchedMetric:
 
 
 class Watched(Collector):
-    """Collects what is read when metrics are asked for; metrics of one name and other labels are one family."""
+    """Collects metrics read at scrape time; metrics with the same name and different labels form one family."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels, self._metrics = labels, dict[str, list[WatchedMetric]]()
 
     def add(self, metric: WatchedMetric) -> None:
-        """Collect this one too."""
+        """Add a metric to collect."""
         self._metrics.setdefault(metric.name, []).append(metric)
 
     def clear(self) -> None:
@@ -137,7 +137,7 @@ class Watched(Collector):
         self._metrics.clear()
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield the families with their values of now."""
+        """Yield the families with their current values."""
         for name, metrics in self._metrics.items():
             labels = [*self._labels, *metrics[0].labels]
             kind = CounterMetricFamily if metrics[0].counts else GaugeMetricFamily

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one server or tenant: what its requests took, what was drafted, how they ended."""
+"""Prometheus metrics of one server or tenant: times of requests, drafting, and how requests ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speculant.serving.metric_families import CHOICES, LENGTHS, STEP, Families
 
 @dataclass(slots=True)
 class Counted:
-    """What of a text is counted already: rounds with drafts, nodes, accepted tokens by depth, tokens."""
+    """What has already been counted of a text: rounds with drafts, nodes, accepted tokens by depth, tokens."""
 
     drafts: int = 0
     drafted: int = 0
@@ -27,7 +27,7 @@ class Metrics:
     """The metrics of one server, in a registry of its own; an `Observer` of its engine loop."""
 
     def __init__(self, model: str, prefix: str = OWN_PREFIX) -> None:
-        """Register every metric, labelled with the model's name; `prefix` says by whose names."""
+        """Register all metrics, labelled with the model's name; `prefix` selects their names."""
         self._families = families = Families(model, prefix)
         self._counts: dict[Ticket, Counted] = {}
         self._step_tokens = 0  # of the round that is delivered
@@ -83,14 +83,14 @@ class Metrics:
     def watch(
         self, name: str, text: str, value: Callable[[], float], *, counts: bool = False, own: bool = False
     ) -> None:
-        """Add a metric that is read when metrics are asked for: a counter if it `counts`, else a gauge."""
+        """Add a metric whose value is read at scrape time: a counter if `counts`, else a gauge."""
         self._families.watch(name, text, value, counts=counts, own=own)
         if self._families.vllm and name == "num_requests_waiting":
             for reason, count in (("capacity", value), ("deferred", _zero)):
                 self._families.watch(f"{name}_by_reason", "Texts by why they wait.", count, labels={"reason": reason})
 
     def drafting(self) -> tuple[int, int]:
-        """Return how many drafts were verified, and of how many the first token was accepted."""
+        """Return the number of drafts verified, and of those whose first token was accepted."""
         name, labels = self._families.name, self._families.labels
         sample = self._families.registry.get_sample_value
         hits = sample(name("spec_decode_num_accepted_tokens_per_pos_total"), labels | {"position": "0"})
@@ -144,7 +144,7 @@ class Metrics:
     def decoded(self, tickets: Sequence[Ticket]) -> None:
         self._batch.set(len(tickets))
         self._rounds.inc()
-        if self._step_tokens:  # of the round before, which has been delivered
+        if self._step_tokens:  # of the previous round, which has been delivered
             self._steps.observe(self._step_tokens)
             self._step_tokens = 0
 
@@ -174,7 +174,7 @@ class Metrics:
             self._longest.observe(max(lengths))
 
     def _count_drafts(self, ticket: Ticket, counted: Counted) -> None:
-        """Count what the text's statistics have more than when they were last looked at."""
+        """Count the increase of the text's statistics since the last call."""
         stats = ticket.stats
         if stats is None or counted.drafted == stats.drafted:
             return
@@ -187,13 +187,13 @@ class Metrics:
             self._positions.append(self._by_depth(str(len(self._positions))))
         for depth, count in enumerate(accepted):
             if count == known[depth]:
-                break  # deeper ones are accepted only below it
+                break  # deeper nodes are accepted only below an accepted one
             self._accepted.inc(count - known[depth])
             self._positions[depth].inc(count - known[depth])
             known[depth] = count
 
     def _add_constants(self) -> None:
-        """Add what vLLM's dashboards ask for and this server has no more than one value of."""
+        """Add metrics that vLLM's dashboards query and that are constant in this server."""
         watch = self._families.watch
         watch("num_preemptions", "Texts that gave their room to others: none ever does.", _zero, counts=True)
         for state, value in (("awake", _one), ("weights_offloaded", _zero), ("discard_all", _zero)):
@@ -201,7 +201,7 @@ class Metrics:
 
 
 def _http_counter(families: Families) -> Callable[[str, str, int], None]:
-    """Return what counts an HTTP request: by path and status, or as the instrumentation that vLLM uses does."""
+    """Return a function that counts an HTTP request: by path and status, or like vLLM's instrumentation."""
     if not families.vllm:
         own = Counter(families.name("http_requests"), "HTTP requests.", ("path", "status"), registry=families.registry)
         return lambda _, path, status: own.labels(path, str(status)).inc()

@@ -1,6 +1,6 @@
-"""What `/openapi.json` contains beside the types of requests: errors, streams and keys.
+"""Additions to `/openapi.json` besides request types: errors, streams and keys.
 
-FastAPI's own schema lists a status 422 that is never returned here, and none of the errors that are.
+FastAPI's own schema lists status 422, which is never returned here, and none of the errors that are.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ DESCRIPTIONS = {
     503: "The server cannot answer now: it shuts down, has no memory left, or its decoding ended.",
     504: "The request took longer than the server allows.",
 }
-READING = (401,)  # what may answer a request without a body
-BODY = (400, 401, 404, 408, 413, 415)  # and one with a body
-DECODING = (*BODY, 429, 499, 500, 503, 504)  # and one for a text
+READING = (401,)  # error statuses of requests without a body
+BODY = (400, 401, 404, 408, 413, 415)  # of requests with a body
+DECODING = (*BODY, 429, 499, 500, 503, 504)  # of requests for texts
 
 
 def errors(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of these statuses, in OpenAI's form of errors or another one."""
+    """Return the responses of these statuses, with errors in OpenAI's or another format."""
     return {status: {"model": model, "description": DESCRIPTIONS[status]} for status in statuses}
 
 
@@ -42,8 +42,8 @@ def texts(data: str, *, model: type[BaseModel] = ErrorResponse) -> dict[int | st
     """Return the responses of an endpoint for texts.
 
     Args:
-        data: what an event of its streams holds, such as "an object `response`".
-        model: the form of errors.
+        data: what an event of its streams contains, such as "an object `response`".
+        model: format of errors.
     """
     field = {"type": "string", "description": f"JSON of {data}."}
     each = {"type": "object", "properties": {"data": field}, "required": ["data"]}
@@ -54,7 +54,7 @@ def texts(data: str, *, model: type[BaseModel] = ErrorResponse) -> dict[int | st
 
 
 def add_openapi(app: FastAPI, *, keys: bool) -> None:
-    """Have an application describe itself; with keys, how they are sent."""
+    """Install the OpenAPI schema of an application; with `keys`, it describes how they are sent."""
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:

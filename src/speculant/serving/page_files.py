@@ -1,4 +1,4 @@
-"""The page at `/` and what it loads from `/static/`: files that name no other host and hold nothing of anyone."""
+"""The page at `/` and its files below `/static/`, which refer to no other host and contain no user data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_page_files(app: FastAPI) -> None:
 
 
 def page_files() -> dict[str, bytes]:
-    """Return the files of the page by their paths below `/static/`; other kinds, such as licences, are not sent."""
+    """Return the files of the page by their paths below `/static/`; other types, such as licences, are not served."""
     return dict(_walk(files("speculant.serving") / "page", ""))
 
 
@@ -59,14 +59,14 @@ def _walk(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 class PageFile:
-    """A file of the page, and the tag by which a browser asks whether the one that it has is still it."""
+    """A file of the page, and its ETag, with which a browser can revalidate its copy."""
 
     def __init__(self, content: bytes, media_type: str) -> None:
         self._content, self._media_type = content, media_type
         self._headers = HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
 
     def answer(self, request: Request) -> Response:
-        """Return the file, or that it has not changed."""
+        """Return the file, or 304 if it has not changed."""
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, media_type=self._media_type, headers=self._headers)

@@ -1,6 +1,7 @@
-"""Every parameter of OpenAI's requests, and those of vLLM that are taken too: honoured, or refused with the reason.
+"""All parameters of OpenAI's requests, and the supported ones of vLLM: each is supported, or refused with a reason.
 
-The documentation's table is made of this one, and requests are checked against it, so that none is ignored.
+The table in the documentation is generated from this one, and requests are checked against it, so that no parameter is
+silently ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class Parameter:
     """A parameter of a request.
 
     Attributes:
-        name: of its field.
-        endpoints: that have it.
+        name: name of its field.
+        endpoints: endpoints that have it.
         note: what it does here, or why it is refused.
-        honoured: whether it is.
-        neutral: values that ask for nothing and are taken where it is refused; null always is.
-        harmless: whether the text is the same without it, so that a lenient server may leave it out.
+        honoured: whether it is supported.
+        neutral: values without effect, accepted even if the parameter is refused; null always is.
+        harmless: whether the text is the same without it, so that a lenient server may ignore it.
     """
 
     name: str
@@ -164,14 +165,14 @@ PARAMETERS = (
 
 
 def check_honoured(endpoint: str, values: Mapping[str, Any]) -> None:
-    """Refuse what an endpoint cannot honour.
+    """Check that an endpoint supports all parameters of a request.
 
     Args:
         endpoint: CHAT or COMPLETIONS.
         values: the fields that the client sent.
 
     Raises:
-        ApiError: a parameter asks for something that is not done.
+        ApiError: a parameter is not supported.
     """
     for parameter in PARAMETERS:
         value = values.get(parameter.name)
@@ -189,7 +190,7 @@ def check_honoured(endpoint: str, values: Mapping[str, Any]) -> None:
 
 
 def parameter_table() -> str:
-    """Return the table of the documentation, in Markdown."""
+    """Return the table for the documentation, in Markdown."""
     lines = ["| parameter | chat | completions | |", "|---|---|---|---|"]
     for parameter in PARAMETERS:
         marks = [

@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/version`: whether the server works, whether it takes requests now, and which one it is."""
+"""`/health`, `/ready` and `/version`: whether the server works, whether it accepts requests now, and its version."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
 
 
 class Health(BaseModel):
-    """That requests can be decoded."""
+    """The server can decode requests."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(BaseModel):
-    """Whether requests are taken, and if not, why.
+    """Whether requests are accepted, and if not, why.
 
     Attributes:
-        status: "loading" until the model can decode, "draining" once the server was told to end, "failed" where the
-            decoding thread has ended, else "ready".
+        status: "loading" until the model can decode, "draining" once the server is shutting down, "failed" if the
+            decoding thread has died, else "ready".
     """
 
     status: Literal["ready", "loading", "draining", "failed"]
 
 
 class Version(BaseModel):
-    """The version of Speculant, in vLLM's form."""
+    """The version of Speculant, in vLLM's format."""
 
     version: str = __version__
 
 
 def add_probe_routes(app: FastAPI, service: Service) -> None:
-    """Answer what load balancers and supervisors ask; `make_server` tells of the end by `app.state.leaving`."""
+    """Add the endpoints for load balancers and supervisors; `make_server` signals shutdown by `app.state.leaving`."""
     app.state.leaving = lambda: False
 
     @app.get("/health", responses=errors(503))
     async def health() -> Health:
-        """Return whether the server works; where it does not, it needs a restart."""
+        """Return whether the server works; if it does not, it needs a restart."""
         if not service.engine.alive:
             raise ApiError(503, "the decoding thread does not run.", type=SERVER, code="not_running")
         return Health()
 
     @app.get("/ready", response_model=Readiness, responses={503: {"model": Readiness, "description": "It does not."}})
     async def ready() -> JSONResponse:
-        """Return whether the server takes requests now."""
+        """Return whether the server accepts requests now."""
         found = Readiness(status="draining" if app.state.leaving() else service.engine.status)
         return readiness_response(found)
 
@@ -63,6 +63,6 @@ def add_probe_routes(app: FastAPI, service: Service) -> None:
 
 
 def readiness_response(found: Readiness) -> JSONResponse:
-    """Return a readiness as a response."""
+    """Return the HTTP response for a readiness."""
     headers = {} if found.status == "ready" else {"Retry-After": "1"}
     return JSONResponse(found.model_dump(), 200 if found.status == "ready" else 503, headers=headers)

@@ -1,4 +1,4 @@
-"""From texts and messages to token ids: short ones at once, longer ones on a thread beside the event loop."""
+"""Encoding of texts and messages to token ids: short ones immediately, longer ones on a thread."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 T = TypeVar("T")
-LONG_TOKEN = 16  # characters; texts of longer ones on average are rare
-SHORT = 2000  # characters, which take less time than waking a thread twice, and no more than a millisecond or two
-RESERVED = {  # arguments of transformers' `apply_chat_template`, which are no template's own
+LONG_TOKEN = 16  # characters; texts whose tokens are longer than this on average are rare
+SHORT = 2000  # characters, whose encoding takes less time than waking a thread twice, a millisecond or two at most
+RESERVED = {  # arguments of transformers' `apply_chat_template`, which are not a template's own
     *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
     *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
 }
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templates have for an answer's reasoning
-TAIL = 16  # tokens of a prompt's end, which hold a mark however it is split
-MESSAGE = 50  # characters that a message's part of the template counts as
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templates use for an answer's reasoning
+TAIL = 16  # last tokens of a prompt, which contain a mark however it is tokenized
+MESSAGE = 50  # characters that the template is assumed to add per message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class ChatPrompt:
 
     Attributes:
         ids: its tokens.
-        inputs: what the model's processor made beside them, of media; empty for text.
-        media_tokens: how many of the tokens stand for media, by their kind.
+        inputs: further outputs of the model's processor for media; empty for text.
+        media_tokens: number of tokens that stand for media, by kind.
     """
 
     ids: list[int]
@@ -54,13 +54,13 @@ class PromptEncoder:
     """Encodes prompts for one model.
 
     Attributes:
-        tokenizer: the model's.
-        positions: that the model has; None for no limit.
+        tokenizer: the model's tokenizer.
+        positions: maximum positions of the model; None for no limit.
         vocabulary: V.
-        token_limit: of a prompt; None for no limit.
+        token_limit: maximum number of tokens of a prompt; None for no limit.
         ends: ids of the tokens that end the model's texts.
         text_tokens: see `tools.text_tokens`.
-        formats: of the model's answers.
+        formats: formats of the model's answers.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class PromptEncoder:
         reasoning: str = "auto",
         tools: str = "auto",
     ) -> None:
-        """Take the model's tokenizer.
+        """Create the encoder of a model.
 
         Args:
             speculator: the model.
-            media: reads what is in messages beside text.
-            token_limit: of a prompt; 0 for what the model has positions for.
+            media: reads the media in messages.
+            token_limit: maximum number of tokens of a prompt; 0 for the model's positions.
             reasoning, tools: names of the formats of answers, see `answer_parser.find_formats`.
 
         Raises:
-            UsageError: these formats do not go together.
+            UsageError: these formats cannot be combined.
         """
         self.tokenizer, self._processor, self._media = speculator.tokenizer, speculator.processor, media
         self._placeholders = media_tokens(speculator.model.config) if media.kinds else {}
@@ -94,7 +94,7 @@ class PromptEncoder:
         self.formats = find_formats(next(filter(None, templates), None), reasoning=reasoning, tools=tools)
         own = speculator.model.generation_config.eos_token_id
         self.ends: list[int] = [] if own is None else [own] if isinstance(own, int) else list(own)
-        self._texts: dict[int, str] = {}  # of single tokens
+        self._texts: dict[int, str] = {}  # texts of single tokens
         self._shown: dict[tuple[str, ...], dict[int, str]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speculant-tokenizer")
         self._submitted: list[Future[Any]] = []  # two threads must not use a tokenizer that keeps state
@@ -106,15 +106,15 @@ class PromptEncoder:
 
     @property
     def chat_template(self) -> str:
-        """The chat template, of the tokenizer or of the processor; "" where there is none."""
+        """The chat template of the tokenizer or processor; "" if there is none."""
         own = (getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
         return str(next(filter(None, own), ""))
 
     def switches(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-        """Return what a chat template is given of `chat_template_kwargs` and `reasoning_effort`.
+        """Return the arguments of the chat template from `chat_template_kwargs` and `reasoning_effort`.
 
         Raises:
-            ApiError: the template has no such switch.
+            ApiError: the template has no such argument.
         """
         if effort in (None, "none"):
             return dict(given or {})
@@ -124,11 +124,11 @@ class PromptEncoder:
         return {**(given or {}), "reasoning_effort": effort}
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._worker.shutdown(cancel_futures=True)
 
     async def text(self, text: str, *, param: str = "prompt", special: bool = True) -> list[int]:
-        """Return a text's ids.
+        """Encode a text.
 
         Raises:
             ApiError: it is empty or too long.
@@ -144,10 +144,10 @@ class PromptEncoder:
         tools: Sequence[Tool] | None = None,
         switches: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """Return the prompt of messages, media included, ready for the answer; `switches` go to the template.
+        """Return the prompt of messages, including media, ready for the answer; `switches` are template arguments.
 
         Raises:
-            ApiError: the template does not take them, they are too long, or a file cannot be read.
+            ApiError: the template rejects them, they are too long, or a file cannot be read.
         """
         files = [
             (part.model_dump(), f"messages.{place}.content.{index}")
@@ -155,7 +155,7 @@ class PromptEncoder:
             for index, part in enumerate(message.content if isinstance(message.content, list) else ())
             if part.type != "text"
         ]
-        own = getattr(self.tokenizer, "chat_template", None)  # of some models the processor alone has a template
+        own = getattr(self.tokenizer, "chat_template", None)  # for some models, only the processor has a template
         if not self._media.kinds or (own and not files):
             return ChatPrompt(await self.chat(messages, tools, switches))
         read = iter(await self._media.read(files))
@@ -175,10 +175,10 @@ class PromptEncoder:
         tools: Sequence[Tool] | None = None,
         switches: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the ids of messages of text in the model's chat template, ready for the answer.
+        """Encode text-only messages with the model's chat template, ready for the answer.
 
         Raises:
-            ApiError: the template does not take them, or they are too long.
+            ApiError: the template rejects them, or they are too long.
         """
         rows = [_row(message, place) for place, message in enumerate(messages)]
         large = tools or any("tool_calls" in row for row in rows)
@@ -199,13 +199,13 @@ class PromptEncoder:
         return form is not None and str(self.tokenizer.decode(list(ids[-TAIL:]))).rstrip().endswith(form.begin)
 
     def shown(self, marks: tuple[str, ...]) -> dict[int, str]:
-        """Return those of the marks that are special tokens, by their ids."""
+        """Return the marks that are special tokens, by token id."""
         if marks not in self._shown:
             self._shown[marks] = shown_marks(self.tokenizer, marks)
         return self._shown[marks]
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token within a text; the replacement character where it is a part of a character."""
+        """Return the text of one token within a text; the replacement character if it is only part of a character."""
         if self.tokenizer is None:
             return ""
         if token not in self._texts:
@@ -215,7 +215,7 @@ class PromptEncoder:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The tokens that are no text, such as a text's end."""
+        """The tokens that are not text, such as the end of a text."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         marks = [token for token, each in added.items() if each.special]
         return frozenset([*getattr(self.tokenizer, "all_special_ids", []), *marks])
@@ -224,7 +224,7 @@ class PromptEncoder:
         """Check a prompt's length and ids.
 
         Raises:
-            ApiError: it is empty, too long, or holds ids that are not the model's.
+            ApiError: it is empty, too long, or contains ids outside the model's vocabulary.
         """
         if not ids:
             raise ApiError(400, "the prompt is empty.", param=param, code="invalid_value")
@@ -238,16 +238,16 @@ class PromptEncoder:
         self.check_vocabulary(ids, param)
 
     def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
-        """Check that ids are the model's.
+        """Check that ids are in the model's vocabulary.
 
         Raises:
-            ApiError: one is not.
+            ApiError: an id is not.
         """
         if ids and max(ids) >= self.vocabulary:
             raise ApiError(400, f"token ids must be below {self.vocabulary}.", param=param, code="invalid_value")
 
     async def _run(self, work: Callable[[], T], *, size: int) -> T:
-        """Return what work on so many characters returns."""
+        """Run work on `size` characters, on the thread if they are many, and return its result."""
         if self.tokenizer is None:
             raise ApiError(400, "this model has no tokenizer; only token ids are taken.", code="unsupported")
         self._submitted = [each for each in self._submitted if not each.done()]
@@ -257,11 +257,11 @@ class PromptEncoder:
         return await asyncio.wrap_future(self._submitted[-1])
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
-        """Return a text's ids; of one that is certainly too long, those of its beginning, which are too many too."""
+        """Encode a text; if it is certainly too long, only a prefix of it, which is too long as well."""
         maximum = self.token_limit
         if maximum is not None and len(text) > LONG_TOKEN * maximum:
             beginning: list[int] = self.tokenizer(text[: LONG_TOKEN * maximum], add_special_tokens=special)["input_ids"]
-            if len(beginning) > 2 * maximum:  # the whole text cannot have so many fewer
+            if len(beginning) > 2 * maximum:  # the whole text cannot have fewer than half of these
                 return beginning
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
@@ -274,7 +274,7 @@ class PromptEncoder:
             text = self._render(rows, options)
         except SpeculantError:
             raise
-        except Exception as error:  # templates refuse by errors of their own
+        except Exception as error:  # templates raise errors of their own
             plainer = [_without_thoughts(row) for row in rows]
             if plainer != rows:  # that of GPT-OSS takes reasoning or text beside a call, not both
                 return self._apply_template(plainer, options)
@@ -289,10 +289,10 @@ class PromptEncoder:
         return text
 
     def _template_options(self, tools: Sequence[Tool] | None, switches: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return what the chat template is given beside the messages.
+        """Return the arguments of the chat template besides the messages.
 
         Raises:
-            ApiError: the template does not know tools, or a switch has a name that is not the template's own.
+            ApiError: the template does not support tools, or a switch has a reserved name.
         """
         for name in switches or ():
             if name in RESERVED:
@@ -312,7 +312,7 @@ class PromptEncoder:
 
 
 def check_text(text: str, *, param: str) -> None:
-    """Check that a text can be encoded; JSON can hold halves of surrogate pairs, which cannot.
+    """Check that a text can be encoded; JSON may contain lone surrogates, which cannot.
 
     Raises:
         ApiError: it cannot.
@@ -344,7 +344,7 @@ def join_content(content: str | Sequence[TextPart] | None, *, param: str) -> str
 
 
 def _row(message: Message, place: int, read: Iterator[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return a message as chat templates read them; with media, which were read in their order, as a list of parts."""
+    """Convert a message for the chat template; with media (`read`, in order), its content is a list of parts."""
     param = f"messages.{place}.content"
     content: Any
     if read is None or not isinstance(message.content, list):
@@ -382,7 +382,7 @@ def _without_thoughts(row: dict[str, Any]) -> dict[str, Any]:
 
 def _arguments(text: str, place: int) -> Any:
     try:
-        return json.loads(text)  # templates write them as JSON themselves
+        return json.loads(text)  # templates convert them to JSON themselves
     except (ValueError, RecursionError) as error:
         param = f"messages.{place}.tool_calls"
         raise ApiError(400, "arguments of a tool call are not JSON.", param=param, code="invalid_value") from error

@@ -1,4 +1,4 @@
-"""What a model thinks before its answer, separated from the answer while it grows."""
+"""Separation of a model's reasoning from its streamed answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ReasoningFormat:
     """How a family of models marks reasoning.
 
     Attributes:
-        begin, end: the marks; where the prompt ends with `begin`, the answer begins within the reasoning.
-        label: that may follow `begin` and is no part of the reasoning.
+        begin, end: the marks; if the prompt ends with `begin`, the answer begins within the reasoning.
+        label: a label that may follow `begin` and is not part of the reasoning.
     """
 
     begin: str
@@ -32,7 +32,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 class ReasoningParser:
-    """Separates reasoning at the beginning of an answer from what follows; space around it is left out.
+    """Separates reasoning at the beginning of an answer from the rest; whitespace around it is dropped.
 
     Attributes:
         inside: whether the text so far ends within the reasoning.
@@ -42,15 +42,15 @@ class ReasoningParser:
         """Begin an answer; `begun`: the prompt ended with the mark that begins the reasoning."""
         self.inside = begun
         self._form = form
-        self._head: str | None = None if begun else ""  # what may be the mark that begins it
+        self._head: str | None = None if begun else ""  # text that may be the opening mark
         self._label = f"{form.label}\n" if form.label else ""
-        self._lead: str | None = ""  # what was read of it before its first word
+        self._lead: str | None = ""  # whitespace or label read before its first word
         self._end = StopFilter([form.end])
-        self._space = ""  # of the reasoning, behind its last word
+        self._space = ""  # trailing whitespace of the reasoning so far
         self._trim = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add text; return what is known of the reasoning, and of what follows."""
+        """Add text; return the new parts of the reasoning and of the text after it."""
         if self._head is not None:
             self._head += text
             text, head = self._head, self._head.lstrip()
@@ -68,13 +68,13 @@ class ReasoningParser:
         return self._inner(text, last=True), self._after(self._end.rest)
 
     def flush(self) -> tuple[str, str]:
-        """Return what was held back, at the end of the answer."""
+        """Return the parts that were held back, at the end of the answer."""
         if self._head is not None:
             return "", self._head
         return (self._inner(self._end.flush(), last=True), "") if self.inside else ("", "")
 
     def _inner(self, text: str, *, last: bool = False) -> str:
-        """Return what may be sent of text within the reasoning."""
+        """Return the part of text within the reasoning that may be sent."""
         if self._lead is not None:
             self._lead = (self._lead + text).lstrip()
             if self._label:
@@ -91,7 +91,7 @@ class ReasoningParser:
         return kept
 
     def _after(self, text: str) -> str:
-        """Return text behind the reasoning, without the space between."""
+        """Return text after the reasoning, without the whitespace in between."""
         if self._trim:
             text = text.lstrip()
             self._trim = not text

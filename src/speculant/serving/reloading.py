@@ -1,9 +1,9 @@
-"""What a running server reads again when it is asked to: the file of keys, frozen bases, and memory files.
+"""Reloading of the key file, frozen bases and memory files while the server runs.
 
-Requests go on meanwhile. A memory is made anew beside the one in force, from its file where another program has
-replaced that (as `speculant memory merge` does), else from what it holds now, above bases that are opened again; then
-it takes the place of the old one, on which requests end that had begun on it. What cannot be used leaves what was in
-force as it is, and is logged.
+Requests continue meanwhile. A new memory is built next to the active one, from its file if another program has replaced
+that (as `speculant memory merge` does), else from its current contents, above reopened bases; then it replaces the old
+one, which requests that began on it use until they end. If something cannot be used, it is logged and the active state
+is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Reads files again, one request to do so after the other."""
+    """Reloads files; concurrent reload requests run one after the other."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Reloader:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to read everything again; on the event loop."""
+        """Start reloading everything; called on the event loop."""
         task = asyncio.create_task(self.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def run(self) -> None:
-        """Read everything again; what failed is logged."""
+        """Reload everything; failures are logged."""
         async with self._lock:
             steps = [("keys", self._read_keys), *(("memories and bases", each.read) for each in self._memories())]
             for what, read in steps:
@@ -71,7 +71,7 @@ class Reloader:
                     _LOG.error("%s were not read again, those in force stay: %s", what, error)
 
     def _read_keys(self) -> str:
-        """Read the file of keys; return what was done.
+        """Reload the key file; return a summary.
 
         Raises:
             FileError, UsageError: the file cannot be used.
@@ -108,7 +108,7 @@ class MemoryReloader:
         self._settings, self._method_settings = settings, method_settings
 
     def read(self) -> str:
-        """Make memories anew; return what was done.
+        """Rebuild the memories; return a summary.
 
         Raises:
             SpeculantError, OSError: a file cannot be used.
@@ -136,7 +136,7 @@ class MemoryReloader:
         return f"{read}; {len(bases)} bases in force"
 
     def _renewed(self, drafter: Drafter, path: Path | None, bases: Sequence[MixBase]) -> Drafter:
-        """Return a drafter with the memory of a file, or with what another one holds where there is none."""
+        """Return a new drafter with the memory of a file or, without one, with the memory of another drafter."""
         limit = self._settings.memory_limit // len(self._drafters)
         made = new_memory(self._speculator, limit=limit, settings=self._method_settings, bases=bases)
         if isinstance(made, Persistent) and isinstance(drafter, Persistent):

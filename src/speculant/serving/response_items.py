@@ -1,4 +1,4 @@
-"""Between the Responses API and a chat: items to messages and tools to functions, and segments back to items."""
+"""Conversion between the Responses API and chats: items to messages, tools to functions, segments back to items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FREE_TEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledTool:
-    """How a call of a function is named on the wire: a function, perhaps of a namespace, or a tool of free text."""
+    """Wire name of a called function: a function, possibly in a namespace, or a custom tool with free-text input."""
 
     name: str
     namespace: str | None = None
@@ -38,9 +38,9 @@ class Tools:
     """The tools of a request.
 
     Attributes:
-        functions: as chats have them.
-        names: how a call of each is named on the wire.
-        unused: types of those that only OpenAI's platform runs, so that the model is not told of them.
+        functions: the functions in a chat's format.
+        names: wire names of their calls.
+        unused: types of tools that only OpenAI's platform runs, which are not shown to the model.
     """
 
     functions: Sequence[dict[str, Any]]
@@ -49,10 +49,10 @@ class Tools:
 
 
 def read_tools(tools: Sequence[ResponseTool]) -> Tools:
-    """Return the tools of a request.
+    """Convert the tools of a request.
 
     Raises:
-        ApiError: one cannot be honoured.
+        ApiError: a tool is not supported.
     """
     functions, names, unused = list[dict[str, Any]](), dict[str, CalledTool](), list[str]()
     for place, tool in enumerate(tools):
@@ -99,7 +99,7 @@ def _joined(namespace: str | None, name: str) -> str:
 
 
 def read_choice(body: ResponseRequest) -> Any:
-    """Return a request's choice of tools as chats have it."""
+    """Convert a request's tool choice to a chat's."""
     choice = body.tool_choice
     if isinstance(choice, ToolName):
         return _named(choice)
@@ -163,7 +163,7 @@ def _message(item: Item, param: str) -> dict[str, Any]:
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item, param: str) -> None:
-    """Add a call to the assistant's message before it, or to one of its own."""
+    """Add a call to the preceding assistant message, or to a new one."""
     name = _joined(item.namespace, _needed(item.name, f"{param}.name"))
     if item.type == "custom_tool_call":
         arguments = json.dumps({"input": _needed(item.input, f"{param}.input")}, ensure_ascii=False)
@@ -180,7 +180,7 @@ def _add_call(messages: list[dict[str, Any]], item: Item, param: str) -> None:
 
 
 def _content(content: str | Sequence[TextPart], param: str) -> Any:
-    """Return a message's content as chats have it; images stay parts, for models that read them."""
+    """Convert a message's content to a chat's; images stay parts, for models that read them."""
     if isinstance(content, str):
         return content
     parts = list[dict[str, Any]]()
@@ -211,16 +211,16 @@ class ItemWriter:
     """Turns the segments of an answer into output items, and into the events that stream them.
 
     Attributes:
-        items: that have ended or are open, in order.
+        items: items that have ended or are open, in order.
     """
 
     def __init__(self, names: Mapping[str, CalledTool]) -> None:
-        """Take how calls are named on the wire."""
+        """Set the wire names of calls."""
         self.items: list[dict[str, Any]] = []
         self._names = names
 
     def write(self, step: Step) -> Iterator[dict[str, Any]]:
-        """Yield the events of a step, but for their numbers."""
+        """Yield the events of a step, without their sequence numbers."""
         segment = step.segment
         if step.kind == "begin":
             self.items.append(self._item(segment, "in_progress"))
@@ -232,7 +232,7 @@ class ItemWriter:
             if segment.kind != "call":
                 yield {"type": "response.content_part.added"} | at | {"content_index": 0, "part": _part(segment, "")}
         elif step.kind == "grow":
-            if not custom:  # its text is inside JSON, which is read once it is whole
+            if not custom:  # its text is inside JSON, which is parsed once it is complete
                 yield {"type": f"response.{_GROWS[segment.kind]}.delta"} | at | _index(segment) | {"delta": step.text}
         else:
             self.items[segment.index] = item = self._item(segment, "completed" if segment.whole else "incomplete", item)
@@ -250,7 +250,7 @@ class ItemWriter:
             yield {"type": "response.output_item.done"} | place | {"item": item}
 
     def _item(self, segment: Segment, status: str, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return a segment's item as it is now; of one that has begun, with the same id."""
+        """Return a segment's current item; if it has begun, with the same id."""
         own = {"id": begun["id"]} if begun else {"id": f"{_PREFIXES[segment.kind]}_{uuid.uuid4().hex}"}
         ended = status != "in_progress"
         if segment.kind == "reasoning":
@@ -284,7 +284,7 @@ def _part(segment: Segment, text: str) -> dict[str, Any]:
 
 
 def _free_text(arguments: str) -> str:
-    """Return the input of a custom tool's call; what is not the JSON that was asked for, as it is."""
+    """Return the input of a custom tool's call; arguments that are not the expected JSON are returned as they are."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

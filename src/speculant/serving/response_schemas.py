@@ -1,6 +1,6 @@
-"""`POST /v1/responses` as it is on the wire, OpenAI's Responses API.
+"""Wire format of `POST /v1/responses`, OpenAI's Responses API.
 
-Items are often those of an earlier answer sent back, so that members of theirs that say nothing to a model are taken.
+Clients often send back items of an earlier answer, so members that mean nothing to a model are accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Item(Strict):
 
 
 class ResponseTool(Strict):
-    """A tool; those that the server cannot run are parsed, to be named."""
+    """A tool; those that the server cannot run are parsed too, so that they can be named."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -56,7 +56,7 @@ class ToolName(Strict):
 
 
 class AllowedNames(Strict):
-    """The tools that may be called, of all that the model is shown."""
+    """The tools that may be called, among all that are shown to the model."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -64,7 +64,7 @@ class AllowedNames(Strict):
 
 
 class TextFormat(Strict):
-    """What the answer's text must match."""
+    """The format that the answer's text must match."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, max_length=256)
@@ -81,7 +81,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """Options of the reasoning before an answer, which is the chat template's own matter here."""
+    """Options of the reasoning before an answer, which is left to the chat template here."""
 
     effort: str | None = Field(default=None, max_length=32)
     summary: str | None = Field(default=None, max_length=32)
@@ -121,7 +121,7 @@ class ResponseRequest(Strict):
 
 
 class ResponseObject(BaseModel):
-    """An answer to `POST /v1/responses`, and one that is kept."""
+    """The response to `POST /v1/responses`, also when stored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -135,7 +135,7 @@ class ResponseObject(BaseModel):
 
 
 class ResponseDeleted(BaseModel):
-    """That a response is no longer kept."""
+    """Confirmation that a stored response was deleted."""
 
     id: str
     object: Literal["response.deleted"] = "response.deleted"
@@ -143,7 +143,7 @@ class ResponseDeleted(BaseModel):
 
 
 class ItemList(BaseModel):
-    """The items of a kept response's input."""
+    """The input items of a stored response."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

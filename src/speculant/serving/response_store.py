@@ -1,6 +1,6 @@
-"""Answers of the Responses API that are kept, for `previous_response_id`, and those that can be cancelled.
+"""Stored responses of the Responses API, for `previous_response_id`, and running ones, which can be cancelled.
 
-Each key has its own, bounded in number and bytes; the one that was not used for longest goes first.
+Each key has its own, bounded in number and bytes; the least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Exchange
 
-ENTRIES = 1000  # of a key
+ENTRIES = 1000  # maximum per key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A response that is kept.
+    """A stored response.
 
     Attributes:
-        response: as it was sent.
-        items: of its input, with ids.
-        messages: of the conversation up to its answer, without instructions.
-        size: bytes that it counts as.
+        response: the response as it was sent.
+        items: items of its input, with ids.
+        messages: messages of the conversation including its answer, without instructions.
+        size: size in bytes that counts towards the limit.
     """
 
     response: dict[str, Any]
@@ -36,17 +36,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A response that is being decoded, and how it is sent to who cancels it."""
+    """A response that is being decoded, and the form in which a cancelling client gets it."""
 
     exchange: Exchange
     cancelled: Callable[[], dict[str, Any]]
 
 
 class ResponseStore:
-    """The responses of all keys."""
+    """The stored and running responses of all keys."""
 
     def __init__(self, *, limit: int, entries: int = ENTRIES) -> None:
-        """Take the bounds of each key: bytes, 0 for keeping nothing, and responses."""
+        """Set the limits per key: bytes, 0 to store nothing, and number of responses."""
         self._limit, self._entries = limit, entries
         self._kept: dict[str, OrderedDict[str, Kept]] = {}
         self._sizes: dict[str, int] = {}
@@ -55,7 +55,7 @@ class ResponseStore:
     def put(
         self, tenant: str, response: dict[str, Any], items: Sequence[dict[str, Any]], messages: Sequence[dict[str, Any]]
     ) -> None:
-        """Keep a response, and let go of older ones beyond the bounds; one that is larger than them is not kept."""
+        """Store a response and evict older ones beyond the limits; one that exceeds them alone is not stored."""
         size = sum(len(json.dumps(each)) for each in (response, items, messages))
         if size > self._limit:
             return
@@ -67,10 +67,10 @@ class ResponseStore:
             self._sizes[tenant] -= oldest.size
 
     def get(self, tenant: str, name: str, *, param: str | None = None) -> Kept:
-        """Return a response of a key.
+        """Return a stored response of a key.
 
         Raises:
-            ApiError: it is not kept.
+            ApiError: it is not stored.
         """
         own = self._kept.get(tenant, OrderedDict())
         if name not in own:
@@ -85,25 +85,25 @@ class ResponseStore:
         return own[name]
 
     def delete(self, tenant: str, name: str) -> None:
-        """Let go of a response.
+        """Delete a stored response.
 
         Raises:
-            ApiError: it is not kept.
+            ApiError: it is not stored.
         """
         kept = self.get(tenant, name)
         self._sizes[tenant] -= kept.size
         del self._kept[tenant][name]
 
     def begin(self, tenant: str, name: str, running: Running) -> None:
-        """Note that a response is being decoded, so that it can be cancelled."""
+        """Register a response that is being decoded, so that it can be cancelled."""
         self._running[tenant, name] = running
 
     def end(self, tenant: str, name: str) -> None:
-        """Note that it is no longer."""
+        """Unregister a response that is no longer being decoded."""
         self._running.pop((tenant, name), None)
 
     def cancel(self, tenant: str, name: str) -> dict[str, Any]:
-        """End the decoding of a response and return it; who reads its stream gets the error.
+        """Cancel a running response and return it; the reader of its stream gets an error.
 
         Raises:
             ApiError: it is not being decoded.

@@ -1,4 +1,4 @@
-"""Responses as they are on the wire."""
+"""Wire format of responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speculant.serving.schemas import CalledFunction
 
 
 class Error(BaseModel):
-    """Why a request was not answered, in OpenAI's form."""
+    """Details of an error, in OpenAI's format."""
 
     message: str
     type: str
@@ -19,13 +19,13 @@ class Error(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """An error."""
+    """An error response."""
 
     error: Error
 
 
 class PromptDetails(BaseModel):
-    """Tokens of a prompt that were not computed, since the prefix cache held them, and those that stand for media."""
+    """Details of prompt tokens: those found in the prefix cache, and those that stand for media."""
 
     cached_tokens: int
     image_tokens: int = 0
@@ -33,13 +33,13 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Tokens of an answer's reasoning."""
+    """Details of completion tokens: those of the reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(BaseModel):
-    """Tokens of a request."""
+    """Token usage of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -49,7 +49,7 @@ class Usage(BaseModel):
 
 
 class MadeCall(BaseModel):
-    """A tool call of an answer."""
+    """A tool call in an answer."""
 
     id: str
     type: Literal["function"] = "function"
@@ -57,7 +57,7 @@ class MadeCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """A chat's answer; its reasoning has two names, of DeepSeek's API and of vLLM."""
+    """The message of a chat's answer; its reasoning has two names, those of DeepSeek's API and of vLLM."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -68,7 +68,7 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """A choice of a chat completion."""
 
     index: int
     message: AnswerMessage
@@ -78,7 +78,7 @@ class ChatChoice(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """The log-probability of one token at a place of the prompt, in vLLM's form."""
+    """The log-probability of one token at a position of the prompt, in vLLM's format."""
 
     logprob: float
     rank: int
@@ -86,15 +86,15 @@ class PromptLogprob(BaseModel):
 
 
 class SpeculativeMetrics(BaseModel):
-    """What drafting did for a request, in vLLM's form.
+    """Speculative decoding metrics of a request, in vLLM's format.
 
     Attributes:
-        mean_acceptance_length: tokens per round, the bonus token included.
-        draft_acceptance_rate: accepted tokens per drafted one; drafted are all nodes of draft trees.
+        mean_acceptance_length: tokens per round, including the bonus token.
+        draft_acceptance_rate: accepted tokens per drafted token; all nodes of a draft tree count as drafted.
         acceptance_histogram: [j] counts the rounds that accepted exactly j drafted tokens.
-        num_spec_steps: rounds.
-        num_accepted_draft_tokens, num_draft_tokens: over all rounds.
-        num_spec_tokens: the most tokens of a draft.
+        num_spec_steps: number of rounds.
+        num_accepted_draft_tokens, num_draft_tokens: totals over all rounds.
+        num_spec_tokens: maximum number of tokens of a draft.
     """
 
     mean_acceptance_length: float
@@ -107,13 +107,13 @@ class SpeculativeMetrics(BaseModel):
 
 
 class RequestMetrics(BaseModel):
-    """Opt-in figures of a request; of several choices there are none, as in vLLM."""
+    """Opt-in metrics of a request; absent for several choices, as in vLLM."""
 
     speculative_decoding: SpeculativeMetrics | None
 
 
 class ChatResponse(BaseModel):
-    """An answer to `POST /v1/chat/completions`."""
+    """The response to `POST /v1/chat/completions`."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -127,7 +127,7 @@ class ChatResponse(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One text."""
+    """A choice of a text completion."""
 
     index: int
     text: str
@@ -139,7 +139,7 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """An answer to `POST /v1/completions`."""
+    """The response to `POST /v1/completions`."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's Responses API on the path that chats take."""
+"""`/v1/responses`: OpenAI's Responses API, implemented on top of chats."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from speculant.serving.turns import Turn, make_chat, plan_turn
 async def create_response(
     service: Service, store: ResponseStore, body: ResponseRequest, request: Request
 ) -> tuple[BaseModel | EventStream, dict[str, str]]:
-    """Return an answer and the headers that belong to it.
+    """Return a response and its headers.
 
     Raises:
-        ApiError: the request cannot be honoured.
+        ApiError: the request cannot be fulfilled.
     """
     tenant = tenant_of(request)
     tools = read_tools(body.tools or ())
@@ -87,7 +87,7 @@ class ResponseAnswer:
     """The answer to a request of the Responses API.
 
     Attributes:
-        prompt: tokens of the prompt.
+        prompt: number of tokens of the prompt.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ResponseAnswer:
             self._store.end(self._tenant, self._id)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the end of a stream that failed."""
+        """Return the final bytes of a stream that failed."""
         response = self._object("cancelled" if error.code == "cancelled" else "failed")
         response["error"] = {"code": error.code or "server_error", "message": error.message}
         if self._body.store is not False:
@@ -141,7 +141,7 @@ class ResponseAnswer:
                     yield each
 
     def _finish(self) -> dict[str, Any]:
-        """Return the whole response, and keep it where it is to be kept."""
+        """Return the complete response, and store it if requested."""
         cut = self._segmenter.finish_reason == "length"
         response = self._object("incomplete" if cut else "completed")
         if cut:

@@ -1,4 +1,4 @@
-"""Room for requests: beyond a number at a time they get 503 at once, and probes are answered all the same."""
+"""Limit of concurrent requests: further ones get 503 at once, except probes, which are always answered."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class RequestRoom:
     """Counts the requests that are being answered."""
 
     def __init__(self, app: ASGIApp, maximum: int) -> None:
-        """Take the most requests at a time."""
+        """Set the maximum number of concurrent requests."""
         self._app, self._maximum, self._count = app, maximum, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on where there is room."""
+        """Pass a request on if there is room."""
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
@@ -27,7 +27,7 @@ class RequestRoom:
                 f"{self._maximum} requests are being answered, and there is no room for more. Try again.",
                 type=SERVER,
                 code="no_room",
-                headers={"Retry-After": "1", "Connection": "close"},  # a body that is on its way is not read
+                headers={"Retry-After": "1", "Connection": "close"},  # a body that is still arriving is not read
             )
             await error.response(scope["path"])(scope, receive, send)
             return

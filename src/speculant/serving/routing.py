@@ -1,8 +1,8 @@
-"""One drafter for one batch that serves each request from its own tenant's memory, and copies from its prediction.
+"""A drafter for a batch that drafts each request from its own tenant's memory, and copies from its prediction.
 
-What a request asks of its drafter stands in its `SessionRequest`, so the round knows nothing of tenants. A prediction
-never reaches a memory: it is the text of a session of prompt lookup that lives as long as the request. Per round the
-draft that should gain more is taken, by the weights of its nodes, which are probabilities for both.
+The tenant and prediction of a request are in its `SessionRequest`, so the round is unaware of tenants. A prediction
+never enters a memory: it is the text of a prompt-lookup session that lives as long as the request. In each round the
+draft with the higher expected gain is used, by the weights of its nodes, which are probabilities for both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
     from speculant.drafters.mix.base import MixBase
 
-COPIED, MATCHED = 48, 16  # tokens of a prediction in a draft, and of the longest match that tells where it goes on
+COPIED, MATCHED = 48, 16  # maximum tokens copied into a draft, and of the match in the prediction
 
 
 def can_route(speculator: Speculator) -> bool:
@@ -35,16 +35,16 @@ def can_route(speculator: Speculator) -> bool:
 def route(
     speculator: Speculator, *, tenants: Sequence[str], memory_limit: int, settings: Any = None
 ) -> dict[str, Drafter]:
-    """Have a speculator draft each request from its tenant's memory, and return the memories by tenant.
+    """Let a speculator draft each request from its tenant's memory, and return the drafters by tenant.
 
     Args:
-        speculator: its drafter is replaced, which serves as the only one where there are no tenants.
-        tenants: whose memories are kept apart; empty for one memory of all.
-        memory_limit: bytes of all memories together, of equal shares.
-        settings: of the method's drafter.
+        speculator: its drafter is replaced; without tenants, the former drafter serves all requests.
+        tenants: tenants with separate memories; empty for one memory shared by all.
+        memory_limit: total size of all memories in bytes, divided equally.
+        settings: settings of the method's drafter.
 
     Raises:
-        UnsupportedError: the method keeps no memory that learns from text, so there is nothing to keep apart.
+        UnsupportedError: the method keeps no memory that learns from text, so there is nothing to separate.
     """
     if tenants and not (can_route(speculator) and learns_from_text(find_method(speculator.method))):
         raise UnsupportedError(
@@ -69,10 +69,10 @@ def new_memory(
     """Return a drafter of a speculator's method, which drafts from text, with an empty memory above the same bases.
 
     Args:
-        speculator: whose method, model and bases.
-        limit: bytes of the memory.
-        settings: of the method's drafter.
-        bases: in place of the speculator's.
+        speculator: provides method, model and bases.
+        limit: maximum size of the memory in bytes.
+        settings: settings of the method's drafter.
+        bases: bases to use instead of the speculator's.
     """
     vocabulary = speculator.engine.capabilities.vocabulary
     return build_drafter(
@@ -91,19 +91,19 @@ class RoutingDrafter(Drafter):
     """Opens sessions of the tenants' drafters."""
 
     def __init__(self, drafters: Mapping[str, Drafter], copying: Drafter) -> None:
-        """Take the drafters by tenant, all of one method, which may be exchanged, and what copies from predictions."""
+        """Set the drafters by tenant, all of one method, which may be replaced, and the one that copies predictions."""
         self._drafters, self._copying = drafters, copying
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What the method needs."""
+        """The outputs that the method needs."""
         return next(iter(self._drafters.values())).needs
 
     def open(self, start: SessionRequest) -> Session:
         """Begin a request.
 
         Raises:
-            KeyError: its tenant is not known; no other one's memory is used for it.
+            KeyError: its tenant is unknown; no other tenant's memory is used instead.
         """
         shared = self._drafters.get("")
         inner = (self._drafters[start.tenant] if shared is None else shared).open(start)
@@ -115,14 +115,14 @@ class RoutingDrafter(Drafter):
         )
 
     def close(self) -> None:
-        """End what the drafters do beside requests."""
+        """Stop the drafters' background work."""
         for drafter in self._drafters.values():
             if isinstance(drafter, Background):
                 drafter.close()
 
 
 class PredictedSession(Session):
-    """A request with a prediction: the tenant's session, and one that copies from prediction and prompt."""
+    """The session of a request with a prediction: the tenant's session, and one that copies from it and the prompt."""
 
     def __init__(self, inner: Session, copying: Session) -> None:
         self._inner, self._copying = inner, copying
@@ -150,5 +150,5 @@ class PredictedSession(Session):
 
 
 def _better(one: DraftTree, other: DraftTree) -> DraftTree:
-    """Return the draft of which more tokens should be accepted."""
+    """Return the draft with more expected accepted tokens."""
     return other if float(other.weights.sum()) > float(one.weights.sum()) else one

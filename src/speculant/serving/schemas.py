@@ -1,7 +1,7 @@
-"""Requests as they are on the wire.
+"""Wire format of requests.
 
-Types are strict and unknown fields are errors, unless they are null, so that a misspelled parameter is not ignored. A
-parameter that is refused still has its field here, since `parameters.check_honoured` says why.
+Types are strict and unknown fields are errors, unless they are null, so that a misspelled parameter is not ignored.
+Refused parameters have fields too, so that `parameters.check_honoured` can give the reason.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from speculant.serving.bounds import MAX_FIELDS, JsonObject, Rows, Strict, at_mo
 from speculant.serving.generation_config import GenerationConfig
 from speculant.serving.token_types import Finite, TokenId
 
-MAX_PROMPTS = 1024  # of a request; the server's own limit is smaller
-MAX_SEED = (1 << 63) - 1025  # choices draw with the seeds that follow
+MAX_PROMPTS = 1024  # per request; the server's own limit is smaller
+MAX_SEED = (1 << 63) - 1025  # further choices use the following seeds
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class StreamOptions(Strict):
-    """What a stream holds beside its text."""
+    """What a stream contains besides its text."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class TextPart(Strict):
-    """A part of a message. Other kinds than text are parsed, to be refused by name."""
+    """A part of a message. Other types than text are parsed too, so that they can be refused by name."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -37,7 +37,7 @@ class TextPart(Strict):
 
     @classmethod
     def is_closed(cls, given: dict[str, Any]) -> bool:
-        """Return whether it is text, of which all members are known."""
+        """Return whether it is a text part, all of whose members are known."""
         return given.get("type") == "text"
 
 
@@ -52,7 +52,7 @@ class CalledFunction(Strict):
 
 
 class ToolCall(Strict):
-    """A call that an earlier answer made."""
+    """A tool call of an earlier answer."""
 
     id: str
     type: Literal["function"] | None = "function"
@@ -99,7 +99,7 @@ class NamedFunction(Strict):
 
 
 class NamedTool(Strict):
-    """A tool by its name; as a choice, the one that is called."""
+    """A tool by its name; as a choice, the tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -113,7 +113,7 @@ class AllowedTools(Strict):
 
 
 class AllowedToolChoice(Strict):
-    """The tools that may be called, of all that the model is shown."""
+    """The tools that may be called, among all that are shown to the model."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -127,7 +127,7 @@ class Prediction(Strict):
 
 
 class JsonSchema(Strict):
-    """A JSON schema and its name; `strict` changes nothing, since a schema always holds."""
+    """A JSON schema and its name; `strict` has no effect, since schemas are always enforced."""
 
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
@@ -136,14 +136,14 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """OpenAI's form of what an answer must match."""
+    """The constraint on an answer, in OpenAI's format."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Strict):
-    """vLLM's form of what a text must match; one of its members."""
+    """The constraint on a text, in vLLM's format; exactly one member is set."""
 
     json_: JsonObject | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -152,7 +152,7 @@ class StructuredOutputs(Strict):
 
 
 class SamplingRequest(Strict):
-    """What both endpoints share."""
+    """Parameters shared by both text endpoints."""
 
     model: str | None = None
     stream: bool | None = None
@@ -194,7 +194,7 @@ class SamplingRequest(Strict):
 
     @model_validator(mode="after")
     def _fill_from_generation_config(self) -> SamplingRequest:
-        """Let the generation config stand in for what the request leaves out."""
+        """Use the generation config for parameters that the request omits."""
         given = {} if self.generation_config is None else self.generation_config.parameters()
         if self.token_limit is not None:
             given.pop("max_tokens", None)
@@ -205,7 +205,7 @@ class SamplingRequest(Strict):
 
     @model_validator(mode="after")
     def _read_guided(self) -> SamplingRequest:
-        """Read vLLM's earlier names of `structured_outputs`."""
+        """Read vLLM's former names of `structured_outputs`."""
         found = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
         given = {name: value for name, value in found.items() if value is not None}
         if given and (len(given) > 1 or self.structured_outputs is not None):
@@ -221,17 +221,17 @@ class SamplingRequest(Strict):
 
     @property
     def choices(self) -> int:
-        """Texts of each prompt."""
+        """Number of texts per prompt."""
         return self.n or 1
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens of a text, None if the client does not say."""
+        """Maximum number of tokens of a text; None if not given."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """How many most probable tokens are returned beside each token; None for no log-probabilities."""
+        """Number of most probable tokens to return for each token; None for no log-probabilities."""
         return None
 
     @property
@@ -241,7 +241,7 @@ class SamplingRequest(Strict):
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether there is an answer without new tokens."""
+        """Whether the request can be answered without new tokens."""
         return False
 
 
@@ -276,12 +276,12 @@ class ChatRequest(SamplingRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens of an answer, None if the client does not say."""
+        """Maximum number of tokens of an answer; None if not given."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """How many most probable tokens are returned beside each token; None for no log-probabilities."""
+        """Number of most probable tokens to return for each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -301,23 +301,23 @@ class CompletionRequest(SamplingRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """How many most probable tokens are returned beside each token; None for no log-probabilities."""
+        """Number of most probable tokens to return for each token; None for no log-probabilities."""
         return self.logprobs
 
     @property
     def prompt_alternatives(self) -> int | None:
-        """The same for each token of the prompt, which `echo` shows too."""
+        """The same for each token of the prompt, also requested by `echo`."""
         asked = [each for each in (self.prompt_logprobs, self.logprobs if self.echo else None) if each is not None]
         return max(asked, default=None)
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether there is an answer without new tokens."""
+        """Whether the request can be answered without new tokens."""
         return bool(self.echo) or self.prompt_logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, as text or token ids."""
+        """The prompts, each as text or token ids."""
         prompt: Any = self.prompt
         return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 

@@ -1,4 +1,4 @@
-"""The metrics of a server: one registry for all, or one for each key, so that a key is shown only its own."""
+"""The metrics of a server: one registry for all, or one per key, so that each key sees only its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from speculant.serving.metrics import Metrics
 
 
 class ScopedMetrics:
-    """An `Observer` of the engine loop that tells each event to the metrics of its tenant."""
+    """An `Observer` of the engine loop that forwards each event to the metrics of its tenant."""
 
     def __init__(self, model: str, tenants: Sequence[str] = (), *, prefix: str = OWN_PREFIX) -> None:
-        """Make metrics of a model: for all requests, or for each tenant and for requests without a valid key."""
+        """Create metrics of a model: for all requests, or per tenant and for requests without a valid key."""
         self._all = Metrics(model, prefix)
         self._own = {tenant: Metrics(model, prefix) for tenant in tenants}
 
@@ -26,13 +26,13 @@ class ScopedMetrics:
     def watch(
         self, name: str, text: str, value: Callable[[str | None], float], *, counts: bool = False, own: bool = False
     ) -> None:
-        """Add a metric that is read when metrics are asked for; `value` takes a tenant, None for all.
+        """Add a metric whose value is read at scrape time.
 
         Args:
-            name, text: of the metric.
-            value: returns it.
-            counts: whether it is a counter, else a gauge.
-            own: whether vLLM has none such.
+            name, text: name and help text of the metric.
+            value: returns its value for a tenant, or for all if None.
+            counts: whether it is a counter; otherwise a gauge.
+            own: whether vLLM has no such metric.
         """
         self._all.watch(name, text, lambda: value(None), counts=counts, own=own)
         for tenant, metrics in self._own.items():
@@ -62,12 +62,12 @@ class ScopedMetrics:
 
 
 def watch_engine(metrics: ScopedMetrics, engine: EngineLoop, *, room: int) -> None:
-    """Have the state of an engine be read with the metrics.
+    """Add metrics of the state of an engine.
 
     Args:
-        metrics: get it.
-        engine: is asked.
-        room: tokens of all texts that are decoded together, where each is as long as it may be.
+        metrics: metrics to add to.
+        engine: the engine to read.
+        room: total tokens of all texts decoded together if each has its maximum length.
     """
     watch, prefixes = metrics.watch, engine.prefixes
     watch("num_requests_running", "Texts that are decoded.", engine.running)

@@ -1,4 +1,4 @@
-"""An answer as a row of segments, one after the other: reasoning, text and tool calls, as typed streams have them."""
+"""An answer as a sequence of segments: reasoning, text and tool calls, for protocols with typed streams."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from speculant.serving.turns import Part
 
 @dataclass(slots=True, kw_only=True)
 class Segment:
-    """A piece of an answer that is of one kind.
+    """A section of an answer of one kind.
 
     Attributes:
-        kind: what it is.
-        index: its place in the answer.
-        text: so far; of a call, its arguments in JSON.
-        name, call_id: of a call.
-        whole: whether it has ended as it should; a call that was cut has not.
+        kind: its kind.
+        index: its index in the answer.
+        text: its text so far; for a call, its arguments as JSON.
+        name, call_id: name and id of a call.
+        whole: whether it is complete; a truncated call is not.
     """
 
     kind: Literal["text", "reasoning", "call"]
@@ -31,7 +31,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happened to a segment: it began, it grew by a text, or it ended."""
+    """An event of a segment: it began, grew by a text, or ended."""
 
     kind: Literal["begin", "grow", "end"]
     segment: Segment
@@ -41,11 +41,11 @@ class Step:
 class Segmenter:
     """Divides one answer's parts into segments.
 
-    Space before the first word of a text is held back: between calls it is no text of its own.
+    Whitespace before the first word of a text is held back, since between calls it is not a text of its own.
 
     Attributes:
-        segments: so far.
-        finish_reason: of the answer, once it has ended.
+        segments: segments so far.
+        finish_reason: finish reason of the answer, once it has ended.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Segmenter:
         self._space = ""
 
     def push(self, part: Part) -> Iterator[Step]:
-        """Yield what a part does."""
+        """Yield the steps of a part."""
         if part.reasoning:
             yield from self._grow("reasoning", part.reasoning)
         if part.text:

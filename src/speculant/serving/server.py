@@ -1,7 +1,7 @@
-"""uvicorn around the application: binds early, drains at the first signal, ends at once at the second.
+"""uvicorn around the application: binds early, drains on the first signal, exits immediately on the second.
 
-SIGHUP asks to read files again (`serving.reloading`). Where it says that the terminal was closed it asks for the same
-as SIGTERM, and further ones change nothing, since terminals and service managers send several.
+SIGHUP reloads files (`serving.reloading`). If it means that the terminal was closed, it acts like SIGTERM, and further
+ones are ignored, since terminals and service managers send several.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
 
     Attributes:
         ready: called once requests are accepted.
-        reload: called on the event loop at SIGHUP.
+        reload: called on the event loop on SIGHUP.
     """
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], reload: Callable[[], object]) -> None:
@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept requests, and tell."""
+        """Start accepting requests, and call `ready`."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
@@ -56,11 +56,11 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals meanwhile; none is raised again afterwards, so that a drained server has ended well."""
+        """Handle signals in this context; none is raised again afterwards, so that a drained server exits normally."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        signals = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # as `nohup` leaves SIGHUP
+        signals = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # `nohup` ignores SIGHUP
         before = {each: signal.signal(each, self.handle_exit) for each in signals}
         try:
             yield
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
                 signal.signal(each, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; at the second end as if there were no handler. Read files again at SIGHUP."""
+        """Drain on the first signal; on the second, exit as if there were no handler. Reload files on SIGHUP."""
         if sig == HANGUP and (self.should_exit or not self._has_terminal or has_terminal()):
             if not self.should_exit and self._loop is not None:
                 self._loop.call_soon_threadsafe(self.reload)
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
 
 
 def has_terminal() -> bool:
-    """Return whether the process has a terminal, which it has no longer once that was closed."""
+    """Return whether the process has a terminal that has not been closed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except (OSError, AttributeError):  # Windows has neither the file nor the flag
@@ -90,10 +90,10 @@ def has_terminal() -> bool:
 
 
 def bind(settings: ServingOptions) -> socket.socket:
-    """Return a socket that listens where the settings say, so that a port in use is known before a model is loaded.
+    """Return a socket that listens on the configured address, so that a port in use is noticed before loading a model.
 
     Raises:
-        UsageError: nothing can listen there.
+        UsageError: it is not possible to listen there.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -115,7 +115,7 @@ def bind(settings: ServingOptions) -> socket.socket:
 
 
 def url(bound: socket.socket) -> str:
-    """Return the address of a socket that listens."""
+    """Return the URL of a listening socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -126,7 +126,7 @@ def make_server(
     ready: Callable[[], None],
     reload: Callable[[], object] = lambda: None,
 ) -> Server:
-    """Return a server of the application; `run(sockets=[...])` returns after it was drained; see `Server`."""
+    """Return a server of the application; its `run(sockets=[...])` returns once it is drained; see `Server`."""
     options: dict[str, Any] = {
         "access_log": False,
         "log_config": None,
@@ -135,7 +135,7 @@ def make_server(
             head_seconds=settings.body_seconds,
             stall_seconds=settings.stall_seconds,
             maximum=settings.max_connections,
-        ),  # h11, whose limit of headers is known
+        ),  # based on h11, whose header size limit is known
         "h11_max_incomplete_event_size": HEADER_BYTES,
         "ws": "none",
         "lifespan": "on",

@@ -1,4 +1,4 @@
-"""The server's options from flags of `speculant serve`, environment variables and the file that `--config` names."""
+"""The server's options from flags of `speculant serve`, environment variables and the `--config` file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def load_settings(
     """Return the options of the model, of drafting and of the server.
 
     Args:
-        flags: values that were given on the command line, by name.
+        flags: values given on the command line, by name.
         config: a file with lines SPECULANT_NAME=value, or None.
 
     Raises:
         FileError: the file cannot be read.
-        UsageError: a value is wrong, or a variable or a line is unknown; the message says where.
+        UsageError: a value is invalid, or a variable or line is unknown; the message says where.
     """
     what = "a setting of `speculant serve`"
     given = read_variables(GROUPS, flags=flags, environment=os.environ, file=config, what=what)

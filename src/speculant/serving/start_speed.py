@@ -1,7 +1,8 @@
-"""What decoding reaches on this machine as the server starts, plainly and with drafts, in about a second at most.
+"""Measures the decoding speed at server startup, plain and with drafts, in about a second at most.
 
-One text is decoded both ways, a few dozen tokens or a few tenths of a second each. Drafts are those of a new memory
-above the same bases, so that nothing is learned from the text, and a memory that knows it by heart is not shown off.
+One text is decoded both ways, for a few dozen tokens or a few tenths of a second each. Drafts come from a new memory
+above the same bases, so that nothing is learned from the text and a memory that already knows it does not flatter the
+result.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 PROMPT = "Once upon a time"
 TOKENS = 48
-SECONDS = 0.35  # of a run; the round that passes it is the last
+SECONDS = 0.35  # a run ends with the round that exceeds this
 SLOW = 20.0  # tokens per second below which drafts are not measured, since a few rounds of them would take seconds
-FEW = 4  # tokens of which no speed is told
+FEW = 4  # tokens that a run must have for its speed to be reported
 MEMORY = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSpeed:
-    """Tokens per second of one text; `drafted` is None where it was not measured."""
+    """Tokens per second of one text; `drafted` is None if it was not measured."""
 
     plain: float
     drafted: float | None = None
 
 
 def measure_speed(speculator: Speculator, *, settings: Any = None) -> StartSpeed | None:
-    """Return the speed of a short text; None where the model decodes no texts, or none that is long enough.
+    """Return the speed of a short text; None if the model does not decode texts, or ends them too early.
 
     Args:
-        speculator: its drafter and its memory are as before afterwards.
-        settings: of its method's drafter.
+        speculator: the model; its drafter and memory are left unchanged.
+        settings: settings of its method's drafter.
     """
     if hears(speculator) or speculator.tokenizer is None:
         return None
     try:
         return _measure(speculator, settings)
-    except SpeculantError as error:  # a server without this figure is better than none
+    except SpeculantError as error:  # a server without this figure is better than no server
         _LOG.info("the speed was not measured: %s", error)
         return None
 
@@ -62,12 +63,12 @@ def _measure(speculator: Speculator, settings: Any) -> StartSpeed | None:
     if plain < SLOW or not speculator.engine.capabilities.drafts or not _can_measure_drafts(speculator):
         return StartSpeed(plain=plain)
     with _apart(speculator, settings):
-        _run(speculator, plain=False, tokens=FEW)  # compiled code is loaded
+        _run(speculator, plain=False, tokens=FEW)  # loads compiled code
         return StartSpeed(plain=plain, drafted=_run(speculator, plain=False))
 
 
 def _can_measure_drafts(speculator: Speculator) -> bool:
-    """Whether drafts leave nothing behind: of a method without a memory, or one whose memory can be made anew."""
+    """Whether measuring drafts has no side effects: the method has no memory, or a new one can be created."""
     if can_route(speculator):
         return True
     kept = speculator.method not in METHODS or find_method(speculator.method).keeps_memory
@@ -76,7 +77,7 @@ def _can_measure_drafts(speculator: Speculator) -> bool:
 
 @contextmanager
 def _apart(speculator: Speculator, settings: Any) -> Iterator[None]:
-    """Let a drafter with a memory of its own draft meanwhile, where there is a memory."""
+    """Temporarily draft with a new drafter that has its own memory, if the method has a memory."""
     before = speculator.drafter
     if can_route(speculator):
         speculator.draft_with(new_memory(speculator, limit=MEMORY, settings=settings))
@@ -87,7 +88,7 @@ def _apart(speculator: Speculator, settings: Any) -> Iterator[None]:
 
 
 def _run(speculator: Speculator, *, plain: bool, tokens: int = TOKENS) -> float | None:
-    """Return the tokens per second behind the first one; None of a text that ends at once."""
+    """Return the tokens per second after the first token; None for a text that ends at once."""
     with speculator.batch(1) as batch:
         generation = batch.add(PROMPT, plain=plain, seed=0, temperature=0.0, max_new_tokens=tokens)
         first, begin, seconds = 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Stop strings: where the text ends, and how much of it may be sent before that is known."""
+"""Stop strings: where a text ends, and how much of it may be sent before that is known."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 
 class StopFilter:
-    """Passes text on up to the first stop string, which is left out as in OpenAI's API.
+    """Passes text on up to the first stop string, which is excluded as in OpenAI's API.
 
     Text that may be the beginning of a stop string is held back until the next text shows whether it is.
 
     Attributes:
         stopped: whether a stop string was found.
-        rest: what followed it so far.
-        found: it, None where none was found.
+        rest: the text after it so far.
+        found: the stop string that was found, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Take the stop strings, none of them empty."""
+        """Set the stop strings, none of which may be empty."""
         self._stops = tuple(stops)
         self._held = ""
         self.stopped, self.rest = False, ""
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Add text; return what may be sent now."""
+        """Add text; return the text that may be sent now."""
         if not self._stops:
             return text
         if self.stopped:
@@ -42,13 +42,13 @@ class StopFilter:
         return text[: len(text) - kept]
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back, at the end of the text."""
         text, self._held = self._held, ""
         return text
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that a stop string begins with."""
+    """Return the length of the longest suffix of a text that is a prefix of a stop string."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,7 +1,7 @@
-"""Responses whose client may leave: server-sent events, and answers that are waited for.
+"""Responses whose client may disconnect: server-sent events, and complete answers.
 
-A client that goes away ends its decoding: the exchange is closed whatever happens. One that does not read is cut off by
-its connection, so it goes away, too.
+A client that disconnects ends its decoding: the exchange is closed in any case. A client that does not read is
+disconnected by its connection, with the same effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any, *, name: str | None = None) -> bytes:
-    """Return a server-sent event, with its name where the protocol has names."""
+    """Return a server-sent event, with a name if the protocol uses names."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(value) + b"\n\n"
 
@@ -43,13 +43,13 @@ class EventStream(Response):
         failed: Callable[[ApiError], bytes],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Take what is to be sent.
+        """Create the response.
 
         Args:
-            events: of the answer.
-            exchange: closed in the end.
-            failed: makes the end of a stream of which an error cuts the rest.
-            headers: of the response, beside those of every stream.
+            events: events of the answer.
+            exchange: closed at the end.
+            failed: returns the final bytes of a stream that fails with an error.
+            headers: additional headers of the response.
         """
         own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=own | dict(headers or {}))
@@ -57,7 +57,7 @@ class EventStream(Response):
         self._events, self._exchange, self._failed = events, exchange, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client leaves."""
+        """Send until the end, or until the client disconnects."""
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
@@ -79,10 +79,10 @@ class EventStream(Response):
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns, ended when the client goes away.
+    """Await a coroutine, cancelling it if the client disconnects.
 
     Raises:
-        ApiError: the client has gone; nobody reads that.
+        ApiError: the client has disconnected; nobody reads this error.
     """
     answering = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
@@ -96,7 +96,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""Types of numbers in requests."""
+"""Number types of request fields."""
 
 from __future__ import annotations
 

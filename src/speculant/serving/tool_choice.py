@@ -19,7 +19,7 @@ from speculant.serving.tag_grammars import tag_rules
 from speculant.serving.tool_formats import BEGIN, END
 
 COMPACT = {"whitespace_flexible": False}
-LAYOUT = COMPACT | {"item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+LAYOUT = COMPACT | {"item_separator": ", ", "key_separator": ": "}  # the JSON layout of chat templates
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -117,7 +117,7 @@ def plan_tools(
 
 
 def _select_named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Tool]:
-    """Return the tools of these names.
+    """Return the tools with these names.
 
     Raises:
         ApiError: there is no such tool.
@@ -132,23 +132,23 @@ def _select_named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Too
 
 
 def _mark(text: str, named: bool) -> str:
-    """Return what begins or ends a call as a grammar has it: the token of this name, or text."""
+    """Return the grammar symbol that begins or ends a call: the special token of this name, or text."""
     return text if named else json.dumps(text)
 
 
 def _make_forced_rules(several: bool, named: bool) -> list[str]:
-    """Return the rules of an answer that is one call, or `several`."""
+    """Return the grammar rules of an answer that is one call, or several if `several`."""
     start = r'call ("\n" call)*' if several else "call"
     return [f"start: {start}", f"call: {_mark(BEGIN, named)} body"]
 
 
 def _text_start(several: bool, named: bool, tokens: Sequence[str]) -> list[str]:
-    """Return the rules of a text in which a call may follow, or `several`.
+    """Return the grammar rules of a text that may be followed by calls.
 
     Args:
         several: whether there may be several calls.
-        named: whether calls begin with a token of its own.
-        tokens: that the text may hold.
+        named: whether calls begin with a special token.
+        tokens: special tokens that the text may contain.
     """
     free, rules = "", list[str]()
     if tokens:
@@ -159,7 +159,7 @@ def _text_start(several: bool, named: bool, tokens: Sequence[str]) -> list[str]:
 
 
 def _json_start(answer: AnswerFormat, several: bool, named: bool) -> list[str]:
-    """Return the rules of an answer that is JSON, or one call, or `several`."""
+    """Return the grammar rules of an answer that is JSON, or one call, or several if `several`."""
     schema = json.loads(answer.constraint.text)
     compact = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": COMPACT}
     _, call = _make_forced_rules(several, named)
@@ -168,7 +168,7 @@ def _json_start(answer: AnswerFormat, several: bool, named: bool) -> list[str]:
 
 
 def _calls(functions: Sequence[FunctionDefinition], named: bool) -> list[str]:
-    """Return the rules of `body`, a call without its beginning."""
+    """Return the grammar rules of `body`, a call without its beginning."""
     rules = [f"body: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
     for place, function in enumerate(functions):
         head = json.dumps(f'\n{{"name": {json.dumps(function.name, ensure_ascii=False)}, "arguments": ')
@@ -178,10 +178,10 @@ def _calls(functions: Sequence[FunctionDefinition], named: bool) -> list[str]:
 
 
 def _check_constraint(make: Callable[[], Constraint]) -> Constraint:
-    """Return a constraint of tools.
+    """Create a constraint of tools.
 
     Raises:
-        ApiError: it is too large, or no schema.
+        ApiError: it is too large, or its schema is invalid.
     """
     try:
         return make()
@@ -190,14 +190,14 @@ def _check_constraint(make: Callable[[], Constraint]) -> Constraint:
 
 
 def _schema(function: FunctionDefinition) -> str:
-    """Return the schema of a function's arguments, with their layout; what is not strict holds as far as it can.
+    """Return the schema of a function's arguments with their JSON layout; if not strict, it is enforced where possible.
 
     Raises:
-        ApiError: it is no schema of an object, or repeats too much.
+        ApiError: it is not the schema of an object, or has too many repetitions.
     """
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
     _check_constraint(
         lambda: Constraint.json_schema(schema)
-    )  # its patterns, which cannot be distinguished within a grammar
+    )  # of its patterns, which cannot be told apart within a grammar
     options = LAYOUT if function.strict else LAYOUT | {"lenient": True}
     return json.dumps({"type": "object"} | schema | {"x-guidance": options})

@@ -1,4 +1,4 @@
-"""The formats in which models write calls of tools, and which of them a chat template asks for."""
+"""The formats in which models write tool calls, and detection of the one that a chat template uses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ToolFormat:
 
     Attributes:
         begins: marks that begin calls.
-        read: reads what follows such a mark.
-        asks: texts that are all in the chat templates of its models.
-        bare: symbols that calls may begin with, without a mark, where an answer has no other text.
-        inner: further marks within calls; where they are special tokens, they must be part of the text.
-        short_ids: whether templates take ids of nine letters and digits alone.
+        read: parses the text after such a mark.
+        asks: texts that the chat templates of its models all contain.
+        bare: symbols that calls may begin with, without a mark, in an answer without other text.
+        inner: further marks within calls; if they are special tokens, they must be kept in the text.
+        short_ids: whether templates only accept ids of nine letters and digits.
     """
 
     begins: tuple[str, ...]
@@ -50,10 +50,10 @@ class ToolFormat:
 
 
 class ObjectEnd:
-    """Finds where a JSON object ends in text that comes in pieces.
+    """Finds the end of a JSON object in streamed text.
 
     Attributes:
-        ended: whether it has.
+        ended: whether the object has ended.
         quoted: whether the text so far ends within a string.
     """
 
@@ -81,7 +81,7 @@ class ObjectEnd:
 
 
 def _end_of(text: str) -> int:
-    """Return where what ends a call stands in a text, -1 for nowhere; within a string of JSON it ends nothing."""
+    """Return the position of the mark that ends a call, or -1; marks within a JSON string are ignored."""
     place, begin = text.find(END), text.find("{")
     while place >= 0:
         reading = ObjectEnd()
@@ -148,7 +148,7 @@ _MINIMAX = TagSection(
     closes="</parameter>",
 )
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = {  # what asks for more comes first: several hold `<tool_call>`
+TOOL_FORMATS: Mapping[str, ToolFormat] = {  # most specific first, since several contain `<tool_call>`
     "kimi": ToolFormat(
         begins=("<|tool_calls_section_begin|>",),
         read=Section("<|tool_calls_section_end|>", _KIMI),

@@ -1,4 +1,4 @@
-"""Tool calls in the text of an answer, in the format that its model writes them in."""
+"""Parsing of tool calls in the text of an answer, in the model's own format."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
 def text_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return the added tokens in angle brackets that are part of texts, such as `<think>`, but for marks of calls."""
+    """Return the added tokens in angle brackets that may be part of texts, such as `<think>`, except marks of calls."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     texts = [token.content for token in added if not token.special and token.content not in (BEGIN, END)]
     return tuple(text for text in texts if _ANGLES.fullmatch(text))
 
 
 class ToolCallParser:
-    """Separates an answer into its text and its tool calls while it grows.
+    """Separates a streamed answer into its text and its tool calls.
 
-    Calls that a grammar forces are passed on as they grow; others once they are complete, since what turns out to be no
-    call is text.
+    Calls forced by a grammar are passed on as they grow; others once they are complete, since text that turns out not
+    to be a call is part of the answer.
 
     Attributes:
-        calls: found so far, in OpenAI's form.
+        calls: calls found so far, in OpenAI's format.
     """
 
     def __init__(
@@ -46,24 +46,24 @@ class ToolCallParser:
         """Begin an answer.
 
         Args:
-            form: of the calls.
+            form: format of the calls.
             forced: whether a grammar forces its calls, in Hermes' format.
-            schemas: of the arguments of each tool, by its name.
+            schemas: schema of each tool's arguments, by tool name.
             allowed: names of tools that may be called; calls of others are text. None for any.
-            limit: of the number of calls, beyond which they are text; None for any.
+            limit: maximum number of calls, beyond which they are text; None for no limit.
         """
         self.calls: list[dict[str, Any]] = []
         self._form, self._forced, self._schemas = form, forced, schemas or {}
         self._allowed, self._limit = allowed, limit
         self._outside = StopFilter(form.begins)
         self._bare = bool(form.bare)  # whether calls without a mark may begin here
-        self._begin = ""  # the mark that began what is inside
+        self._begin = ""  # the mark that began the current call
         self._inside: str | None = None
-        self._rest = ""  # what followed the calls that were read last
-        self._object: ObjectEnd | None = None  # of the arguments of a call that is passed on as it grows
+        self._rest = ""  # text after the calls read last
+        self._object: ObjectEnd | None = None  # end of the arguments of a call that is passed on as it grows
 
     def push(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Add text; return what of the answer's text may be sent, and what is new of its calls, in OpenAI's form."""
+        """Add text; return the answer's text that may be sent, and new parts of calls in OpenAI's format."""
         content, found = "", list[dict[str, Any]]()
         while text:
             if self._inside is None:
@@ -84,7 +84,7 @@ class ToolCallParser:
         return content, found
 
     def flush(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return what was held back, at the end of the answer; an incomplete call is text, unless it was passed on."""
+        """Return the parts held back, at the end of the answer; an incomplete call is text, unless it was passed on."""
         content, found = "", list[dict[str, Any]]()
         while self._inside is not None:
             reading = None if self._object else self._form.read(self._inside, True, self._schemas)
@@ -99,7 +99,7 @@ class ToolCallParser:
         return content + self._outside.flush(), found
 
     def _pass(self, text: str) -> tuple[str, str]:
-        """Return what of a text is outside of calls, and what follows; a call may have begun."""
+        """Return the part of a text before any call, and the rest; a call may have begun."""
         if self._bare:
             place = len(text) - len(text.lstrip())
             if place < len(text) and text[place] in self._form.bare:
@@ -115,7 +115,7 @@ class ToolCallParser:
         return passed, text
 
     def _take(self, length: int, calls: list[Call]) -> tuple[str, list[dict[str, Any]]]:
-        """Return a text that was no call, and the calls that were read; what follows is the rest."""
+        """Return text that turned out not to be a call, and the calls read; what follows is kept as the rest."""
         assert self._inside is not None
         inside, self._rest, self._inside = self._inside[:length], self._inside[length:], None
         if self._object is not None:
@@ -132,7 +132,7 @@ class ToolCallParser:
         return allowed and (self._limit is None or len(self.calls) + len(calls) <= self._limit)
 
     def _grow(self) -> list[dict[str, Any]]:
-        """Return what is new of the call that grows, and take it away from the text inside."""
+        """Return the new part of the growing call, and remove it from the pending text."""
         found = list[dict[str, Any]]()
         assert self._inside is not None
         if self._object is None:
@@ -149,7 +149,7 @@ class ToolCallParser:
         return found
 
     def add(self, call: Call) -> dict[str, Any]:
-        """Return a new call as a stream holds it."""
+        """Add a call and return it in the format of a stream."""
         identity = {"id": call.identity or new_id(self._form), "type": "function"}
         self.calls.append(identity | {"function": {"name": call.name, "arguments": call.arguments}})
         return (
@@ -158,5 +158,5 @@ class ToolCallParser:
 
 
 def new_id(form: ToolFormat) -> str:
-    """Return an id for a call, as the model's chat template takes it."""
+    """Return a new id for a call, in the format that the model's chat template accepts."""
     return uuid.uuid4().hex[:9] if form.short_ids else f"call_{uuid.uuid4().hex[:24]}"

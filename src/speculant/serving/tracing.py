@@ -1,9 +1,9 @@
-"""OpenTelemetry: one span for each request that asks for texts, by the semantic conventions for generative AI.
+"""OpenTelemetry tracing: one span per text request, following the semantic conventions for generative AI.
 
-Tracing is on where the environment names an exporter or where spans go: `OTEL_TRACES_EXPORTER`,
-`OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`. Everything else is OpenTelemetry's own: names,
-resources, sampling, batches and headers have its variables. Texts and prompts are never in a span. Needs the packages
-of `speculant[otel]`, of which nothing is imported where tracing is off; FastAPI imports the API by itself.
+Tracing is on if the environment names an exporter or an endpoint: `OTEL_TRACES_EXPORTER`,
+`OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`. Names, resources, sampling, batching and headers
+are configured by OpenTelemetry's own variables. Spans never contain texts or prompts. Needs the packages of
+`speculant[otel]`, none of which is imported if tracing is off; FastAPI imports the API by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from speculant.serving.schemas import SamplingRequest
 
 NAME = "speculant"
-OPERATIONS = {  # of the convention, by route
+OPERATIONS = {  # operation names of the conventions, by route
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/responses": "chat",
@@ -40,7 +40,7 @@ _DECODED = "speculant.decoded"
 
 
 def note_decoding(request: Request, asked: SamplingRequest, exchange: Exchange) -> None:
-    """Have the span of a request tell of its texts."""
+    """Add the parameters and results of a request's texts to its span."""
     request.scope[_DECODED] = asked, exchange
 
 
@@ -52,7 +52,7 @@ def wants_tracing(environment: Mapping[str, str]) -> bool:
 
 
 def open_provider(environment: Mapping[str, str]) -> TracerProvider | None:
-    """Return what makes spans and sends them as the environment says; None where it asks for none.
+    """Return the tracer provider configured by the environment; None if tracing is off.
 
     Raises:
         UnsupportedError: the packages are not installed.
@@ -62,7 +62,7 @@ def open_provider(environment: Mapping[str, str]) -> TracerProvider | None:
         return None
     what = "tracing, which variables OTEL_... ask for (OTEL_SDK_DISABLED=true turns it off),"
     check_packages(("opentelemetry",), what=what, extra="otel")
-    check_packages(("opentelemetry.sdk",), what=what, extra="otel")  # below the first, so looked for after it
+    check_packages(("opentelemetry.sdk",), what=what, extra="otel")  # a subpackage, so checked after its parent
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -79,7 +79,7 @@ def _find_exporter(environment: Mapping[str, str]) -> Any:
     """Return the class of the exporter that the environment names.
 
     Raises:
-        UsageError: it is not installed, or they are several.
+        UsageError: it is not installed, or several are named.
     """
     name = environment.get(EXPORTER) or "otlp"
     if name == "otlp":
@@ -96,21 +96,21 @@ def _find_exporter(environment: Mapping[str, str]) -> Any:
 
 
 class Tracing:
-    """Makes the span of each request that asks for texts, when it has been answered."""
+    """Creates the span of each text request, once it has been answered."""
 
     def __init__(self, app: ASGIApp, provider: TracerProvider, model: str) -> None:
-        """Take what makes spans, and the model's name."""
+        """Set the provider of spans, and the model's name."""
         from speculant import __version__
 
         self._app, self._model = app, model
         self._tracer = provider.get_tracer(NAME, __version__)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, then make its span."""
+        """Pass a request on, then create its span."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in OPERATIONS:
             await self._app(scope, receive, send)
             return
-        begin, status = time.time_ns(), 499  # of clients that leave before there is an answer
+        begin, status = time.time_ns(), 499  # if the client disconnects before there is a response
 
         async def seen(message: Message) -> None:
             nonlocal status
@@ -155,13 +155,13 @@ class Tracing:
             start_time=begin,
             attributes={name: value for name, value in attributes.items() if value is not None},
         )
-        if status >= 500:  # what a client did wrong is no error of a server's span
+        if status >= 500:  # client errors do not make a server span an error
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
 
 def _asked(asked: SamplingRequest) -> dict[str, Any]:
-    """Return the attributes of what a request asked for."""
+    """Return the span attributes of a request's parameters."""
     return {
         "gen_ai.request.max_tokens": asked.max_tokens,
         "gen_ai.request.temperature": asked.temperature,
@@ -174,7 +174,7 @@ def _asked(asked: SamplingRequest) -> dict[str, Any]:
 
 
 def _decoded(exchange: Exchange) -> dict[str, Any]:
-    """Return the attributes of how a request's texts were decoded."""
+    """Return the span attributes of a request's decoding."""
     found = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
     first = [ticket.first_token - ticket.submitted for ticket in exchange.tickets if ticket.first_token]
     queued = [ticket.admitted - ticket.submitted for ticket in exchange.tickets if ticket.admitted]

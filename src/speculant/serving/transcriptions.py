@@ -27,7 +27,7 @@ READS = "this model does not turn speech into text; serve a Whisper model, such 
 
 
 def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
-    """Add the endpoints of recordings."""
+    """Add the endpoints for recordings."""
 
     async def answer(request: Request, file: UploadFile, model: str | None, asked: Asked) -> Response:
         _check_fields(await request.form(), TRANSCRIBED if asked.task == "transcribe" else TRANSLATED)
@@ -57,7 +57,7 @@ def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
             list[Literal["segment", "word"]] | None, Form(alias="timestamp_granularities[]")
         ] = None,
     ) -> Response:
-        """Turn a recording into text in its own language."""
+        """Transcribe a recording in its own language."""
         if "word" in (granularities or ()):
             message = "times of words are not supported; ask for those of segments."
             raise ApiError(400, message, param="timestamp_granularities", code="unsupported_parameter")
@@ -80,7 +80,7 @@ def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
         response_format: Annotated[Form_, Form()] = "json",
         temperature: Annotated[float, Form(ge=0, le=2)] = 0.0,
     ) -> Response:
-        """Turn a recording into English text."""
+        """Translate a recording into English text."""
         asked = Asked(
             task="translate", language=None, prompt=prompt, temperature=temperature, form=response_format, stream=False
         )
@@ -88,7 +88,7 @@ def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
 
 
 def _check_fields(form: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse fields of a form that are not known, or leave them out where unknown ones are."""
+    """Refuse unknown fields of a form, or ignore them if the server is lenient."""
     unused = unused_members()
     for name in form:
         if name in known:
@@ -116,7 +116,7 @@ def _respond(found: Transcript, asked: Asked) -> Response:
 
 
 async def _events(found: Transcript) -> AsyncIterator[bytes]:
-    """Yield OpenAI's events: all text at once, since a fallback to a higher temperature takes back what came before."""
+    """Yield OpenAI's events: all text at once, since a fallback to a higher temperature replaces earlier text."""
     yield event({"type": "transcript.text.delta", "delta": found.text})
     yield event({"type": "transcript.text.done", "text": found.text, "usage": _usage(found)})
 

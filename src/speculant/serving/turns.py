@@ -1,6 +1,6 @@
-"""A chat's answers, whatever the protocol: what a request means, and its texts as parts while they are decoded.
+"""Answers to chats, independent of the protocol: planning a request, and its texts as parts while they are decoded.
 
-A `ChatRequest` is the request that the other protocols are translated to; each only renders the parts in its own form.
+The other protocols are translated to a `ChatRequest`; each only renders the parts in its own format.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from speculant.serving.tools import ToolCallParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a round added to an answer.
+    """The addition of a round to an answer.
 
     Attributes:
-        index: of its choice.
-        text: of the answer.
-        reasoning: text that comes before the answer and is not part of it.
-        calls: what is new of its tool calls, in the form of OpenAI's chunks; one with an id begins a call.
-        logprobs: of its tokens, where they were asked for.
-        tokens: how many were committed.
-        ids: of these tokens.
+        index: index of its choice.
+        text: text of the answer.
+        reasoning: reasoning, which precedes the answer and is not part of it.
+        calls: new parts of tool calls, in the format of OpenAI's chunks; one with an id begins a call.
+        logprobs: log-probabilities of its tokens, if requested.
+        tokens: number of committed tokens.
+        ids: ids of these tokens.
         finish_reason: "stop", "length" or "tool_calls" in the last part, else None.
     """
 
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlan:
-    """A chat that can be honoured."""
+    """A validated chat request and how to answer it."""
 
     service: Service
     body: ChatRequest
@@ -62,16 +62,16 @@ class TurnPlan:
 
     @property
     def free(self) -> bool:
-        """Whether the answer may hold reasoning: it is neither calls alone nor text of a form."""
+        """Whether the answer may contain reasoning: it is neither restricted to calls nor constrained to a format."""
         return self.format is None and not self.tools.forced
 
     def make_parser(self, prompt: Sequence[int]) -> AnswerParser | HarmonyParser:
-        """Return what separates an answer into its parts."""
+        """Return the parser that separates an answer into its parts."""
         formats, plan = self.service.prompts.formats, self.tools
         tools = None
         if plan.offered:
             form = formats.tools or HERMES
-            if not plan.own:  # a grammar knows Hermes' format
+            if not plan.own:  # grammars use Hermes' format
                 form = replace(HERMES, short_ids=form.short_ids)
             schemas = {tool.function.name: tool.function.parameters or {} for tool in plan.offered}
             tools = ToolCallParser(form, forced=plan.forced, schemas=schemas, allowed=plan.allowed, limit=plan.limit)
@@ -83,7 +83,7 @@ class TurnPlan:
         return AnswerParser(reasoning, tools)
 
     def _marks(self) -> dict[int, str]:
-        """Return the special tokens that are part of the texts."""
+        """Return the special tokens that are kept in the texts."""
         own = bool(self.tools.offered) and self.tools.own
         prompts = self.service.prompts
         return prompts.shown(prompts.formats.marks(reasons=self.free, tools=own)) if self.free or own else {}
@@ -92,7 +92,7 @@ class TurnPlan:
         """Submit its texts.
 
         Raises:
-            ApiError: the prompt, the prediction or the constraint cannot be taken.
+            ApiError: the prompt, prediction or constraint is invalid.
         """
         service, body = self.service, self.body
         switches = service.prompts.switches(body.chat_template_kwargs, body.reasoning_effort)
@@ -124,10 +124,10 @@ class TurnPlan:
 
 
 def make_chat(given: dict[str, Any]) -> ChatRequest:
-    """Return the chat that a request of another protocol asks for.
+    """Create the chat request that a request of another protocol corresponds to.
 
     Raises:
-        ApiError: a value is wrong.
+        ApiError: a value is invalid.
     """
     try:
         return ChatRequest.model_validate(given)
@@ -136,10 +136,10 @@ def make_chat(given: dict[str, Any]) -> ChatRequest:
 
 
 def plan_turn(service: Service, body: ChatRequest) -> TurnPlan:
-    """Return what a chat means.
+    """Validate a chat request and plan its answer.
 
     Raises:
-        ApiError: it cannot be honoured.
+        ApiError: the request cannot be fulfilled.
     """
     service.check_shape(body, body.choices)
     answer = format_of(body.response_format, body.structured_outputs)
@@ -163,25 +163,25 @@ class Turn:
     """The answers to a chat while they are decoded.
 
     Attributes:
-        plan, exchange, prompt: what is decoded: the request, its texts and the prompt's ids.
-        completion, reasoning: tokens of the parts that were read so far, and how many of them are reasoning.
+        plan, exchange, prompt: the planned request, its texts and the prompt's ids.
+        completion, reasoning: number of tokens of the parts read so far, and how many of them are reasoning.
     """
 
     def __init__(self, plan: TurnPlan, exchange: Exchange, prompt: list[int]) -> None:
-        """Take what is being decoded."""
+        """Set the request that is being decoded."""
         self.plan, self.exchange, self.prompt = plan, exchange, prompt
         self.completion = self.reasoning = 0
 
     @property
     def forced(self) -> bool:
-        """Whether the answer is calls and nothing else."""
+        """Whether the answer consists only of calls."""
         return self.plan.tools.forced
 
     async def parts(self, first: tuple[int, Delta] | None = None) -> AsyncIterator[Part]:
-        """Yield what each round adds, until all answers have ended.
+        """Yield the parts that each round adds, until all answers have ended.
 
         Args:
-            first: the first delta, if it was read already.
+            first: the first delta, if it has been read already.
 
         Raises:
             ApiError: a text failed.
@@ -214,7 +214,7 @@ class Turn:
 
 
 def _pieces(delta: Delta) -> list[tuple[str, int]]:
-    """Return a delta's text token by token, with the number of tokens; whole where a stop string holds some back."""
+    """Split a delta's text by tokens, with the number of tokens; in one piece if a stop string holds some back."""
     texts = [] if delta.piece is None else delta.piece.texts[: delta.tokens]
     if "".join(texts) != delta.text:
         return [(delta.text, delta.tokens)]

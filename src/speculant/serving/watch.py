@@ -1,7 +1,7 @@
-"""What the page at `/` asks for: texts with the draft of every round, and what the memory has learned.
+"""The endpoints of the page at `/`: texts with the draft of every round, and what the memory has learned.
 
-`POST /page/generate` streams a text as server-sent events, one a round; `GET /page/state` describes the server. Both
-are for the page and may change with it; programs use `/v1`.
+`POST /page/generate` streams a text as server-sent events, one per round; `GET /page/state` describes the server. Both
+are meant for the page and may change with it; programs should use `/v1`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from speculant.serving.token_types import Finite
 if TYPE_CHECKING:
     from speculant.decoding.sequence import Round
 
-PHRASES, LOOKED_AT = 12, 24  # phrases that are shown, of so many
-BEFORE = string.whitespace + ".,;:!?\"'()"  # in front of the words of a phrase
-LOOKED_UP = 256  # tokens of a text that the memory is asked for
+PHRASES, LOOKED_AT = 12, 24  # number of phrases shown, and of those examined
+BEFORE = string.whitespace + ".,;:!?\"'()"  # stripped from the start of a phrase
+LOOKED_UP = 256  # number of tokens of a text that are looked up in the memory
 
 
 class WatchRequest(Strict):
     """`POST /page/generate`.
 
     Attributes:
-        prompt: a text.
-        chat: whether it is a message for the model's chat template, else a text to continue.
-        method: "drafts" for the server's own method, "plain" for decoding without drafts by the same loop.
+        prompt: the prompt's text.
+        chat: whether it is a message for the model's chat template; otherwise a text to continue.
+        method: "drafts" for the server's own method, "plain" for decoding without drafts in the same loop.
         max_tokens, temperature, seed: as in `/v1/completions`.
     """
 
@@ -56,19 +56,19 @@ class WatchRequest(Strict):
 
 
 class Watch:
-    """Answers the page."""
+    """Answers the page's requests."""
 
     def __init__(
         self, service: Service, method: str, drafters: Mapping[str, Drafter], metrics: ScopedMetrics, keys: KeyRing
     ) -> None:
-        """Take the parts of the server.
+        """Set the parts of the server.
 
         Args:
-            service: what all endpoints share.
-            method: of the server's drafts.
-            drafters: memories by tenant, "" for the shared one.
-            metrics: count drafts and accepted tokens.
-            keys: that requests must carry one of.
+            service: state shared by the endpoints.
+            method: the server's drafting method.
+            drafters: drafters by tenant, "" for the shared one.
+            metrics: provide counts of drafts and accepted tokens.
+            keys: the active API keys.
         """
         self._keys = keys
         self._service, self._method, self._drafters, self._metrics = service, method, drafters, metrics
@@ -77,7 +77,7 @@ class Watch:
         """Return the stream of a text.
 
         Raises:
-            ApiError: the request cannot be honoured.
+            ApiError: the request cannot be fulfilled.
         """
         service = self._service
         asked = CompletionRequest(
@@ -106,7 +106,7 @@ class Watch:
             raise
 
     async def state(self, request: Request) -> dict[str, Any]:
-        """Return what the page shows of the server: the model, its limits, and the memory of who asks."""
+        """Return what the page shows about the server: the model, its limits, and the requesting user's memory."""
         prompts, settings = self._service.prompts, self._service.settings
         tenant = tenant_of(request)
         drafts, hits = self._metrics.of(tenant).drafting()
@@ -125,7 +125,7 @@ class Watch:
         }
 
     def _phrases(self) -> list[dict[str, Any]] | None:
-        """Return the most used phrases; None where they are not known, or may be from another user's texts."""
+        """Return the most used phrases; None if they are not known, or may come from another user's texts."""
         drafter = self._inspectable("")
         if drafter is None:
             return None
@@ -139,7 +139,7 @@ class Watch:
         return list(found.values())[:PHRASES]
 
     def _inspectable(self, tenant: str) -> Inspectable | None:
-        """Return the memory that a tenant may look into: its own, or the shared one of a single user."""
+        """Return the memory that a tenant may inspect: its own, or the shared one if there is a single user."""
         drafter: object = self._drafters.get(tenant) if tenant else None
         if drafter is None and len(self._keys) <= 1:
             drafter = self._drafters.get("")
@@ -162,7 +162,7 @@ class Watch:
         yield {"type": "end", "finish_reason": delta.finish_reason, "known": known}
 
     def _known(self, tokens: list[int], start: int, tenant: str) -> float | None:
-        """Return the share of a text that the memory has seen; None where it cannot tell, or may not."""
+        """Return the share of a text that the memory has seen; None if it cannot tell, or must not."""
         drafter = self._inspectable(tenant)
         if drafter is None:
             return None
@@ -212,7 +212,7 @@ class Watch:
 
 
 def add_watch_routes(app: FastAPI, watch: Watch) -> None:
-    """Serve what the page asks for."""
+    """Add the page's endpoints."""
 
     @app.post("/page/generate", include_in_schema=False)
     async def generate(body: Annotated[WatchRequest, Body()], request: Request) -> Response:
@@ -226,7 +226,7 @@ def add_watch_routes(app: FastAPI, watch: Watch) -> None:
 
 
 async def _in_frames(values: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """Yield the events of values, and that they end."""
+    """Yield the events of values, then one that marks the end."""
     async for value in values:
         yield event(value)
     yield DONE

@@ -199,7 +199,7 @@ class LatencyModel:
         """Add the drafting and learning time of a round; return the time charged to it, in units of `curve`.
 
         `drafting`, the time per node, is the slope of a regression line through recent rounds. `further_level` is the
-        same slope, except that it stays at 0 while sizes differ too little to estimate it, so that deeper drafts are
+        same slope, except that it stays near 0 while sizes differ too little to estimate it, so that deeper drafts are
         tried. A round that took far longer than usual for its nodes does not predict the next one and counts as a
         moderately slow one; nothing counts as usual before the second round.
 

@@ -6,11 +6,11 @@ recent throughput in tokens per second, the best size is the n that maximises
 
     1 + v_1 + ... + v_n - r c(n)
 
-This is Dinkelbach's method (1967) of maximising a ratio, here tokens over time, summed over all rounds rather than in
-each (Sequoia, Chen et al. 2024, arXiv 2402.12374, and TurboSpec, Liu et al. 2024, arXiv 2406.14066, maximise it per
-round). v_i is the drafter's estimate, corrected by the recent acceptance in this request (`acceptance`), plus a bonus
-if the drafter learns from rejected nodes (`exploration`). c is measured in every round (`latency`); a curve stored by
-`speculant tune` merely saves the first rounds from trying sizes.
+This is Dinkelbach's method (1967) of maximising a ratio, here tokens over time, taken over all rounds rather than per
+round (as in Sequoia, Chen et al. 2024, arXiv 2402.12374, and TurboSpec, Liu et al. 2024, arXiv 2406.14066). v_i is the
+drafter's estimate, corrected by the recent acceptance in this request (`acceptance`), plus a bonus if the drafter
+learns from rejected nodes (`exploration`). c is measured in every round (`latency`); a curve stored by `speculant tune`
+merely saves the first rounds from trying sizes.
 
 Several sequences share one pass, so its nodes go where they gain most: a repetitive request gets many, one about which
 nothing is known gets none.
