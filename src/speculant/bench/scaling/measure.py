@@ -262,8 +262,9 @@ def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
 
 def clock_of(device: torch.device) -> tuple[str, Clock]:
     """Return a clock and its name.
-"cpu" is the CPU time of a single thread, which other load on the machine does not affect. With several threads, or on
-an accelerator, whose queued work is awaited first, the clock is "wall".
+
+    "cpu" is the CPU time of a single thread, which other load on the machine does not affect. With several threads, or
+    on an accelerator, whose queued work is awaited first, the clock is "wall".
     """
     if device.type == "cpu" and torch.get_num_threads() == 1:
         return "cpu", time.thread_time
