@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Python compiles what is imported when it is; compiling every file of every package takes longer than the installation.
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels checks test-oldest \
+.PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels native checks test-oldest \
 	test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser screenshots test-clients \
 	test-fuzz docs notebooks wheel clean
 
@@ -19,18 +19,22 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/speculant demo
 
+# Processes keep the bytecode of what they import for those after them: PyTorch's alone takes ten seconds to compile.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A process per core, a thread per process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 # What is compiled once and kept in .pytest_cache: kernels of the drafters and the C++ code. Processes that begin together
-# would compile the same ones side by side, so they are made on one core while mypy has the other.
-WARM := tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text \
-	tests/drafters/test_contract.py::test_limits_waste_no_nodes \
-	tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone
+# would compile the same ones side by side, so kernels are made on one core while the other does the rest, longest first.
 kernels: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(WARM)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text \
+		tests/drafters/test_contract.py::test_limits_waste_no_nodes
 
-checks: lint typecheck kernels
+native: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone
+
+checks: lint kernels typecheck native
 
 test: setup
 	$(MAKE) -j 2 checks
@@ -67,11 +71,11 @@ typecheck: setup
 	$(PIP) --no-deps --upgrade --target .oldest -r constraints-oldest.txt
 	@touch $@
 
-# What meets classes of transformers: kernels, drafters, rules and llama.cpp do not.
+# What meets classes of transformers: kernels, drafters, rules, llama.cpp and Ctrl-C in our own lines do not.
 OLDEST := tests/engines/hf tests/decoding tests/api/test_speculator.py tests/test_stories.py
-APART  := tests/engines/hf/cpu/test_packing.py tests/engines/hf/cpu/test_measuring.py tests/decoding/test_branches.py \
-	tests/decoding/test_speculative_sampling.py tests/engines/hf/quantized \
-	tests/engines/hf/cpu/test_quantized_layers.py
+APART  := $(addprefix tests/engines/hf/,quantized test_interrupts.py test_topk.py $(patsubst %,cpu/test_%.py,packing measuring \
+	quantized quantized_layers head_code huge_pages kernel_table packaged)) \
+	$(patsubst %,tests/decoding/test_%.py,branches speculative_sampling interrupts pauses)
 test-oldest: .oldest/.ready
 	PYTHONPATH=.oldest $(PYTEST) $(OLDEST) $(addprefix --ignore ,$(APART))
 
@@ -102,8 +106,8 @@ $(VENV)/.llamacpp: $(VENV)/.ready
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp
-	$(PYTEST) tests/engines/llamacpp tests/engines/hf/quantized tests/api/test_gguf.py tests/api/test_gguf_engine.py \
-		tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
+	$(PYTEST) tests/engines/llamacpp tests/engines/hf/quantized/gguf tests/engines/hf/quantized/test_rounding.py \
+		tests/api/test_gguf.py tests/api/test_gguf_engine.py tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
 
 # Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
 .sglang/.ready: $(VENV)/.ready constraints-sglang.txt

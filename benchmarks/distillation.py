@@ -45,6 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "on-policy tvd": {"loss": "tvd", "on_policy": 1.0},
 }
 LONGEST = 160  # tokens of a text
+SAMPLE = 4  # tokens that have to be right for a position to be left out of boosting
 HELD_BACK = 8  # texts on which trainings measure themselves
 NEW: dict[str, Any] = {"lr": 0.03, "optimizer": "muon"}  # of layers that are new
 BATCH = 8  # texts measured at once
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--count", type=int, default=1024, help="texts; 64 more are held out")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--boosting", action="store_true", help="measure that alone")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     texts = read_texts(args.texts, args.count + 64)
@@ -75,7 +77,7 @@ def main() -> None:
             "before": bench.measured([start]),
             "after": {},
         }
-        for name, options in WAYS.items():
+        for name, options in () if args.boosting else WAYS.items():
             student = bench.trained(name, start, args.steps, lr=1e-3, seed=1, **options)
             results["after"][name] = bench.measured([student])
             print(name, results["after"][name], flush=True)
@@ -95,12 +97,14 @@ def boosting(bench: Bench, steps: int) -> dict[str, Any]:
     one = bench.trained("one", first, steps, **options)
     alike = bench.trained("alike", second, steps, **options)
     boosted = bench.trained("boosted", second, steps, before=(str(one),), **options)
+    by_samples = bench.trained("by samples", second, steps, before=(str(one),), before_tokens=SAMPLE, **options)
     longer = bench.trained("longer", first, 2 * steps, **options)
     return {
         "one model": bench.measured([one]),
         "one model, twice the steps": bench.measured([longer]),
         "two models alike": bench.measured([one, alike]),
         "two models boosted": bench.measured([one, boosted]),
+        f"two models boosted by samples of {SAMPLE} tokens": bench.measured([one, by_samples]),
     }
 
 

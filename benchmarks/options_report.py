@@ -27,11 +27,12 @@ HEAD = """\
 
 <!-- written by `python benchmarks/options_report.py` -->
 
-Every option of the command line and its environment variable. `speculant COMMAND --help` lists those of one command.
+All options of the command line with their environment variables. `speculant COMMAND --help` lists those of one command.
 
-Flags come first, then variables, then the lines of `serve --config FILE`. `serve` reads the variables of its own
-options; processes of several kinds may share an environment, and a variable that none of them knows is an error. A
-size is bytes, or has a unit: `256MB` is decimal, `256MiB` binary. Lists in variables have commas between their items.
+Flags take precedence over variables, and variables over the lines of `serve --config FILE`. `serve` reads the variables
+of its own options; processes of several kinds may share an environment, but a variable that none of them knows is an
+error. A size is a number of bytes or has a unit: `256MB` is decimal, `256MiB` binary. Lists in variables are
+comma-separated.
 """
 
 
@@ -48,13 +49,13 @@ class Page:
 PAGES = (
     Page(
         "The model",
-        "All commands that run one. `bench`, `check`, `serve` and `tune` take it as MODEL.",
+        "All commands that run a model. `bench`, `check`, `serve` and `tune` take it as the argument MODEL.",
         ModelOptions,
         True,
     ),
     Page(
         "Drafting",
-        "`generate`, `chat`, `check` and `serve`; keywords of `Speculator.from_pretrained`.",
+        "`generate`, `chat`, `check` and `serve`; also keywords of `Speculator.from_pretrained`.",
         DraftingOptions,
         True,
     ),
@@ -64,12 +65,12 @@ PAGES = (
     Page("The server", "`serve`.", ServingOptions, True),
     Page(
         "Drafts inside an engine",
-        "[vLLM](vllm.md) and [SGLang](sglang.md), by variables or a file.",
+        "[vLLM](vllm.md) and [SGLang](sglang.md), set by variables or a file.",
         HostingOptions,
         True,
     ),
-    Page("Benchmarks", "`bench`, beside most drafting options.", BenchOptions),
-    Page("Replay", "`replay`, beside some drafting options.", ReplayOptions),
+    Page("Benchmarks", "`bench`, in addition to most drafting options.", BenchOptions),
+    Page("Replay", "`replay`, in addition to some drafting options.", ReplayOptions),
     Page("Training", "`train KIND`.", TrainSettings),
     Page("Files of a training", "`train KIND`.", Files),
 )

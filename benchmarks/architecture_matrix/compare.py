@@ -80,7 +80,7 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
         return "not built", str(error)
     speculator.engine.probe()
     refusal = speculator.engine.capabilities.refusal
-    if refusal and (failure := _failure(model)):
+    if failure := _failure(model):
         return "not built", f"Its own `generate` fails at these sizes: {failure}"
     for length, new in TEXTS:
         prompt = random_prompt(length)

@@ -56,6 +56,19 @@ def _placed_patches(_: Any) -> dict[str, Any]:
     return {"pixel_values": torch.randn(1, 16, 48), "image_position_ids": places}
 
 
+def _columns(inputs: dict[str, Any], start: int, end: int | None = None) -> torch.Tensor:
+    """Return Int64[1, T], 1 for these tokens of a prompt, of which the sixth is the last before an image."""
+    found = torch.zeros_like(inputs["input_ids"])
+    found[:, start:end] = 1
+    return found
+
+
+def _tiles_seen(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return that no token before an image sees it, and those behind see the first of its two tiles."""
+    first = _columns(inputs, 6)
+    return {"cross_attention_mask": torch.stack([first, torch.zeros_like(first)], dim=-1)[:, :, None]}
+
+
 def _name_composers(model: Any) -> None:
     """Give a model of piano music its composers."""
     composers = range(model.config.composer_vocab_size)
@@ -120,15 +133,16 @@ FAMILIES: dict[str, Family] = {
                 "num_hidden_layers": 2,
                 "num_global_layers": 1,
             }
-            | {"attention_heads": 2, "image_size": 16, "patch_size": 4, "vision_output_dim": 64, "max_num_tiles": 1}
-            | {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]]}
+            | {"attention_heads": 2, "image_size": 16, "patch_size": 4, "vision_output_dim": 64, "max_num_tiles": 2}
+            | {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}
         },
         media=lambda _: {
-            "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
+            "pixel_values": torch.randn(1, 1, 2, 3, 16, 16),
             "aspect_ratio_ids": torch.tensor([[1]]),
-            "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+            "aspect_ratio_mask": torch.tensor([[[1, 0]]]),
         },
         count=1,
+        more=_tiles_seen,
     ),
     "voxtral": Family(changes={"audio_config": {"intermediate_size": 128}}, media=sound(16), count=2),
     "glmasr": Family(changes={"audio_config": {"intermediate_size": 128}}),
@@ -162,7 +176,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "idefics": Family(
         media=lambda _: {"pixel_values": torch.randn(1, 1, 3, 16, 16)},
-        more=lambda inputs: {"image_attention_mask": torch.ones(1, inputs["input_ids"].shape[1], 1)},
+        more=lambda inputs: {"image_attention_mask": _columns(inputs, 6).float()[..., None]},
+    ),
+    "kosmos-2": Family(
+        changes={"latent_query_num": 4},
+        media=images(),
+        count=4,
+        more=lambda inputs: {"image_embeds_position_mask": _columns(inputs, 6, 10)},
     ),
     "fuyu": Family(media=lambda _: {"pixel_values": torch.randn(1, 4, 2700)}, count=4),
     **dict.fromkeys(

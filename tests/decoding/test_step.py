@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from faults import Full
 from guesses import LENGTHS, prompts
 from models import tiny_model
 from speculant import Speculator
+from speculant.core.engine import Pass
 from speculant.core.errors import OutOfMemoryError, UsageError
 from speculant.drafters.none import EmptySession
+from speculant.engines.hf.engine import HFEngine
+from speculant.sizing.policy import AdaptiveSizing
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0}
 
@@ -82,3 +86,21 @@ def test_a_stream_is_decoded_once(model: Any) -> None:
     next(iter(stream))
     with pytest.raises(UsageError, match="decoded before"):
         list(stream)
+
+
+def test_sizes_follow_whole_passes(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards early exits: layers that drafting has run are time of the pass, of which sizes learn."""
+    forward, seen = HFEngine.forward, list[tuple[float, float]]()
+
+    def early(*given: Any) -> list[Pass]:
+        return [replace(each, early=0.5) for each in forward(*given)]
+
+    def observed(*_: Any, target_seconds: float, draft_seconds: float) -> None:
+        seen.append((target_seconds, draft_seconds))
+
+    speculator = Speculator.from_transformers(model, method="lookup")
+    monkeypatch.setattr(HFEngine, "forward", early)
+    monkeypatch.setattr(AdaptiveSizing, "observe", observed)
+    stats = speculator.generate(prompts()[0], **GREEDY).stats
+    assert sum(each for each, _ in seen) == pytest.approx(2 * stats.target_seconds)
+    assert all(draft >= 0 for _, draft in seen)

@@ -102,6 +102,39 @@ CALLS = [
         [ROME],
     ),
     (
+        "deepseek_v32",
+        'Ok<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">'
+        'Rom é 東</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Ok",
+        [ROME, OSLO],
+    ),
+    (
+        "deepseek_v32",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">3\n'
+        '</｜DSML｜function_calls></｜DSML｜parameter>\n<｜DSML｜parameter name="where" string="false">{"a": [true]}'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>Bye",
+        "Bye",
+        [{"city": "3\n</｜DSML｜function_calls>", "where": {"a": [True]}}],
+    ),
+    (
+        "minimax",
+        'Ok.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rom é 東</parameter>\n</invoke>\n'
+        '<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n<parameter name="days">3</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "Ok.\n",
+        [ROME, OSLO],
+    ),
+    (
+        "minimax",
+        '<minimax:tool_call><invoke name="weather"><parameter name="city">a\n</minimax:tool_call>\n</parameter>'
+        '<parameter name="where">{"a": [1]}</parameter></invoke></minimax:tool_call>!',
+        "!",
+        [{"city": "a\n</minimax:tool_call>\n", "where": {"a": [1]}}],
+    ),
+    (
         "kimi",
         "<|tool_calls_section_begin|>"
         + KIMI.format("weather", 0, as_json(ROME))
@@ -185,6 +218,13 @@ def test_calls(form: str, text: str, content: str, arguments: list[Any]) -> None
             "deepseek",
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{x<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ),
+        ("deepseek_v32", "<｜DSML｜function_calls>weather</｜DSML｜function_calls>"),
+        (
+            "deepseek_v32",
+            '<｜DSML｜function_calls><｜DSML｜invoke name="weather">Rome</｜DSML｜invoke></｜DSML｜function_calls>',
+        ),
+        ("minimax", '<minimax:tool_call><invoke name="weather"><parameter name="city">Rome'),
+        ("minimax", "<minimax:tool_call>{}</minimax:tool_call> and more"),
         ("kimi", "<|tool_calls_section_begin|>weather<|tool_calls_section_end|>"),
         ("llama3", '{"name": "other", "parameters": {}} and more'),
         ("llama3", '{"answer": 42}'),
@@ -284,6 +324,8 @@ def test_ids_are_as_the_model_takes_them() -> None:
         ("{{ tools }}<tool_call><arg_key><think>", "think", "glm"),
         ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
         ("{{ tools }}<｜tool▁calls▁begin｜><think>", "think", "deepseek"),
+        ("{{ tools }}{% set mark = '｜DSML｜' %}<think>", "think", "deepseek_v32"),
+        ("{{ tools }}<minimax:tool_call><think>", "think", "minimax"),
         ("{{ tools }}<|tool_calls_section_begin|>◁think▷", "kimi", "kimi"),
         ("{{ tools }}<|tool_call><|channel>", "gemma4", "gemma4"),
         ("{{ tools }}<start_function_call>", None, "functiongemma"),

@@ -114,7 +114,7 @@ def test_tools_of_the_official_client(ending_model: Any, calling: Any) -> None:
 
 
 def test_blocks_become_messages() -> None:
-    """Guards the translation: results come first, thinking is left out, images stay parts."""
+    """Guards the translation: results come first, thinking goes with the message, images stay parts."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}}
     messages = [
         {
@@ -136,7 +136,7 @@ def test_blocks_become_messages() -> None:
     ]
     request = MessagesRequest.model_validate({"messages": messages, "max_tokens": 1})
     said, result, asked = read_messages(None, request.messages)
-    assert said["content"] == "Look."
+    assert (said["content"], said["reasoning_content"]) == ("Look.", "Hm.")
     assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"b": 1}'}
     assert result == {"role": "tool", "content": "Error: none", "tool_call_id": "a"}
     assert asked["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}

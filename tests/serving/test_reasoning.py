@@ -58,3 +58,42 @@ async def test_reasoning_in_all_protocols(
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
     assert message["content"][0]["thinking"] == "Hm."
+
+
+async def test_earlier_reasoning_reaches_the_template(connect: Connect, model: Any, tokenizer: Any) -> None:
+    """Guards earlier turns: the same prompt in all protocols; a template that refuses it beside a call gets it not."""
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{% endif %}{{ m.role }}{% if m.thinking %}({{ m.thinking }}){% endif %}: {{ m.content }}\n{% endfor %}"
+    )
+    said: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Well.", "reasoning_content": "A long thought."},
+        {"role": "user", "content": "So?"},
+    ]
+    plain = [{"role": each["role"], "content": each["content"]} for each in said]
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A long thought."}]}
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A long thought."}]}
+    blocks = [{"type": "thinking", "thinking": "A long thought.", "signature": ""}, {"type": "text", "text": "Well."}]
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    async with connect(served=make_speculator(model, own)) as client:
+
+        async def count(path: str, **body: Any) -> int:
+            answer = await client.post(path, json=chat(**body) | body if path.endswith("completions") else body)
+            assert answer.status_code == 200, answer.text
+            used = answer.json()["usage"]
+            return int(used.get("prompt_tokens") or used["input_tokens"] + used.get("cache_read_input_tokens", 0))
+
+        wanted = await count("/v1/chat/completions", messages=said)
+        assert wanted > await count("/v1/chat/completions", messages=plain)
+        for item in (thought, summary):
+            items = [plain[0], item, *plain[1:]]
+            assert await count("/v1/responses", input=items, max_output_tokens=1) == wanted
+        turns = [plain[0], {"role": "assistant", "content": blocks}, plain[2]]
+        assert await count("/v1/messages", messages=turns, max_tokens=1) == wanted
+        with_call = [said[0], said[1] | {"tool_calls": [call]}, said[2]]
+        without = [plain[0], plain[1] | {"tool_calls": [call]}, plain[2]]
+        assert await count("/v1/chat/completions", messages=with_call) == await count(
+            "/v1/chat/completions", messages=without
+        )

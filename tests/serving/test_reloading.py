@@ -69,7 +69,7 @@ async def test_a_memory_that_was_replaced_is_read(model: Any, tokenizer: Any, tm
     async with running(app):
         unknown, known = await accepted(app), await accepted(app)
         assert known > unknown
-        app.state.reloader._drafters[""].save(learned)
+        app.state.models.first.drafters[""].save(learned)
     app = make_app(make_speculator(model, tokenizer), memory=memory, per_request_metrics=True)
     async with running(app):
         on_its_way = asyncio.create_task(accepted(app, temperature=1.0, seed=4))
@@ -85,9 +85,9 @@ async def test_what_was_learned_outlives_reading_again(model: Any, tokenizer: An
     app = make_app(make_speculator(model, tokenizer), per_request_metrics=True)
     async with running(app):
         unknown, known = await accepted(app), await accepted(app)
-        before = app.state.reloader._drafters[""]
+        before = app.state.models.first.drafters[""]
         await app.state.reloader.run()
-        assert app.state.reloader._drafters[""] is not before
+        assert app.state.models.first.drafters[""] is not before
         assert await accepted(app) >= known > unknown
 
 
@@ -100,10 +100,10 @@ async def test_a_bad_memory_or_base_leaves_the_old_one(
     app = make_app(make_speculator(model, tokenizer), per_request_metrics=True, **options)
     async with running(app):
         await accepted(app)
-        known, before = await accepted(app), app.state.reloader._drafters[""]
+        known, before = await accepted(app), app.state.models.first.drafters[""]
         (tmp_path / what).write_bytes(b"SPCLNT\r\nbroken")
         await app.state.reloader.run()
-        assert app.state.reloader._drafters[""] is before
+        assert app.state.models.first.drafters[""] is before
         assert await accepted(app) >= known
     assert "memories and bases were not read again" in caplog.text
 

@@ -183,6 +183,71 @@ async def test_grammars_of_answers(
             assert whole == expected, text
 
 
+FIND = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "A file."},
+        "kind": {"enum": ["f", "d"]},
+        "depth": {"type": "integer", "minimum": 0, "maximum": 9},
+        "names": {"type": "array", "items": {"$ref": "#/$defs/name"}},
+    },
+    "required": ["path", "depth"],
+    "additionalProperties": False,
+    "$defs": {"name": {"type": "string"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "accepted"),
+    [
+        ({"path": "a\n<b>/c", "depth": "3"}, True),
+        ({"path": "", "kind": "d", "depth": "3", "names": '["x"]'}, True),
+        ({"path": "a"}, False),
+        ({"path": "a", "depth": "30"}, False),
+        ({"path": "a", "kind": "x", "depth": "3"}, False),
+        ({"path": "a", "depth": "3", "names": "[1]"}, False),
+        ({"depth": "3", "path": "a"}, False),
+        ({"path": "a", "depth": "3", "more": "1"}, False),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True], ids=["spelled", "tokens"])
+def test_strict_tools_of_qwen3_coder(arguments: dict[str, str], accepted: bool, named: bool) -> None:
+    """Guards `strict` in the model's own format: free text before a call, the schema's arguments and no others."""
+    tokenizer = copy.deepcopy(byte_level(384))
+    if named:
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    body = ChatRequest.model_validate(chat(tools=[with_parameters(FIND), NOW]))
+    plan = plan_tools(body, None, text_tokens(tokenizer), own=True, tagged=True)
+    assert plan.format is not None
+    assert plan.own
+    compiled = ConstraintCompiler(tokenizer, 400).compile(
+        plan.format.constraint, ends=frozenset([tokenizer.eos_token_id])
+    )
+    inside = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
+    call = f"<tool_call>\n<function=f>\n{inside}</function>\n</tool_call>"
+    none = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    for text in (call, f"Well.\n{none}\n{call} Bye."):
+        matcher, ids = compiled.matcher.deep_copy(), tokenizer(text)["input_ids"]
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == accepted, text
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "x+"}}},
+        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+        {"properties": {"a": {"type": ["string", "integer"]}}},
+        {"properties": {"a<b": {"type": "integer"}}},
+        {"properties": {"a": {"type": "integer"}}, "minProperties": 1},
+        {"properties": {}, "required": [{}]},
+    ],
+)
+def test_what_tags_cannot_say_stays_free(parameters: dict[str, Any]) -> None:
+    """Guards schemas that no grammar of tags has: calls are as free as those of other formats of a model's own."""
+    body = ChatRequest.model_validate(chat(tools=[with_parameters({"type": "object"} | parameters)]))
+    assert plan_tools(body, None, own=True, tagged=True).format is None
+
+
 async def test_results_go_back_to_the_model(connect: Connect, served: Speculator) -> None:
     """Guards the next turn: calls and their results reach the template."""
     async with connect(served=served) as client:

@@ -174,6 +174,23 @@ def test_boosting_leaves_out_what_others_predict() -> None:
     assert not len(batches_of(weak, texts, before=(weak, target)).training_batch(0).anchors)
 
 
+def test_boosting_by_several_tokens() -> None:
+    """Guards Col-BT as published: what is left out are anchors after which another model writes the same tokens."""
+    target = tiny_model("llama")
+    texts, weak = target_texts(target), perturbed(tiny_model("llama"), 0.4)
+    whole = batches_of(weak, texts).training_batch(0)
+    left = batches_of(weak, texts, before=(weak,), before_tokens=3).training_batch(0).anchors.tolist()
+    with torch.no_grad():
+        best = weak(whole.ids).logits.argmax(-1)
+    expected = [
+        [t, row]
+        for t, row in whole.anchors.tolist()
+        if any(best[t, i] != whole.ids[t, i + 1] for i in range(row + 1, min(row + 4, int(whole.lengths[t]) - 1)))
+    ]
+    assert left == expected
+    assert len(batches_of(weak, texts, before=(weak,)).training_batch(0).anchors) < len(left) < len(whole.anchors)
+
+
 def test_boosting_on_own_texts_compares_with_the_target() -> None:
     """Guards Col-BT on-policy, where the text is not the target's: its most probable token is the right one."""
     weak, settings = perturbed(tiny_model("llama"), 0.4), ON_POLICY | {"on_policy": 1.0}

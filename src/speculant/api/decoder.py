@@ -97,7 +97,7 @@ class Decoder:
     @property
     def model(self) -> Any:
         """The transformers model."""
-        return self.engine.model
+        return self.engine.whole
 
     @property
     def fast(self) -> CpuAcceleration:

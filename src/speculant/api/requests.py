@@ -56,7 +56,7 @@ class Preparation:
         self._engine, self._tokenizer, self._method, self._processor = engine, tokenizer, method, processor
         self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
         heads = method in METHODS and bool(find_method(method).heads)  # which read the states of every row
-        placeholders = media_tokens(engine.model.config) if engine.capabilities.media and not heads else {}
+        placeholders = media_tokens(engine.whole.config) if engine.capabilities.media and not heads else {}
         self._unread = [token for ids in placeholders.values() for token in ids]
 
     def request(self, prompt: Prompt, asked: RequestOptions) -> Generation:
@@ -143,7 +143,7 @@ class Preparation:
         """
         engine = self._engine
         foreign = call.model is not engine.model
-        if foreign and not any(call.model is each for each in engine.model.modules()):
+        if foreign and not any(call.model is each for each in engine.whole.modules()):
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
         undrafted = foreign or not self.drafts(call)
         ids = call.ids[:, call.start :]

@@ -41,45 +41,45 @@ class BenchOptions:
         loading, drafting: option groups for loading the model and making drafts.
     """
 
-    out: str = _output(option.REQUIRED, "where the results go", kinds.name(metavar="DIR"))
-    restart: bool = _output(False, "forget what an earlier run left in DIR", kinds.FLAG)
+    out: str = _output(option.REQUIRED, "folder for the results", kinds.name(metavar="DIR"))
+    restart: bool = _output(False, "discard what an earlier run left in DIR", kinds.FLAG)
     tasks: str | None = _decoded(
-        None, "spec-bench, humaneval, gsm8k, mbpp, or .jsonl files of prompts", kinds.name(metavar="NAME,...")
+        None, "prompts: spec-bench, humaneval, gsm8k, mbpp, or .jsonl files", kinds.name(metavar="NAME,...")
     )
     forced: tuple[str, ...] = _decoded(
-        (), "follow these recorded outputs (token ids), one file or more", kinds.name(metavar="TRACES"), several=True
+        (), "follow these recorded outputs (token ids); one or more files", kinds.name(metavar="TRACES"), several=True
     )
     tokenizer: str | None = _decoded(
         None,
-        "with --forced: the recordings' tokenizer, for --base and for rows of text",
+        "with --forced: the recordings' tokenizer, for --base and for rows that hold text",
         kinds.name(metavar="PATH|ID"),
     )
-    config: str | None = _decoded(None, "with --forced, --growth: random weights of this shape", _FILE)
-    data: str | None = _decoded(None, "where prompts lie; default: $SPECULANT_DATA/prompts", kinds.name(metavar="DIR"))
+    config: str | None = _decoded(None, "with --forced or --growth: run random weights of this config", _FILE)
+    data: str | None = _decoded(None, "folder of prompts; default: $SPECULANT_DATA/prompts", kinds.name(metavar="DIR"))
     limit: int | None = _decoded(None, "only the first N items of each task", kinds.whole(1))
-    growth: bool = _decoded(False, "also, or only: how cost grows, to 8192 tokens and 256 nodes", kinds.FLAG)
+    growth: bool = _decoded(False, "also measure, or only, how cost grows up to 8192 tokens and 256 nodes", kinds.FLAG)
     max_new_tokens: int | None = _decoded(
         None, f"maximum tokens per answer to --tasks; default: {NEW_TOKENS}", kinds.whole(1)
     )
     methods: str | None = _how(
         None,
-        "of `speculant methods`, hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none,mix, and that of "
-        "--head",
+        "from `speculant methods`, hf:generate, hf:prompt-lookup, hf:assisted, llamacpp; default: none, mix and the "
+        "head's",
         kinds.name(metavar="NAME,..."),
     )
     temperature: tuple[float, ...] = _how(
-        (0.0,), "one or more; default: 0, greedy", kinds.comma_separated(kinds.TEMPERATURE)
+        (0.0,), "one or more temperatures; default: 0, greedy", kinds.comma_separated(kinds.TEMPERATURE)
     )
-    seed: int | None = _how(None, "seed of sampling; default: 0", kinds.whole(0))
+    seed: int | None = _how(None, "sampling seed; default: 0", kinds.whole(0))
     batch: tuple[int, ...] = _how(
-        (1,), "requests in a pass, one or more sizes such as 1,4,8; default: 1", kinds.comma_separated(kinds.whole(1))
+        (1,), "batch sizes, one or more such as 1,4,8; default: 1", kinds.comma_separated(kinds.whole(1))
     )
     trials: int | None = _how(
-        None, f"how often everything is timed; default: {TRIALS}, in forced runs {FORCED_TRIALS}", kinds.whole(1)
+        None, f"number of timed runs; default: {TRIALS}, in forced runs {FORCED_TRIALS}", kinds.whole(1)
     )
     inflate: str | None = _how(
         None,
-        "pad the model to that many layers, and MLPs of that width, without changing its outputs",
+        "pad the model to this many layers and this MLP width, without changing its outputs",
         kinds.name(metavar="LAYERS[xMLP]"),
     )
     loading: ModelOptions = field(default_factory=ModelOptions)

@@ -67,12 +67,15 @@ class Loaded:
     head: LoadedHead | None = None
 
 
-def load_speculator(loading: ModelOptions, drafting: DraftingOptions, *, texts: int = 1) -> Loaded:
+def load_speculator(
+    loading: ModelOptions, drafting: DraftingOptions, *, texts: int = 1, adapter: str | None = None
+) -> Loaded:
     """Load a model and wrap it.
 
     Args:
         loading, drafting: the options.
         texts: number of texts decoded together.
+        adapter: folder or hub id of a LoRA adapter to merge into its weights; None for none.
 
     Raises:
         SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
@@ -100,6 +103,10 @@ def load_speculator(loading: ModelOptions, drafting: DraftingOptions, *, texts: 
         from speculant.api.engines import check_engine_can, find_layer_use
         from speculant.api.speculator import Speculator
     model, tokenizer, threads = load(loading, needed=find_layer_use(method=method.name, head=found))
+    if adapter is not None:
+        from speculant.engines.hf.lora import merge_adapter
+
+        model = merge_adapter(model, adapter)
     check_engine_can(model, method=method.name, head=found)
     drafts = [load_draft_model(name, drafting, loading) for name in named_drafts]
     head = None if found is None else found.open(model)

@@ -47,15 +47,15 @@ class ReplayOptions:
     """
 
     traces: tuple[str, ...] = option.option(
-        option.REQUIRED, ".jsonl files with a row per line, or .json lists", _FILE, several=True
+        option.REQUIRED, "recordings: .jsonl files with one row per line, or .json lists", _FILE, several=True
     )
     tokenizer: str | None = option.option(
-        None, "the model's tokenizer, for rows of text", kinds.name(metavar="PATH|ID")
+        None, "tokenizer of the model, for rows that hold text", kinds.name(metavar="PATH|ID")
     )
-    jobs: int | None = option.option(None, "processes; default: as many as there are cores", kinds.whole(1))
+    jobs: int | None = option.option(None, "number of processes; default: one per core", kinds.whole(1))
     method: str | None = _drafting(
         None,
-        "see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: mix",
+        "methods, see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: mix",
         kinds.name(metavar="NAME,..."),
     )
     nodes: tuple[int, ...] = _drafting(
@@ -63,17 +63,19 @@ class ReplayOptions:
         "maximum tokens per draft, one or more numbers such as 5,20,64; default: 64",
         kinds.comma_separated(kinds.NODE_LIMIT),
     )
-    chain: bool = _drafting(False, "drafts are chains, which is all that vLLM verifies", kinds.FLAG)
-    tree: bool = _drafting(False, "drafts are trees; the default. With --chain, both", kinds.FLAG)
+    chain: bool = _drafting(False, "draft chains, the only shape that vLLM verifies", kinds.FLAG)
+    tree: bool = _drafting(False, "draft trees, the default; with --chain, both", kinds.FLAG)
     unite: str = _drafting(
         "",
-        "also replay the methods united with a head whose acceptance the files recorded; for mix and suffix",
+        "also replay mix and suffix combined with a head whose acceptance is recorded in the files",
         kinds.name(metavar="recorded:NAME"),
     )
-    keep_memory: bool = _drafting(True, "over the requests of a file; the default", kinds.FLAG, tristate=True)
+    keep_memory: bool = _drafting(
+        True, "keep the memory across the requests of a file; the default", kinds.FLAG, tristate=True
+    )
     corpora: tuple[str, ...] = _drafting(
         (),
-        "begin with this memory, where a method takes its kind; may be repeated",
+        "memory to start from, for methods that read its kind; may be repeated",
         _FILE,
         flag="--corpus",
         several=True,
@@ -82,10 +84,10 @@ class ReplayOptions:
     seed: int | None = _requests(None, "seed of --order shuffled; default: 0", kinds.whole(0))
     limit: int | None = _requests(None, "only the first N requests of each file", kinds.whole(1))
     step_cost: str | None = _output(
-        None, 'what a target pass costs, {"nodes", "seconds"}: adds the speed-up to expect', _FILE
+        None, 'cost of a target pass, {"nodes", "seconds"}: adds the expected speed-up', _FILE
     )
-    by_category: bool = _output(False, "show the categories of each file too", kinds.FLAG)
-    json: str | None = _output(None, "write the figures as JSON; - prints them in place of the table", _FILE)
+    by_category: bool = _output(False, "also show the categories of each file", kinds.FLAG)
+    json: str | None = _output(None, "write the results as JSON; - prints them instead of the table", _FILE)
     html: str | None = _output(None, "write a page with charts", _FILE)
     drafting: DraftingOptions = field(default_factory=DraftingOptions)
 

@@ -97,6 +97,7 @@ def serve(
 
 def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOptions, served_name: str | None) -> int:
     from speculant.cli.files import check_no_input, check_writable
+    from speculant.cli.further_models import find_further_models
     from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
     from speculant.cli.start_screen import start_screen
     from speculant.cli.terminal import say, waiting
@@ -119,8 +120,10 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
             check_memories(serving)
     if serving.memory_scope == "key" and drafting.share is not None:
         raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
+    name = served_name or model_name(loading.model)
     with bind(serving) as bound:
         with answering(bound, serving):
+            further = find_further_models(loading, drafting, serving, name=name)
             loaded = load_speculator(loading, drafting, texts=serving.max_concurrency)
             configure_logging(serving.log_format)
             with waiting("starting the server"):
@@ -128,9 +131,15 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
                 from speculant.serving.start_speed import measure_speed
 
                 speed = measure_speed(loaded.speculator, settings=loaded.settings)
-            name = served_name or model_name(loading.model)
             keeps = isinstance(loaded.speculator.drafter, Persistent)
-            app = create_app(loaded.speculator, serving, model=name, method_settings=loaded.settings, spans=spans)
+            app = create_app(
+                loaded.speculator,
+                serving,
+                model=name,
+                method_settings=loaded.settings,
+                further=further,
+                spans=spans,
+            )
         try:
             unused = list(app.state.unused_memories)
             screen = start_screen(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speculant.cli.terminal import count_noun
+from speculant.options.serving import split_named
 
 if TYPE_CHECKING:
     from speculant.cli.loading import Loaded
@@ -41,6 +42,7 @@ def start_screen(
     """
     lines = {
         "serving": f"{name} on {address}",
+        "also": _also(serving),
         "method": f"{loaded.speculator.method}, up to {count_noun(serving.max_concurrency, 'text')} together",
         "speed": _speed(speed),
         "memory": _memory(serving, unused) if keeps else "none: the method keeps none",
@@ -64,6 +66,13 @@ def _speed(speed: StartSpeed | None) -> str:
 
 def _rounded(speed: float) -> str:
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+
+
+def _also(serving: ServingOptions) -> str:
+    names = [*split_named(serving.add_models), *split_named(serving.loras)]
+    called = f"{', '.join(serving.aliases)} for the same model" if serving.aliases else ""
+    others = f"{', '.join(names)}, loaded when asked for" if names else ""
+    return "; ".join(filter(None, (called, others)))
 
 
 def _memory(serving: ServingOptions, unused: Sequence[Path]) -> str:

@@ -23,7 +23,7 @@ from speculant.training.kind import TrainingKind
 from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 from speculant.training.settings import TrainSettings
 
-DRAFT_ONLY = ("like", "before", "on_policy", "temperature", "opening", "new_tokens")
+DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", "temperature", "opening", "new_tokens")
 HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths in one
 
 

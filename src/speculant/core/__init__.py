@@ -1,1 +1,1 @@
-"""Data and contracts that every other package uses; numpy only."""
+"""Data types and interfaces that every other package uses; depends on numpy only."""

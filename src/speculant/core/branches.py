@@ -1,7 +1,7 @@
-"""Branches of drafts: what engines need that keep the paths of a draft apart as sequences, of which there are so many.
+"""Branches of drafts, for engines that verify each path of a draft as a sequence of its own and limit their number.
 
-A pass over a text without a draft has one path. Every row that follows a row which others follow already begins a
-branch, so a pass has as many branches as it has leaves beyond the first.
+A pass without a draft has a single path. Each further child of a row starts a branch, so the number of branches is the
+number of leaves minus one.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from speculant.core.tree import ROOT, DraftTree
 
 
 def branches_of(draft: DraftTree) -> int:
-    """Return how many branches a draft has, its queries included."""
+    """Return the number of branches of a draft, including its queries."""
     _, parents = draft.rows(0)
     return len(parents) - 1 - len(np.unique(parents[1:]))
 
 
 def count_fixed_branches(draft: DraftTree) -> int:
-    """Return how many branches of a draft cannot be dropped: those of its queries, and all where it was sampled."""
+    """Return the number of branches that cannot be dropped: those of the queries, or all if the draft was sampled."""
     if draft.proposal is not None:
         return branches_of(draft)
     return branches_of(DraftTree.empty(queries=draft.queries)) if len(draft.queries) else 0
 
 
 def fit_branches(drafts: Sequence[DraftTree], maximum: int) -> list[DraftTree]:
-    """Return drafts that have at most so many branches together, without the lightest nodes that would begin more.
+    """Drop the nodes of lowest weight until the drafts together have at most `maximum` branches.
 
-    Sampled drafts and queries stay as they are, since they were made for what there is (`Budget.branches`).
+    Sampled drafts and queries are kept whole, since they were already made to fit `Budget.branches`.
     """
     rows = sum(len(draft) + len(draft.queries) for draft in drafts)
     if rows <= maximum:

@@ -1,4 +1,4 @@
-"""Sizes in bytes: how they are read everywhere, and the default size of a drafter's memory."""
+"""Parsing of sizes in bytes, and the default size of a drafter's memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from speculant.core.errors import UsageError
 
-MEMORY_LIMIT = 256 << 20  # of a drafter's memory
+MEMORY_LIMIT = 256 << 20  # default limit of a drafter's memory
 MIN_MEMORY = 1 << 20
 _DECIMAL = {"": 0, "b": 0, "kb": 3, "mb": 6, "gb": 9, "tb": 12}
 _BINARY = {"kib": 10, "mib": 20, "gib": 30, "tib": 40}
 
 
 def read_bytes(value: Any) -> int | None:
-    """Return a number of bytes, given as a number or as text; None if it is none.
+    """Parse a number of bytes given as a number or as text; return None if it is not one.
 
-    "256MB" is decimal and "256MiB" binary, in letters of either case; a number without a unit is bytes.
+    "256MB" is decimal and "256MiB" binary, case-insensitive; a number without a unit is in bytes.
     """
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([a-z]*)\s*", value.lower())
@@ -35,12 +35,12 @@ def check_bytes(limit: Any, *, name: str = "memory_limit", minimum: int = 1) -> 
     """Return the limit `name` in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB".
 
     Args:
-        limit: as users give it.
-        name: of the setting.
-        minimum: 1, or 0 where that stands for none.
+        limit: the value that the user gave.
+        name: name of the setting, for the message.
+        minimum: 1, or 0 if zero is a valid limit that means none.
 
     Raises:
-        UsageError: it is no such number.
+        UsageError: the limit is not a number of bytes, or is below the minimum.
     """
     found = read_bytes(limit)
     if found is None or found < minimum:

@@ -1,4 +1,4 @@
-"""The contract of a draft filter: which drafted nodes the target cannot produce, and which tokens it has to."""
+"""The interface of a draft filter: which drafted nodes the target cannot produce, and which tokens it must."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speculant.core.tree import Bool, DraftTree
 
 
 class DraftFilter(Protocol):
-    """Knows of one request which tokens have a probability of 0. Asked for drafts of chosen tokens only.
+    """Knows which tokens have probability 0 in one request. Applied only to drafts whose tokens were chosen.
 
     A sampled node must not be dropped because of its own value, which would bias the output.
     """
@@ -18,24 +18,24 @@ class DraftFilter(Protocol):
         """Return Bool[N], False at nodes that cannot follow the text and their ancestors.
 
         Args:
-            tree: below the last committed token.
-            tokens: committed so far, prompt excluded.
+            tree: draft below the last committed token.
+            tokens: tokens committed so far, without the prompt.
         """
 
     def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
-        """Return up to `maximum` tokens that must follow the text, since every other one has a probability of 0.
+        """Return up to `maximum` tokens that must come next, because all others have probability 0.
 
-        Tokens that end the text are not among them: no pass is needed for what follows them.
+        Tokens that end the text are left out: nothing after them needs a pass.
 
         Args:
-            tokens: committed so far, prompt excluded.
-            maximum: of them.
+            tokens: tokens committed so far, without the prompt.
+            maximum: maximum number of tokens to return.
         """
 
     def complete(self, tokens: Sequence[int]) -> bool:
         """Return whether the text may end here.
 
         Args:
-            tokens: committed so far, prompt excluded.
+            tokens: tokens committed so far, without the prompt.
         """
         ...

@@ -1,7 +1,7 @@
-"""The contract of an engine: where forward passes of the target happen, and the cache of one sequence on it.
+"""The interface of an engine, which runs forward passes of the target, and of its cache of one sequence.
 
-`Array` stands for the engine's own arrays (torch tensors on the model's device, numpy for recorded outputs), so that
-nothing here imports an engine.
+`Array` stands for the engine's own array type (torch tensors on the model's device, numpy for recorded outputs), so
+that nothing here imports an engine.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ Array = Any
 AnyCapabilities = TypeVar("AnyCapabilities", bound="Capabilities")
 
 
-MAX_NODES = 64  # of a draft whose size is chosen round by round, where the drafter says nothing else
+MAX_NODES = 64  # default maximum of a draft whose size is chosen per round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedOutputs:
-    """What a drafter wants back from the target's passes.
+    """The outputs that a drafter requests from the target's passes.
 
     Attributes:
-        top_k: how many of the target's best tokens at every row, rejected nodes too; 0 for none.
+        top_k: number of the target's most probable tokens at every row, including rejected nodes; 0 for none.
         hidden_layers: the decoder layers whose output it reads, counted from 0; -1 is the last, before the final norm.
-        prompt: whether the hidden states of the prompt are wanted too.
-        queries: the most query rows of its drafts, see `tree.Queries`; models that verify chains only take none.
-        explores: whether `top_k` at rejected nodes teaches it something, which sizing then counts as a gain.
-        max_nodes: of a draft whose size is chosen round by round.
-        always: whether it is wanted of every pass; else not of those in pauses of drafting, which are to take no longer
-            than plain passes.
-        hidden_context: rounds before the end of a pause in which hidden states are wanted again, for drafters whose
-            `Session.follow` begins anew with them; 0 where they are wanted of every pass.
+        prompt: whether it also needs the hidden states of the prompt.
+        queries: maximum number of query rows in its drafts, see `tree.Queries`; models that verify only chains take
+            none.
+        explores: whether it learns from `top_k` at rejected nodes, which sizing then counts as a gain.
+        max_nodes: maximum nodes of a draft whose size is chosen per round.
+        always: whether it needs the outputs of every pass; otherwise they are omitted in pauses of drafting, so that
+            passes cost no more than plain ones.
+        hidden_context: number of rounds before the end of a pause in which hidden states are needed again, for drafters
+            whose `Session.follow` restarts from them; 0 if they are needed from every pass.
     """
 
     top_k: int = 0
@@ -49,10 +50,10 @@ class RequestedOutputs:
     hidden_context: int = 0
 
     def rests(self, left: int) -> bool:
-        """Return whether nothing is wanted of a pass.
+        """Return whether a pass needs no outputs besides the logits.
 
         Args:
-            left: rounds that ask for no draft, this one included.
+            left: number of rounds without a draft that remain, including this one.
         """
         if self.always or (self.hidden_layers and not self.hidden_context):
             return False
@@ -64,23 +65,26 @@ NO_OUTPUTS = RequestedOutputs()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """What a forward pass over R rows returned.
+    """The outputs of a forward pass over R rows.
 
     Attributes:
-        logits: [R, V], on the engine's device; None where only hidden states of a subset of layers were computed.
-        hidden: [R, L', D], the layers that `RequestedOutputs.hidden_layers` names, in that order; None if none.
-        top_ids: Int32[R, k] of the best tokens, best first; None if none were asked for. On the host, but to be read
-            only after the engine's next `read`, which waits for the device.
+        logits: [R, V], on the engine's device; None if only hidden states of a subset of layers were computed.
+        hidden: [R, L', D], outputs of the layers that `RequestedOutputs.hidden_layers` names, in that order; None if
+            none.
+        top_ids: Int32[R, k], the most probable tokens, best first; None if not requested. On the host, but valid only
+            after the engine's next `read`, which waits for the device.
         top_logits: Float32[R, k], their logits.
+        early: the share of the pass that was run before, when its rows were drafted; see `core.exit_cache`.
     """
 
     logits: Array
     hidden: Array = None
     top_ids: Int32 | None = None
     top_logits: Float32 | None = None
+    early: float = 0.0
 
     def head(self, rows: int) -> Pass:
-        """Return the pass over the first rows."""
+        """Return the outputs of the first `rows` rows."""
         parts: list[Any] = [self.logits, self.hidden, self.top_ids, self.top_logits]
         logits, hidden, top_ids, top_logits = (None if part is None else part[:rows] for part in parts)
         return Pass(logits=logits, hidden=hidden, top_ids=top_ids, top_logits=top_logits)
@@ -91,19 +95,19 @@ class Capabilities:
     """What an engine can do with its model.
 
     Attributes:
-        vocabulary: V, how many token ids the model knows.
-        positions: the most tokens that the model has positions for; None for any number.
-        refusal: why drafts cannot be verified, so that every text is decoded plainly; "" where they can.
-        trees: whether a pass can verify a tree; else only chains.
-        sequences: how many texts and branches of their drafts a pass may have together, see `Budget.branches`.
-        hidden_layers: how many decoder layers can be tapped; 0 if none can.
-        by_slot: whether positions are counted by the rows of a cache, padding included.
-        reads_padding: whether padding in front of a text decides its tokens.
-        drafts_padded: whether drafts are verified behind padding.
-        media: whether the model also reads images, sound or other inputs, such as what an encoder made of a source.
-        keeps_logits: whether a pass can leave out the logits of all but the last rows.
-        cache_argument: the keyword by which the model's own `generate` takes a cache.
-        notes: what the user should know.
+        vocabulary: V, the number of token ids of the model.
+        positions: maximum number of tokens that the model has positions for; None if unlimited.
+        refusal: why drafts cannot be verified, so that every text is decoded plainly; "" if they can.
+        trees: whether a pass can verify a tree; otherwise only chains.
+        sequences: maximum number of texts plus branches of their drafts in a pass, see `Budget.branches`.
+        hidden_layers: number of decoder layers whose output can be read; 0 if none.
+        by_slot: whether positions count the rows of a cache, including padding.
+        reads_padding: whether padding before a text affects its tokens.
+        drafts_padded: whether drafts can be verified after padding.
+        media: whether the model also reads images, audio or other inputs, such as the output of an encoder.
+        keeps_logits: whether a pass can compute the logits of only the last rows.
+        cache_argument: the keyword of the cache in the model's own `generate`.
+        notes: remarks for the user.
     """
 
     vocabulary: int
@@ -127,67 +131,67 @@ class Capabilities:
 
 
 def make_refused(capabilities: AnyCapabilities, reason: str) -> AnyCapabilities:
-    """Return the capabilities of a model that is decoded without drafts for this reason, which its notes give."""
+    """Return the capabilities of a model that is decoded without drafts, with the reason added to its notes."""
     note = f"{reason.rstrip('.')}: decoded plainly, without drafts."
     return replace(capabilities, refusal=reason, notes=(*capabilities.notes, note))
 
 
 class TargetCache(Protocol):
-    """The keys and values of one sequence on one model, and the passes that extend them.
+    """The KV cache of one sequence on one model, and the passes that extend it.
 
-    Rows that `prefill` read or that `keep` kept are committed. `forward` appends rows below those, in any number of
-    calls, so that a tree can be grown level by level; `keep` or `rollback` ends that.
+    Rows that `prefill` read or `keep` kept are committed. `forward` appends uncommitted rows after them, in any number
+    of calls, so that a tree can be grown level by level, until `keep` or `rollback`.
     """
 
     @property
     def length(self) -> int:
-        """How many tokens are committed."""
+        """Number of committed tokens."""
 
     @property
     def unread(self) -> int:
-        """How many prompt tokens `prefill` has not read yet."""
+        """Number of prompt tokens that `prefill` has not read yet."""
 
     @property
     def depth(self) -> int:
-        """How deep a draft below a root may be now: what positions and rotary limits have room for."""
+        """Maximum depth of a draft now, limited by positions and rotary limits."""
 
     @property
     def room(self) -> int:
-        """How many rows a pass may append beside the root's."""
+        """Maximum number of rows that a pass may append besides the root's."""
         return UNLIMITED
 
     @property
     def trees(self) -> bool:
-        """Whether rows may branch; else each must follow the one before it."""
+        """Whether rows may branch; otherwise each must follow the one before it."""
         return True
 
     @property
     def rereads(self) -> bool:
-        """Whether committed tokens can be read again, see `reread`."""
+        """Whether committed tokens can be read again; see `reread`."""
         return True
 
     def watch_prompt(self, take: Callable[[int, Array], None]) -> None:
-        """Hand the logits of every row of the prompt to `take` as `prefill` reads them; to be called before that.
+        """Register a callback for the logits of all prompt rows; must be called before `prefill`.
 
         Args:
-            take: gets the place of a part's first row in the prompt, and the part's logits [n, V], which hold until it
-                returns. Parts that are read again are handed over again.
+            take: called for each chunk with the position of its first row in the prompt and its logits [n, V], which
+                are valid until it returns. Chunks that are read again are passed again.
 
         Raises:
-            UnsupportedError: the engine keeps the last row's only.
+            UnsupportedError: the engine computes the logits of the last row only.
         """
         raise UnsupportedError("this engine returns no logits of the prompt; leave out `prompt_logprobs`.")
 
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
-        """Read further prompt tokens, at most `maximum`; return None until all are read, then the last token's Pass.
+        """Read at most `maximum` more prompt tokens; return None until all are read, then the last token's Pass.
 
-        The Pass has one row; with `needs.prompt` its `hidden` holds all tokens read so far, [T', L', D]. Where a call
-        fails, the cache is as it was before that call, and the call may be repeated.
+        The Pass has one row; with `needs.prompt` its `hidden` holds all tokens read so far, [T', L', D]. If a call
+        fails, the cache is as it was before, and the call may be repeated.
 
         Raises:
             OutOfMemoryError: the device is full.
-            UsageError: the cache was used elsewhere meanwhile.
-            UnsupportedError: the model cannot give what the drafter needs.
+            UsageError: the cache has been used elsewhere in the meantime.
+            UnsupportedError: the model cannot return the outputs that the drafter needs.
         """
 
     def forward(
@@ -203,74 +207,75 @@ class TargetCache(Protocol):
 
         Args:
             tokens: Int32[n].
-            parents: Int32[n], the row that each follows, counted from the first row that is not committed; -1 for
-                those that follow the last committed token.
-            needs: what is wanted beside the logits.
-            layers: the decoder layers to run, in order; None for all. Rows of a pass that left layers out have no keys
-                in those, so such rows must be dropped, not kept.
-            embeddings: [E, D], what the decoder layers read for tokens V, V + 1, ... that the model does not have; None
-                if there are none. Such rows must be dropped, not kept.
+            parents: Int32[n], the parent row of each, counted from the first uncommitted row; -1 for children of the
+                last committed token.
+            needs: outputs to return besides the logits.
+            layers: the decoder layers to run, in order; None for all. If layers are skipped, the rows have no keys in
+                those and must be dropped, not kept.
+            embeddings: [E, D], input embeddings of extra tokens V, V + 1, ... outside the model's vocabulary; None if
+                there are none. Their rows must be dropped, not kept.
 
         Raises:
             OutOfMemoryError: the device is full; nothing was appended.
-            UsageError: the cache was used elsewhere meanwhile.
+            UsageError: the cache has been used elsewhere in the meantime.
             UnsupportedError: hidden states, a subset of layers or other embeddings are not available on this model.
         """
 
     def layer_rows(self, layer: int) -> tuple[Array, Array]:
-        """Return the keys and values [H, T, d] of the committed tokens in one layer, as cached; not to be written.
+        """Return the cached keys and values [H, T, d] of the committed tokens in one layer; read-only.
 
-        Padding is left out. Keys are rotated where the model rotates them.
+        Padding is left out. Keys are rotated if the model rotates them.
 
         Args:
             layer: counted from 0; -1 is the last.
 
         Raises:
-            UnsupportedError: the layer keeps none of its own, or not all tokens.
+            UnsupportedError: the layer has no keys and values of its own, or does not keep all tokens.
         """
         raise UnsupportedError(
             "keys and values of single layers cannot be read on this engine; use a head that needs none."
         )
 
     def open_sparse(self, budget: RowBudget) -> SparseCache:
-        """Return a cache of a few of this text's rows, which drafts with the same weights are grown on.
+        """Return a cache of a subset of this text's rows, on which the same weights can draft.
 
         Raises:
-            UnsupportedError: passes of this model cannot read a part of their cache; the message gives the reason.
+            UnsupportedError: passes of this model cannot read part of their cache; the message gives the reason.
         """
         raise UnsupportedError("this engine's passes read their whole cache; use a method such as 'mix'.")
 
     def reread(self, count: int, layers: Sequence[int]) -> Pass:
-        """Run the last `count` committed tokens again through some decoder layers; the cache stays as it is.
+        """Run the last `count` committed tokens again through some decoder layers, without changing the cache.
 
-        Each token sees the committed tokens before the first of them as they are cached, and those read again. The Pass
-        has a row for each token: what the subset of layers would have drafted after it.
+        Each token attends to the cached tokens before the reread ones, and to the reread ones. The Pass has a row for
+        each token: what the subset of layers would have drafted after it.
 
         Raises:
             OutOfMemoryError: the device is full.
-            UsageError: fewer tokens are committed, or the cache has rows that are not, or was used elsewhere meanwhile.
+            UsageError: fewer tokens are committed, there are uncommitted rows, or the cache has been used elsewhere in
+                the meantime.
             UnsupportedError: a subset of layers is not available on this model.
         """
 
     def check(self, draft: DraftTree) -> None:
-        """Refuse a draft that the next pass cannot take, before it is part of a pass of several sequences.
+        """Check that the next pass can verify a draft, before the draft joins a pass of several sequences.
 
         Raises:
-            ValueError: a node or a query is no token of the model, or a query has no position.
-            UsageError: the cache was used elsewhere meanwhile.
+            ValueError: a node or query is not a token of the model, or a query has no position.
+            UsageError: the cache has been used elsewhere in the meantime.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit these rows, rising and counted like `parents`, as the sequence's next tokens; drop the others."""
+        """Commit these rows, ascending and counted like `parents`, as the sequence's next tokens; drop the others."""
 
     def rollback(self) -> None:
-        """Drop all rows that are not committed; nothing happens where there are none."""
+        """Drop all uncommitted rows, if any."""
 
     def restart(self) -> None:
-        """Drop everything but what was cached before `prefill`."""
+        """Drop everything except what was cached before `prefill`."""
 
     def release(self) -> None:
-        """Free the keys and values; nothing can follow."""
+        """Free the keys and values; the cache cannot be used afterwards."""
 
 
 class Engine(Protocol):
@@ -280,10 +285,10 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def sample(self, batch: Sequence[tuple[Any, int, DraftTree]]) -> None:
-        """Compute some rows of the pass over this batch that follows, by other means, for `forward` to compare.
+        """Compute some rows of this batch's next pass by other means, for `forward` to compare with.
 
-        An engine that trusts its passes does nothing. It is a step of its own since its time is not that of a pass, by
-        which the size of drafts is chosen.
+        By default it does nothing, for engines that trust their passes. It is a separate step because its time must not
+        count as time of the pass, by which draft sizes are chosen.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -295,28 +300,28 @@ class Engine(Protocol):
 
         The rows are the root, the N nodes of the draft and its Q queries.
 
-        Every cache must be given `keep` or `rollback` afterwards, also where this raises.
+        `keep` or `rollback` must be called on every cache afterwards, even if this raises.
 
         Args:
-            batch: of each sequence its TargetCache on this engine, its root and its draft.
-            needs: what is wanted beside the logits.
+            batch: for each sequence, its TargetCache on this engine, its root and its draft.
+            needs: outputs to return besides the logits.
 
         Raises:
             OutOfMemoryError: the device is full.
-            DraftsRefusedError: the engine found that drafts change this model's output, and takes none from now on.
-            UsageError, ValueError: a draft or cache is not what `TargetCache.check` accepts.
+            DraftsRefusedError: the engine found that drafts change this model's output and accepts none from now on.
+            UsageError, ValueError: `TargetCache.check` rejects a draft or cache.
         """
 
     def prefill(
         self, batch: Sequence[tuple[Any, int | None]], needs: RequestedOutputs = NO_OUTPUTS
     ) -> list[Pass | None]:
-        """Read further prompt tokens of several sequences, in one pass where the model can; see `TargetCache.prefill`.
+        """Read more prompt tokens of several sequences, in one pass if the model can; see `TargetCache.prefill`.
 
-        Where this raises, every cache must be given `restart`.
+        If this raises, `restart` must be called on every cache.
 
         Args:
-            batch: of each sequence its TargetCache and the most tokens to read, None for all.
-            needs: what is wanted beside the logits.
+            batch: for each sequence, its TargetCache and the maximum number of tokens to read, None for all.
+            needs: outputs to return besides the logits.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -325,11 +330,11 @@ class Engine(Protocol):
         return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
 
     def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
-        """Return arrays of the device, [n] each, as lists; waits for the device once for all of them."""
+        """Transfer device arrays, [n] each, to the host as lists, waiting for the device only once."""
 
 
 def __getattr__(name: str) -> Any:
-    """Return what had another name, for drafters that were written before."""
+    """Resolve former names, for drafters written before they were renamed."""
     renamed = {"Needs": RequestedOutputs, "NO_NEEDS": NO_OUTPUTS}
     if name not in renamed:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The environment variables SPECULANT_*: a misspelled one would be ignored for as long as a server runs."""
+"""Check of the SPECULANT_* environment variables: a misspelled one would be silently ignored."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterable, Mapping
 from speculant.core.errors import UsageError
 
 PREFIX = "SPECULANT_"
-# Read outside of settings, by every command.
+# Read by all commands, not through settings.
 ELSEWHERE = frozenset(
     {"SPECULANT_DATA", "SPECULANT_BASES", "SPECULANT_WIDTH", "SPECULANT_EMULATE_BF16", "SPECULANT_EMULATE_AMX"}
 )
 
 
 def check_variables(environment: Mapping[str, str], *, known: Iterable[str], what: str) -> None:
-    """Check that the environment holds no SPECULANT_* that nobody reads.
+    """Check that the environment has no SPECULANT_* variable that nothing reads.
 
     Args:
-        environment: such as `os.environ`.
-        known: the settings, in small letters.
-        what: what a variable would be, for the message.
+        environment: the variables, such as `os.environ`.
+        known: names of the settings, in lower case.
+        what: what a variable should be, for the message.
 
     Raises:
-        UsageError: one is unknown; the message names the nearest one.
+        UsageError: a variable is unknown; the message names the closest known one.
     """
     variables = {PREFIX + name.upper() for name in known}
     for name in environment:
@@ -32,6 +32,6 @@ def check_variables(environment: Mapping[str, str], *, known: Iterable[str], wha
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that names the likeliest of the known names, or all of them."""
+    """Return a sentence that suggests the closest known name, or lists all of them."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f"Did you mean {near[0]}?" if near else f"There are {', '.join(sorted(known))}."

@@ -1,19 +1,19 @@
-"""Every error Speculant raises on purpose. Each message names the cause and the way out.
+"""All errors that Speculant raises on purpose. Each message names the cause and a way out.
 
 SpeculantError
-├── UsageError                what was asked for makes no sense
+├── UsageError                the request is invalid
 │   ├── UnknownMethodError
 │   ├── PromptError           empty, or longer than the model's positions
-│   └── UnsupportedError      a model, cache or option that this path cannot honour
-│       └── DraftsRefusedError    drafts were found to change a model's output; the round goes on without them
-├── ModelError                the model cannot be had
+│   └── UnsupportedError      a model, cache or option is not supported here
+│       └── DraftsRefusedError    drafts were found to change a model's output; the round continues without them
+├── ModelError                the model cannot be loaded or run
 │   ├── ModelNotFoundError
 │   ├── TokenizerError
 │   └── OutOfMemoryError
-├── BatchError                some requests of a batch failed; stands in `speculant.api.batch`
+├── BatchError                some requests of a batch failed; defined in `speculant.api.batch`
 ├── MemoryFileError           a drafter's memory file cannot be used
 │   ├── CorruptMemoryError
-│   └── ForeignMemoryError    made with another tokenizer, by another method or version
+│   └── ForeignMemoryError    written with another tokenizer, by another method or version
 └── FileError                 an input cannot be read or an output cannot be written
 """
 
@@ -21,19 +21,19 @@ from __future__ import annotations
 
 
 class SpeculantError(Exception):
-    """Base of all; `exit_code` is what the command line ends with."""
+    """Base class of all errors; `exit_code` is the exit status of the command line."""
 
     exit_code = 1
 
 
 class UsageError(SpeculantError):
-    """The request itself is wrong."""
+    """The request itself is invalid."""
 
     exit_code = 2
 
 
 class UnknownMethodError(UsageError):
-    """No method of that name."""
+    """There is no method of that name."""
 
 
 class PromptError(UsageError):
@@ -41,11 +41,11 @@ class PromptError(UsageError):
 
 
 class UnsupportedError(UsageError):
-    """This model, cache or option cannot be honoured here."""
+    """This model, cache or option is not supported here."""
 
 
 class DraftsRefusedError(UnsupportedError):
-    """A live check found that drafts change this model's output; from then on it is decoded plainly."""
+    """A live check found that drafts change this model's output; from then on it is decoded without drafts."""
 
 
 class ModelError(SpeculantError):
@@ -53,11 +53,11 @@ class ModelError(SpeculantError):
 
 
 class ModelNotFoundError(ModelError):
-    """No model at that path, or the hub cannot be reached."""
+    """There is no model at that path, or the hub cannot be reached."""
 
 
 class TokenizerError(ModelError):
-    """The tokenizer is missing or lacks what is needed."""
+    """The tokenizer is missing or incomplete."""
 
 
 class OutOfMemoryError(ModelError):

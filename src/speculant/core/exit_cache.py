@@ -1,7 +1,7 @@
-"""The contract of a target's cache whose first layers can be run alone, for drafts of an early exit.
+"""The interface of a target cache whose first layers can be run alone, for early-exit drafts.
 
 LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3.3) and Kangaroo (Liu et al. 2024, arXiv 2404.18911,
-section 3.1) run the first layers of drafted tokens once: verification goes on from their rows.
+section 3.1) run the first layers of drafted tokens only once: verification continues from their rows.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from speculant.core.tree import Int32
 
 @runtime_checkable
 class ExitCache(TargetCache, Protocol):
-    """See `TargetCache`."""
+    """A `TargetCache` that can run its first layers alone."""
 
     @property
     def exits(self) -> bool:
-        """Whether the first layers can be run alone, see `read_exit`."""
+        """Whether the first layers can be run alone; see `read_exit`."""
 
     def read_exit(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool = False) -> Pass:
-        """Run n rows through the first layers; they wait for the next pass of all layers, which goes on from them.
+        """Run n rows through the first layers; the next pass through all layers continues from these pending rows.
 
-        These rows count as none of the cache's: whatever comes next drops those that it does not use. A pass of all
-        layers uses those that are its first rows, by tokens and parents.
+        Pending rows do not count as rows of the cache: the next call drops those that it does not use. A pass through
+        all layers uses those that match its first rows in tokens and parents.
 
         Args:
             tokens: Int32[n].
-            parents: Int32[n], counted from the first row that waits; -1 for those below the last committed token.
-            layers: how many layers.
-            logits: whether the Pass has the logits that final norm and head make of the states.
+            parents: Int32[n], counted from the first pending row; -1 for children of the last committed token.
+            layers: number of layers to run.
+            logits: whether to compute logits from the states with the final norm and head.
 
         Returns:
-            Its `hidden` [n, 1, D] is what the last of these layers returned.
+            The Pass; its `hidden` [n, 1, D] is the output of the last of these layers.
 
         Raises:
             OutOfMemoryError, UsageError: as in `forward`.
@@ -42,25 +42,25 @@ class ExitCache(TargetCache, Protocol):
         """
 
     def spare_exit(self, count: int, layers: int) -> Sequence[tuple[Array, Array]] | None:
-        """Return where code may write the keys and values [H, room, d] of `count` rows behind the committed ones.
+        """Return buffers [H, room, d] to write the keys and values of `count` rows after the committed ones into.
 
-        Whatever waits is dropped. See `adopt_exit`.
+        Drops all pending rows. See `adopt_exit`.
 
         Args:
-            count: of rows.
-            layers: how many of the first layers.
+            count: number of rows.
+            layers: number of first layers.
 
         Returns:
-            Of each layer; None where the positions of tokens are not those of their rows, or there is no room.
+            Key and value buffers of each layer; None if token positions differ from row numbers, or there is no room.
         """
 
     def adopt_exit(self, tokens: Int32, states: Array) -> None:
-        """Let rows wait as if `read_exit` had run them, whose keys and values were written to what `spare_exit` gave.
+        """Mark rows whose keys and values were written to `spare_exit`'s buffers as pending, as `read_exit` does.
 
         Args:
             tokens: Int32[n], each following the one before it.
-            states: [n, D], what the last of the layers returned.
+            states: [n, D], output of the last of the layers.
         """
 
     def drop_exit(self) -> None:
-        """Drop the rows that wait; nothing happens where there are none."""
+        """Drop all pending rows, if any."""

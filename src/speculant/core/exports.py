@@ -1,4 +1,4 @@
-"""The form in which engines that take a mask per row want draft trees: who attends to whom.
+"""The attention mask of a draft tree, for engines that take a mask per row.
 
 Tree attention, in which a row attends to its ancestors only, is from SpecInfer (Miao et al., ASPLOS 2024, arXiv
 2305.09781). Row 0 is the root, row i + 1 is node i, queries come last.
@@ -14,7 +14,7 @@ from speculant.core.tree import Bool, DraftTree
 def ancestor_mask(tree: DraftTree, width: int | None = None) -> Bool:
     """Return Bool[width, width]: row i may attend to column j; row 0 is the root, queries come last.
 
-    `width` defaults to N + 1 + Q. Rows beyond are padding: they hang directly below the root (SGLang's form).
+    `width` defaults to N + 1 + Q. Further rows are padding, attached directly to the root (SGLang's convention).
 
     Raises:
         ValueError: the draft does not fit the width.

@@ -1,4 +1,4 @@
-"""What names of models, tokenizers and heads mean: paths of this machine, or names on the Hugging Face hub."""
+"""Resolution of the names of models, tokenizers and heads: local paths, or names on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 _ADVICE = "Check the spelling and the network, or name a folder; `bundled` is the model that comes with the package."
 _ALONE = "Without a network, HF_HUB_OFFLINE=1 uses what has been downloaded and does not wait for the hub."
 _OFFLINE = "it is not downloaded, and HF_HUB_OFFLINE is set. Download it where there is a network, or name a folder"
-# The first models of the hub have no owner in their names; the hub still takes these for openai-community/gpt2 etc.
+# The earliest models have no owner in their names; the hub still resolves these to openai-community/gpt2 etc.
 OLD_NAMES = frozenset(
     {"ctrl", "distilgpt2", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl", "openai-gpt", "t5-base", "t5-large"}
     | {"t5-small", "xlnet-base-cased", "xlnet-large-cased"}
@@ -16,31 +16,31 @@ OLD_NAMES = frozenset(
 
 
 def hub_advice() -> str:
-    """Return the way out where nothing could be fetched; that of waiting where the hub was asked."""
+    """Return advice for a failed download; if the hub was asked, including how to avoid the wait."""
     return _ADVICE if is_offline() else f"{_ADVICE} {_ALONE}"
 
 
 def is_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE keeps the hub from being asked."""
+    """Return whether HF_HUB_OFFLINE forbids access to the hub."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def asking(name: str) -> str:
-    """Return what is said before a name that is no folder here is looked for elsewhere."""
+    """Return the message shown before a name that is not a local folder is looked up elsewhere."""
     if is_offline():
         return f"there is no folder {name} here; looking among what has been downloaded (HF_HUB_OFFLINE is set)."
     return f"there is no folder {name} here; asking the hub, which may take a while."
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name can only be a path: it begins like one, or has more parts than names on the hub."""
+    """Return whether a name can only be a path: it starts like one, or has more parts than a name on the hub."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def why_missing(name: str) -> str | None:
-    """Return why a name cannot be found, without asking the hub; None for what is here, or may be on the hub."""
+    """Return why a name cannot be found, without asking the hub; None if it exists locally or may exist on the hub."""
     if Path(name).exists():
         return None
     if is_path(name):

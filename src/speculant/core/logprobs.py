@@ -1,4 +1,4 @@
-"""Log-probabilities of committed tokens: what is recorded, and the contract of what records them."""
+"""Log-probabilities of committed tokens, and the interface of their recorder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TokenLogprobs:
     `logprobs_mode="raw_logprobs"` reports them.
 
     Attributes:
-        logprob: of the token itself.
-        top_ids: the most probable tokens, best first, as many as were asked for.
-        top_logprobs: theirs.
-        rank: the token's own place among all tokens, 1 for the most probable one; 0 where ranks are not recorded.
+        logprob: log-probability of the token itself.
+        top_ids: the most probable tokens, best first; their number is set by the request.
+        top_logprobs: log-probabilities of `top_ids`.
+        rank: rank of the token itself among all tokens, 1 for the most probable; 0 if ranks are not recorded.
     """
 
     logprob: float
@@ -33,4 +33,4 @@ class LogprobRecorder(Protocol):
     """Records the log-probabilities of one request."""
 
     def record(self, logits: Array, rows: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprobs]:
-        """Return those of tokens [n], token i following row `rows[i]` of a pass with logits [R, V]."""
+        """Return the log-probabilities of tokens [n], where token i follows row `rows[i]` of the logits [R, V]."""

@@ -1,4 +1,4 @@
-"""Packages of the optional extras: looked for, without being imported, before work that needs them begins."""
+"""Check that packages of optional extras are installed, without importing them, before work that needs them begins."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def check_packages(modules: Sequence[str], *, what: str, extra: str) -> None:
     """Check that modules can be imported.
 
     Args:
-        modules: their names.
-        what: what needs them, for the message.
-        extra: of this package, that they come with.
+        modules: names of the modules.
+        what: the feature that needs them, for the message.
+        extra: the extra of this package that installs them.
 
     Raises:
-        UnsupportedError: one is not installed.
+        UnsupportedError: a module is not installed.
     """
     missing = [name for name in modules if find_spec(name) is None]
     if missing:

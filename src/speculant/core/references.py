@@ -1,4 +1,4 @@
-"""References to objects of modules that are imported when they are first used, as "module:name"."""
+"""References of the form "module:name" to objects whose modules are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a sampler: the target's distribution, random stream and end of text of one request."""
+"""The interface of a sampler: target distribution, random stream and end-of-text rules of one request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Sampling:
     Attributes:
         temperature: 0 for greedy decoding.
         top_k: keep the k most probable tokens; None for all.
-        top_p: keep the fewest tokens whose probabilities reach p; None for all.
-        min_p: keep tokens at least as probable as this share of the most probable one's; None for all.
+        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least p; None for all.
+        min_p: keep tokens whose probability is at least this fraction of the highest one; None for all.
     """
 
     temperature: float = 0.0
@@ -30,15 +30,15 @@ GREEDY = Sampling()
 
 
 class Sampler(Protocol):
-    """The target's next-token distribution p and the text as it grows. Lives as long as one request.
+    """The target's next-token distribution p, and the text generated so far. Lives as long as one request.
 
-    In a round: `load`, then `choose` or `probabilities` or neither, then for every committed token in order `draw`,
-    `distribution` or neither, and `commit`; `end_round` at the end.
+    The order of calls in a round: `load`, then `choose` or `probabilities` or neither, then for each committed token
+    `draw` or `distribution` or neither, and `commit`; `end_round` at the end.
 
     Attributes:
-        tokens: committed so far, prompt excluded.
-        greedy: whether each token is the most probable one.
-        parallel: whether it pays to compute what follows every row at once, on the device.
+        tokens: tokens committed so far, without the prompt.
+        greedy: whether decoding is greedy.
+        parallel: whether it pays to compute the tokens after all rows at once, on the device.
     """
 
     tokens: list[int]
@@ -47,30 +47,31 @@ class Sampler(Protocol):
 
     @property
     def room(self) -> int:
-        """How many more tokens the text may take."""
+        """Maximum number of tokens that may still be added to the text."""
 
     def load(self, logits: Array) -> None:
         """Take the logits [N + 1, V] of a pass."""
 
     def choose(self, tree: DraftTree) -> Array | None:
-        """Draw a token after every row at once, Int[N + 1] on the device, where nothing depends on the prefix.
+        """Draw the token after every row at once, Int[N + 1] on the device, if p does not depend on the prefix.
 
-        What is returned is read together with other sequences' and handed to `set_choices`. None: `draw` needs none.
+        The result is transferred together with those of other sequences and passed to `set_choices`. None if `draw`
+        needs no such result.
         """
 
     def set_choices(self, choices: list[Any]) -> None:
-        """Take what `choose` returned, read from the device."""
+        """Take the result of `choose`, transferred from the device."""
 
     def draw(self, row: int) -> int:
         """Return the token after a row, drawn exactly as plain decoding draws it."""
 
     def distribution(self, row: int) -> Array:
-        """Return p [V] after a row, all processors applied to the committed text; one-hot where decoding is greedy."""
+        """Return p [V] after a row, with all processors applied to the committed text; one-hot if greedy."""
 
     def probabilities(self) -> Array | None:
-        """Return p [N + 1, V] after every row; None where p depends on the text in a way that rules this out.
+        """Return p [N + 1, V] after every row; None if p depends on the text in a way that rules this out.
 
-        Where decoding is greedy: of the processed logits at temperature 1.
+        If decoding is greedy, p is the softmax of the processed logits at temperature 1.
         """
 
     def uniforms(self, n: int) -> Array:
@@ -80,4 +81,4 @@ class Sampler(Protocol):
         """Append a token to the text; return whether the text ends with it."""
 
     def end_round(self) -> None:
-        """Bring the random stream to where plain decoding would have it."""
+        """Advance the random stream to the position that plain decoding would have reached."""

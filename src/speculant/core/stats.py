@@ -1,4 +1,4 @@
-"""What happened while decoding: how much was accepted, how deep, and where the time went."""
+"""Statistics of decoding: how much was accepted, at which depth, and where the time went."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from speculant.core.tree import ROOT, DraftTree
 
 @dataclass(slots=True)
 class Stats:
-    """Counts and seconds of one request; grows while it runs.
+    """Counts and times of one request, updated while it runs.
 
     Attributes:
         method: the drafting method.
         prompt_tokens, tokens: tokens read (without those of a kept cache) and tokens emitted.
         rounds: target passes after the prefill.
-        reused_tokens: tokens of the prompt that were not read, since a prefix cache held them.
+        reused_tokens: prompt tokens that were not read, because a prefix cache held them.
         drafted, accepted: draft nodes verified, and those on accepted paths.
-        offered_by_depth: [d - 1] counts the rounds that reached depth d with a draft to check there.
-        accepted_by_depth: [d - 1] counts those of them in which it was right.
+        offered_by_depth: [d - 1] counts the rounds that accepted d - 1 nodes and had a draft at depth d.
+        accepted_by_depth: [d - 1] counts those of them that accepted a node at depth d.
         prefill_seconds, draft_seconds, target_seconds: the prompt's pass, drafting and learning, target passes.
-        seconds: the whole request, prefill included.
-        sizes: why drafts were of the sizes they were; empty where the size was given.
-        notes: what the user should know about how this was run.
+        seconds: time of the whole request, including prefill.
+        sizes: explanation of the draft sizes; empty if the size was fixed.
+        notes: remarks for the user on how the request was run.
     """
 
     method: str
@@ -61,22 +61,22 @@ class Stats:
 
     @property
     def mat(self) -> float:
-        """Mean tokens per round, bonus included; prefill's token belongs to no round. 1.0 for plain decoding."""
+        """Mean tokens per round, including the bonus token but not the prefill's. 1.0 for plain decoding."""
         return compute_mat(self.tokens, self.rounds)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens emitted per second of the whole request, prefill included."""
+        """Tokens emitted per second of the whole request, including prefill."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Of the rounds that got to a depth with a draft, the share in which it was right there."""
+        """Acceptance rate at each depth, among the rounds that reached it with a draft."""
         return [a / o for a, o in zip(self.accepted_by_depth, self.offered_by_depth, strict=True)]
 
     @property
     def time_share(self) -> dict[str, float]:
-        """Shares of the time after prefill: draft, target and the rest (sampling, stop rules, streaming)."""
+        """Shares of the time after prefill: draft, target, and rest (sampling, stop rules, streaming)."""
         whole = self.seconds - self.prefill_seconds
         if whole <= 0:
             return {"draft": 0.0, "target": 0.0, "rest": 0.0}
@@ -84,7 +84,7 @@ class Stats:
         return {"draft": draft, "target": target, "rest": max(0.0, 1 - draft - target)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain numbers and lists."""
+        """Return the statistics as plain numbers, strings and lists."""
         return {
             "method": self.method,
             "prompt_tokens": self.prompt_tokens,
@@ -103,12 +103,12 @@ class Stats:
         }
 
     def report(self) -> str:
-        """Return the end-of-run block for people."""
+        """Return the human-readable summary printed at the end of a run."""
         lines = [format_speed(self.tokens, self.seconds), format_drafting([self], self.mat), *self.format_details()]
         return "\n".join(lines + format_notes([self]))
 
     def format_details(self) -> list[str]:
-        """Return the lines of the block that tell where time and drafts went."""
+        """Return the lines of the summary that break down time and acceptance."""
         share = self.time_share
         depths = "  ".join(f"{rate:.0%}" for rate in self.acceptance_by_depth[:12]) or "nothing drafted"
         return [
@@ -120,48 +120,48 @@ class Stats:
 
 
 def compute_mat(tokens: int, rounds: int, *, texts: int = 1) -> float:
-    """Return MAT, the mean number of tokens per round, bonus included; 0 without rounds.
+    """Return MAT, the mean number of tokens per round, including the bonus token; 0 without rounds.
 
     Args:
-        tokens: emitted in all.
-        rounds: target passes after prompts.
-        texts: how many of the tokens belong to no round, one for each text whose prompt's pass yielded one; 0 in
-            replay, where a round yields the first token too.
+        tokens: number of tokens emitted.
+        rounds: target passes after the prefill.
+        texts: number of tokens that came from prefill passes rather than rounds, one per text; 0 in replay, where the
+            first token too comes from a round.
     """
     return (tokens - texts) / rounds if rounds else 0.0
 
 
 def format_speed(tokens: int, seconds: float) -> str:
-    """Return the line of a report that gives tokens per second."""
+    """Return the report line for tokens per second."""
     rate = tokens / seconds if seconds else 0.0
     return f"speed       {rate:.1f} tokens/s: {tokens} tokens in {seconds:.2f} s"
 
 
 def format_drafting(stats: Sequence[Stats], mat: float) -> str:
-    """Return the line of a report that gives the method, MAT and acceptance of one request or several."""
+    """Return the report line for the method, MAT and acceptance of one or more requests."""
     drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
     acceptance = f"{accepted} of {drafted} drafted tokens accepted" if drafted else "nothing drafted"
     return f"drafting    {stats[0].method}: {mat:.2f} tokens per target pass, {acceptance}"
 
 
 def format_notes(stats: Sequence[Stats]) -> list[str]:
-    """Return the notes of one request or several, each of them once."""
+    """Return the report lines for the notes of one or more requests, without duplicates."""
     return [f"note        {note}" for note in dict.fromkeys(note for each in stats for note in each.notes)]
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchStats:
-    """Counts and seconds of a batch; grows while it runs.
+    """Counts and times of a batch, updated while it runs.
 
     Attributes:
-        size: the most requests in a pass.
-        tokens: of all requests, the first ones, which prompts' passes yield, included.
-        rounds: target passes after prompts.
-        sequences: requests that took part, summed over rounds.
+        size: maximum number of requests in a pass.
+        tokens: tokens emitted by all requests, including the first ones, which the prefill passes yield.
+        rounds: target passes after the prefill.
+        sequences: number of requests in each round, summed over rounds.
         drafted: draft nodes verified.
         prefill_seconds, draft_seconds, target_seconds: reading prompts, drafting and learning, target passes.
-        seconds: all steps, also those that failed.
-        notes: what the user should know about how this was run.
+        seconds: time of all steps, including failed ones.
+        notes: remarks for the user on how the batch was run.
     """
 
     size: int
@@ -176,7 +176,7 @@ class BatchStats:
     notes: list[str] = field(default_factory=list)
 
     def add_round(self, drafts: Sequence[DraftTree], tokens: int, *, target: float, draft: float) -> None:
-        """Count a round in which these drafts yielded so many tokens."""
+        """Count a round in which these drafts yielded `tokens` tokens in total."""
         self.rounds += 1
         self.sequences += len(drafts)
         self.drafted += sum(len(tree) for tree in drafts)
@@ -186,5 +186,5 @@ class BatchStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second over all requests, prompts' time included."""
+        """Tokens per second over all requests, including prefill time."""
         return self.tokens / self.seconds if self.seconds else 0.0

@@ -1,10 +1,10 @@
 """DraftTree: the drafted tokens below the root.
 
-A draft of N nodes hangs below the root, the last committed token, which is not a node. Arrays list parents before
+The N nodes of a draft descend from the root, the last committed token, which is not a node. Arrays list parents before
 children and the best nodes first, so every prefix of them is itself a valid tree. Row 0 of a target pass is the root,
-row i + 1 is node i. Behind them a pass may have query rows, which are asked for their logits only (`Queries`).
+row i + 1 is node i. They may be followed by query rows, which are computed for their logits only (`Queries`).
 
-The mask that some engines take is in exports.py.
+exports.py computes the attention mask that some engines take.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 ROOT = -1
-UNLIMITED = 1 << 30  # nodes or levels: more than any text has
+UNLIMITED = 1 << 30  # nodes or levels: more than any text can have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
-    """A token that was drawn behind the last node of a chain while the target's pass ran, and the q [V] it is from."""
+    """A token drawn after the last node of a chain while the target's pass ran, and the q [V] it was drawn from."""
 
     token: int
     q: Any
@@ -41,13 +41,13 @@ class Proposal:
 
     Attributes:
         q: [>= rows with children, V], row i is the distribution after row i (0: the root, i + 1: node i), warped like
-            the target's; an array of the drafter's, on its device. Lossless rules never read rows without children.
-        drawn: "iid" if siblings were drawn with replacement, so that equal ones may occur; "distinct" if without.
+            the target's; in the drafter's array type, on its device. Lossless rules never read rows without children.
+        drawn: "iid" if siblings were drawn with replacement, so that they may be equal; "distinct" if without.
         chosen: Bool[N], True at nodes that were chosen rather than sampled; None if all were sampled.
-        laws: Int32[N], the row of q that each node was drawn from, where siblings come from several drafters; q then
-            has any rows. None where each node was drawn from the row of its parent.
-        ahead: of a chain, waits for the token that is drawn behind it during the pass, None if there is none. Where the
-            whole chain is accepted, the target's own token is found by testing that one.
+        laws: Int32[N], the row of q that each node was drawn from, if siblings come from several drafters; the rows of
+            q are then in any order. None if each node was drawn from the row of its parent.
+        ahead: for a chain, a function that waits for the token drawn after it during the pass; returns None if there is
+            none. If the whole chain is accepted, this token is tested to find the target's own.
     """
 
     q: Any
@@ -59,10 +59,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queries:
-    """Rows that share a draft's pass for their logits only: never accepted, cut or counted as nodes.
+    """Rows added to a draft's pass for their logits only: never accepted, dropped or counted as nodes.
 
-    They hang below the root beside the draft, so dropping nodes of it leaves them as they are. In a pass they are the
-    last Q of N + 1 + Q rows. Lookahead Decoding's window (Fu et al., 2024, arXiv 2402.02057) is made of them.
+    They descend from the root separately from the draft, so dropping draft nodes does not affect them. They are the
+    last Q of the N + 1 + Q rows of a pass. The window of Lookahead Decoding (Fu et al., 2024, arXiv 2402.02057)
+    consists of them.
 
     Attributes:
         tokens: Int32[Q].
@@ -101,9 +102,9 @@ class DraftTree:
         parents: Int32[N], index of the parent, -1 for a child of the root; always smaller than the node's own.
         weights: Float32[N], the drafter's estimate of the joint probability, from the root, that the node is
             accepted; never above its parent's.
-        proposal: None if every token was chosen rather than sampled.
-        queries: rows asked for their logits only, within the budget's `queries`.
-        levels: levels that took time to draft, or a level's time as often; None where all of the tree's did.
+        proposal: the distributions that tokens were sampled from; None if every token was chosen.
+        queries: rows computed for their logits only, within the budget's `queries`.
+        levels: drafting time in units of one level's; None if it is the number of levels of the tree.
 
     Raises:
         ValueError: the arrays disagree in length, a parent does not come first, or a weight exceeds its parent's.
@@ -140,7 +141,7 @@ class DraftTree:
         queries: Queries = NO_QUERIES,
         levels: float | None = None,
     ) -> DraftTree:
-        """Return a tree of chosen tokens without checking it, for kernels that guarantee what is checked."""
+        """Return a tree of chosen tokens without validation, for kernels that guarantee its validity."""
         tree = object.__new__(cls)
         fields = {"tokens": tokens, "parents": parents, "weights": weights, "proposal": None, "queries": queries}
         for name, value in {**fields, "levels": levels, "_depths": None}.items():
@@ -149,14 +150,14 @@ class DraftTree:
 
     @classmethod
     def empty(cls, *, queries: Queries = NO_QUERIES) -> DraftTree:
-        """Return the draft of no nodes; without queries its target pass is a plain decoding step."""
+        """Return a draft without nodes; if it has no queries, its target pass is a plain decoding step."""
         return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), queries=queries)
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]], weights: Iterable[float] | None = None) -> DraftTree:
-        """Merge paths from the root into a tree; a shared prefix becomes one node with its largest weight.
+        """Merge paths from the root into a tree; nodes of a shared prefix are merged and keep their largest weight.
 
-        Without weights the nodes keep the order of the paths and weigh 1 each.
+        Without weights, the nodes keep the order of the paths and have weight 1 each.
         """
         listed = [list(path) for path in paths]
         given = [1.0] * len(listed) if weights is None else list(weights)
@@ -180,7 +181,7 @@ class DraftTree:
         return len(self.tokens)
 
     def children(self, node: int) -> list[int]:
-        """Return the children of a node (-1: of the root), best first."""
+        """Return the children of a node (-1 for the root), best first."""
         return [int(i) for i in np.flatnonzero(self.parents == node)]
 
     def depths(self) -> Int32:
@@ -201,7 +202,7 @@ class DraftTree:
     def rows(self, root: int) -> tuple[Int32, Int32]:
         """Return tokens and parents, Int32[N + 1 + Q] each, of the rows of a pass: root, nodes, queries.
 
-        Parents are rows; the root's is -1.
+        Parents are row numbers; the root's is -1.
         """
         first, below = np.array([[root], [ROOT]], np.int32), self.queries.parents
         beside = np.where(below == ROOT, np.int32(0), below + np.int32(len(self) + 1))
@@ -212,7 +213,7 @@ class DraftTree:
         """Return the first n nodes, and all queries.
 
         Raises:
-            ValueError: one of the other nodes was sampled; dropping it by its value would bias the output.
+            ValueError: one of the dropped nodes was sampled; dropping it because of its value would bias the output.
         """
         if n >= len(self):
             return self
@@ -228,9 +229,9 @@ class DraftTree:
         return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal, self.queries)
 
     def below(self, path: Sequence[int]) -> DraftTree:
-        """Return the draft that hangs below some tokens from the root, with weights given that these are accepted.
+        """Return the subtree below a path of tokens from the root, with weights conditional on their acceptance.
 
-        Empty where the tree does not hold them. Queries, which hang below the root, are not in it.
+        Empty if the tree does not contain the path. Queries, which descend from the root, are not included.
 
         Raises:
             ValueError: nodes were sampled.
@@ -256,9 +257,9 @@ class DraftTree:
         )
 
     def within(self, *, depth: int, trees: bool = True) -> DraftTree:
-        """Return the nodes at most `depth` deep, without `trees` only those on the best chain; and all queries.
+        """Return the nodes at most `depth` deep, or only those on the best chain unless `trees`; and all queries.
 
-        For drafters whose search does not know a budget's limits, before they return a draft of chosen tokens.
+        For drafters whose search ignores a budget's limits, before they return a draft of chosen tokens.
 
         Raises:
             ValueError: nodes were sampled.
@@ -272,7 +273,7 @@ class DraftTree:
         return self._only(kept)
 
     def pruned(self, allowed: Bool) -> DraftTree:
-        """Return the nodes that are allowed and whose ancestors all are, in order; and all queries.
+        """Return the allowed nodes all of whose ancestors are allowed, in order; and all queries.
 
         Args:
             allowed: Bool[N].
@@ -284,17 +285,17 @@ class DraftTree:
             return self
         if self.proposal is not None:
             raise ValueError("a sampled draft cannot be pruned after it was drawn; mask the target's p instead")
-        reached = np.append(allowed, True)  # the root's -1 lands in the last place
+        reached = np.append(allowed, True)  # the root's index, -1, refers to the last element
         for node, parent in enumerate(self.parents.tolist()):
             reached[node] &= reached[parent]
         return self._only(np.flatnonzero(reached[:-1]))
 
     def with_levels(self, levels: float) -> DraftTree:
-        """Return a tree of chosen tokens that took the time of so many levels to draft."""
+        """Return this tree of chosen tokens with its drafting time set to that of `levels` levels."""
         return DraftTree.trusted(self.tokens, self.parents, self.weights, queries=self.queries, levels=levels)
 
     def _only(self, kept: Int64 | Int32) -> DraftTree:
-        """Return these nodes, rising and with their parents, and all queries; of a tree of chosen tokens."""
+        """Return the nodes `kept`, ascending and including parents, and all queries; for trees of chosen tokens."""
         if len(kept) == len(self):
             return self
         renumbered = np.full(len(self) + 1, ROOT, np.int32)
@@ -309,13 +310,13 @@ class DraftTree:
 
     @staticmethod
     def merge(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:
-        """Unite drafts of the same root: equal paths become one node, which keeps its largest weight.
+        """Merge drafts of the same root: nodes with equal paths become one, which keeps the largest weight.
 
-        Returns the `max_nodes` heaviest nodes, heaviest first.
+        Returns the `max_nodes` nodes of largest weight, in descending order.
 
         Raises:
-            ValueError: a draft was sampled, and two samples of one place cannot become one node; or one has queries,
-                whose rows would not be found again.
+            ValueError: a draft was sampled, and two samples at one position cannot become one node; or a draft has
+                queries, whose rows would move.
         """
         if any(tree.proposal is not None for tree in trees):
             raise ValueError("sampled drafts cannot be merged: a node would have two proposals")
@@ -359,7 +360,7 @@ class DraftTree:
         )
 
     def best_chain(self) -> Int32:
-        """Return the path whose weights sum to the most: the chain with the most expected accepted tokens.
+        """Return the path with the largest sum of weights: the chain with the most expected accepted tokens.
 
         For engines that verify chains only (vLLM, TensorRT-LLM).
         """

@@ -1,4 +1,4 @@
-"""The contract of a verifier: the acceptance rule that walks a draft after the target's pass."""
+"""The interface of a verifier: the acceptance rule that walks a draft after the target's pass."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from speculant.core.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a round commits.
+    """The tokens that a round commits.
 
     Attributes:
         path: the accepted nodes [A], in order.
         tokens: the committed tokens [A + 1]: the accepted ones, then the target's own.
-        ended: whether the text ends with the last of them.
+        ended: whether the text ends with the last of these tokens.
     """
 
     path: list[int]
@@ -34,7 +34,8 @@ class Verifier(Protocol):
             "distribution" if it has exactly the target's distribution; "lossy" if neither.
         trees: whether drafts may branch.
         sampled: whether drafts may be sampled (have a Proposal).
-        scored: whether it reads q after the root of every pass, the prompt's too, so that sessions open before it.
+        scored: whether it reads q after the root of every pass, including the prompt's, so that sessions must be opened
+            before the prompt's pass is walked.
     """
 
     exactness: Literal["tokens", "distribution", "lossy"]
@@ -43,20 +44,20 @@ class Verifier(Protocol):
     scored: bool = False
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
-        """Give the sampler a pass; return what `decide` is to work on, None if nothing."""
+        """Load a pass into the sampler; return the input of `decide`, or None if it has nothing to do."""
 
     def decide(self, prepared: Sequence[Any]) -> list[Array]:
-        """Return what the walks need of what was prepared for some sequences, an array [n] on the device for each.
+        """Compute, for each prepared sequence, the array [n] on the device that its walk needs.
 
-        It crosses from the device in one transfer.
+        All of them are transferred to the host at once.
         """
         return list(prepared)
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
-        """Accept a path of the draft, commit its tokens and the target's own; return them.
+        """Accept a path of the draft, commit its tokens and the target's own, and return them.
 
         Args:
             tree: the draft.
-            prepared: what `decide` returned, on the host; None if nothing was prepared.
-            sampler: of the sequence; each committed token goes through its `commit`.
+            prepared: the result of `decide`, on the host; None if nothing was prepared.
+            sampler: the sequence's sampler; its `commit` is called for each committed token.
         """

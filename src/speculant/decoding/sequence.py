@@ -29,7 +29,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round did to one text: its draft, and the walk through it, whose tokens are committed."""
+    """The outcome of a round for one text: its draft, and the walk through it, whose tokens are committed."""
 
     draft: DraftTree
     walk: Walk
@@ -39,24 +39,24 @@ class Sequence:
     """One text being decoded. `prefill` reads its prompt, then `step` adds tokens, round by round.
 
     Attributes:
-        cache: the target's keys and values.
-        sampler: the target's tokens and the end of the text.
-        start: what its drafting session begins with.
-        stats: grow while it is decoded.
-        session: None before the prompt is read and after the end.
-        sizing: what the sizing policy keeps of it.
+        cache: the target's KV cache.
+        sampler: draws the target's tokens and decides where the text ends.
+        start: inputs of its drafting session.
+        stats: statistics, updated while it is decoded.
+        session: its drafting session; None before the prompt is read and after the end.
+        sizing: the sizing policy's state of it.
         root: the last committed token.
-        sources: where each committed token came from; their number is the number of committed tokens.
+        sources: the source of each committed token; one entry per token.
         ended: whether the text is complete.
-        error: what ended it early, or None.
+        error: the error that ended it early, or None.
         began: when its prompt was first read, in seconds of the clock; None before.
-        logprobs: of each committed token, where they are recorded.
-        prompt_logprobs: of each token of the prompt, None for the first, where they are recorded; complete with the
-            first token of the text.
+        logprobs: log-probabilities of each committed token, if they are recorded.
+        prompt_logprobs: log-probabilities of each token of the prompt, None for the first, if they are recorded;
+            complete once the first token of the text is committed.
         filter: rules out drafted tokens that cannot follow; None for none.
         plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing.
-        untaught: committed in a pause of drafting, which its session learns at the end of the pause.
-        rounds: its rounds so far that nobody has taken, where somebody watches; None where nobody does.
+        untaught: tokens committed during a pause of drafting, which its session learns at the end of the pause.
+        rounds: its rounds that have not been collected yet, if it is watched; otherwise None.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Sequence:
         plain: bool = False,
         watched: bool = False,
     ) -> None:
-        """Take the parts of a sequence that is not begun; a recorder of None records no log-probabilities.
+        """Create a sequence that has not begun; if a recorder is None, no log-probabilities are recorded.
 
         Raises:
-            UnsupportedError: the engine has none of the prompt.
+            UnsupportedError: the engine cannot return the logits of the prompt.
         """
         self.filter: DraftFilter | None = start.constraint
         self.cache, self.sampler, self.start, self.stats = cache, sampler, start, stats
@@ -102,31 +102,31 @@ class Sequence:
 
     @property
     def records_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt are recorded, so that all of it must be computed."""
+        """Whether log-probabilities of the prompt are recorded, which requires computing all of its rows."""
         return self._prompt_recorder is not None
 
     @property
     def active(self) -> bool:
-        """Whether rounds can add to it."""
+        """Whether rounds can add tokens to it."""
         return self.session is not None and not self.ended and self.error is None
 
     @property
     def depth(self) -> int:
-        """How deep a draft may be: the last token of the text needs no draft."""
+        """Maximum depth of a draft; the last token of the text needs none."""
         return 0 if self.plain else min(self.sampler.room - 1, self.cache.depth)
 
     def claim(self) -> None:
-        """Let one loop decode it.
+        """Claim it for one decoding loop.
 
         Raises:
-            UsageError: another loop does, or did.
+            UsageError: another loop has claimed it before.
         """
         if self._claimed:
             raise UsageError("this request was decoded before; prepare it again to decode it once more.")
         self._claimed = True
 
     def begin(self, session: Session, sizing: SizingState, token: int, result: Pass, *, ended: bool) -> None:
-        """Take what drafts and the token that the prompt's pass, `result`, yielded; it belongs to no round."""
+        """Open drafting and commit the first token, which the prompt's pass `result` yielded outside of any round."""
         if self._recorder is not None:
             self.logprobs = self._recorder.record(result.logits, [0], [token])
         self.session, self.sizing, self.root, self.ended = session, sizing, token, ended
@@ -134,16 +134,16 @@ class Sequence:
         self.stats.tokens = 1
 
     def resume(self, session: Session, sizing: SizingState, root: int, *, began: float) -> None:
-        """Take what drafts, and go on behind a root whose text is cached already; no prompt is read."""
+        """Open drafting and continue after a root whose text is already cached; no prompt is read."""
         self.session, self.sizing, self.root = session, sizing, root
         self.began, self.ended = began, self.sampler.room == 0
 
     def commit(self, done: Round, result: Pass) -> None:
-        """Keep the cache rows of the root and of the accepted path as the text that they now are.
+        """Commit a round: its tokens, statistics, and the cache rows of the root and the accepted path.
 
         Args:
-            done: what was verified, and what is committed of it.
-            result: the pass over its root and nodes, whose logits still hold.
+            done: the draft, and the walk whose tokens are committed.
+            result: the pass over its root and nodes, whose logits are still valid.
         """
         draft, walk = done.draft, done.walk
         if self._recorder is not None:
@@ -154,30 +154,30 @@ class Sequence:
             self.rounds.append(done)
         self.sources += [Source.ACCEPTED] * len(walk.path) + [Source.BONUS if len(draft) else Source.PLAIN]
         self.root, self.ended = walk.tokens[-1], walk.ended
-        self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: an interrupted text may exceed its cache
+        self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: if interrupted, the text may exceed its cache
 
     def teach(self, verified: Verified) -> None:
-        """Let its session learn from a round, and from the pause before it."""
+        """Let its session learn from a round, and from a pause before it."""
         self._end_pause()
         if self.session is not None:
             self.session.observe(verified)
 
     def fail(self, error: BaseException) -> None:
-        """End it because of an error; what was committed stays."""
+        """End it because of an error; committed tokens stay."""
         if self.error is None:
             self.error = error
-        if self.session is not None:  # before that a failed pass has left the cache as it was
+        if self.session is not None:  # before that, a failed pass has left the cache unchanged
             self.cache.rollback()
 
     def _record_prompt(self, start: int, logits: Array) -> None:
         assert self._prompt_recorder is not None
         following = self.start.prompt[start + 1 : start + 1 + len(logits)].tolist()
-        if following:  # the last token's row is followed by the text
+        if following:  # the last row's next token belongs to the text, not to the prompt
             found = self._prompt_recorder.record(logits, range(len(following)), following)
             self.prompt_logprobs[start + 1 :] = found
 
     def close(self) -> None:
-        """End its session, once; what it taught the drafter stays there."""
+        """Close its session, once; the drafter keeps what it learned."""
         try:
             if self.error is None:
                 self._end_pause()

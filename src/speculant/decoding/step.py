@@ -1,17 +1,17 @@
-"""The round: draft, verify, commit, observe. One target pass for B sequences; the only round there is.
+"""The round: draft, verify, commit, observe. One target pass for B sequences; all decoding goes through it.
 
-    sizing says how many nodes each sequence may draft
-    the drafter proposes a tree for each; chosen nodes that a constraint forbids, or that do not pay, are dropped
+    sizing decides how many nodes each sequence may draft
+    the drafter proposes a tree for each; chosen nodes that a constraint forbids, or that do not pay off, are dropped
     the engine runs one pass over all roots, nodes and queries
     the verifier walks each tree: accepted path, then the target's own token
     each sequence keeps the cache rows of its path
-    sessions and sizing learn from what happened
+    sessions and sizing learn from the outcome
 
 Draft-then-verify is from Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318), trees from
 SpecInfer (Miao et al. 2023, arXiv 2305.09781), sequences that join and leave between rounds from Orca (Yu et al., OSDI
 2022). Plain decoding is the same loop with a drafter that proposes nothing.
 
-An error of one sequence ends that sequence (`Sequence.error`) and no other. What fails for all, such as a full device,
+An error of one sequence ends only that sequence (`Sequence.error`). An error that affects all, such as a full device,
 is raised, with every cache as it was before the round.
 """
 
@@ -37,7 +37,7 @@ from speculant.sizing.contract import Sizing, SizingState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingComponents:
-    """What decodes; a method is a choice of these. `clock` returns seconds."""
+    """The components of decoding; a method is a choice of these. `clock` returns seconds."""
 
     engine: Engine
     drafter: Drafter
@@ -46,7 +46,7 @@ class DecodingComponents:
     clock: Callable[[], float] = time.perf_counter
 
 
-Walked = list[tuple[Sequence, Round, Pass]]  # of each sequence what it is to commit, and the pass
+Walked = list[tuple[Sequence, Round, Pass]]  # for each sequence, the round to commit and its pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,26 @@ class Rounds:
     """The rounds of all sequences that did not fail.
 
     Attributes:
-        each: by sequence.
-        draft_seconds, target_seconds: of drafting and of the pass, which they shared.
-        observe_seconds: of learning, all together.
+        each: the round of each sequence.
+        draft_seconds, target_seconds: time of drafting and of the pass, both shared by all sequences.
+        observe_seconds: total time of learning.
+        early: share of the pass that ran during drafting, see `core.engine.Pass`.
     """
 
     each: list[Round]
     draft_seconds: float
     target_seconds: float
     observe_seconds: float = 0.0
+    early: float = 0.0
 
 
 def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
-    """Run one round for every sequence that is active.
+    """Run one round for every active sequence.
 
     Raises:
         OutOfMemoryError, UsageError: the pass failed; nothing was committed.
-        KeyboardInterrupt: it came; the sequence that it met, if any, has failed, the others are as before or after the
-            round.
+        KeyboardInterrupt: interrupted; the sequence being processed, if any, has failed, the others are as before or
+            after the round.
     """
     sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
     walked: Walked = []
@@ -87,10 +89,11 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         _walk(sequences, drafts, passes, parts, walked)
         target_seconds = clock() - began
         committed, observe_seconds = _commit(walked, parts)
-        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds)
+        early = passes[0].early if len(passes) == 1 else 0.0
+        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds, early)
         _observe([sequence for sequence, _ in committed], result, parts)
     except BaseException:
-        _commit(walked, parts)  # interrupted between sequences: tokens that were drawn cannot be taken back
+        _commit(walked, parts)  # if interrupted between sequences: tokens already drawn cannot be undone
         for sequence in sequences:
             sequence.cache.rollback()
         raise
@@ -99,12 +102,12 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
 
 
 def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, maximum: Several[int | None]) -> None:
-    """Read up to so many further tokens of each prompt, those of several sequences in one pass where the model can.
+    """Read up to `maximum` more tokens of each prompt, for several sequences in one pass if the model can.
 
-    Of a prompt that is whole the first token is committed, the session is open, and rounds may begin.
+    Once a prompt is complete, its first token is committed, the session is open, and rounds may begin.
 
     Raises:
-        OutOfMemoryError: the pass does not fit; it may be tried again.
+        OutOfMemoryError: the pass does not fit; it may be retried.
         KeyboardInterrupt: as in `step`.
     """
     clock, needs = parts.clock, _needs([*sequences], parts)
@@ -125,7 +128,7 @@ def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, maximum:
             if result is not None:
                 _begin(sequence, result, parts)
     except BaseException:
-        for sequence in sequences:  # a pass of one that fails leaves what earlier ones have read
+        for sequence in sequences:  # a failed pass of a single sequence keeps the tokens that earlier passes read
             if not sequence.sources and sequence.error is None and (len(sequences) > 1 or not sequence.cache.unread):
                 sequence.cache.restart()
         raise
@@ -136,7 +139,7 @@ def _begin(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     """Commit the token that a prompt's pass yields, and open the session; a failure ends the sequence.
 
     Raises:
-        OutOfMemoryError: the device is full; it may be tried again.
+        OutOfMemoryError: the device is full; it may be retried.
     """
     try:
         _open(sequence, result, parts)
@@ -176,7 +179,7 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
 
 
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree]]:
-    """Return the sequences whose drafter does not fail, and the draft of each."""
+    """Return the sequences whose drafter did not fail, and the draft of each."""
     branches = parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
@@ -218,7 +221,7 @@ def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: 
 def _propose(
     sequences: list[Sequence], budgets: list[Budget], parts: DecodingComponents, proposed: list[DraftTree | None]
 ) -> None:
-    """Put the draft of each sequence that is not plain into a list of empty ones; None where its drafter failed."""
+    """Set the entries of `proposed` to the drafts of sequences that are not plain; None if the drafter failed."""
     places = [place for place, sequence in enumerate(sequences) if not sequence.plain and budgets[place].nodes > 0]
     if not places:
         return
@@ -233,7 +236,7 @@ def _propose(
 
 
 def _score(sequences: list[Sequence], proposed: list[DraftTree | None]) -> None:
-    """Put q after the root into drafts of no nodes; None where the drafter failed."""
+    """Replace drafts without nodes by ones that hold q after the root; None if the drafter failed."""
     for place, (sequence, draft) in enumerate(zip(sequences, proposed, strict=True)):
         if draft is not None and draft.proposal is None and not len(draft):
             try:
@@ -254,7 +257,7 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: DecodingComponents) 
 def _forward(
     sequences: list[Sequence], drafts: list[DraftTree], parts: DecodingComponents
 ) -> tuple[list[DraftTree], list[Pass]]:
-    """Run the target pass; return it with the drafts that it verifies: none where the engine takes none any more."""
+    """Run the target pass; return the drafts that it verifies, which are empty if the engine refuses drafts, and it."""
     try:
         return drafts, parts.engine.forward(_batch(sequences, drafts), _needs(sequences, parts))
     except DraftsRefusedError as refusal:
@@ -271,11 +274,11 @@ def _batch(sequences: list[Sequence], drafts: list[DraftTree]) -> list[tuple[Tar
 def _walk(
     sequences: list[Sequence], drafts: list[DraftTree], passes: list[Pass], parts: DecodingComponents, walked: Walked
 ) -> None:
-    """Find what each sequence commits, if its processors do not fail; the device is waited for once."""
+    """Walk the draft of each sequence and append the result to `walked`, waiting for the device only once."""
     verifier, prepared = parts.verifier, dict[int, object]()
     for place, (sequence, draft, result) in enumerate(zip(sequences, drafts, passes, strict=True)):
         try:
-            verified = result.head(len(draft) + 1)  # rows behind the nodes are queries, of which only sessions learn
+            verified = result.head(len(draft) + 1)  # rows after the nodes are queries, from which only sessions learn
             prepared[place] = verifier.prepare(draft, verified, sequence.sampler)
         except Exception as error:
             sequence.fail(error)
@@ -293,9 +296,9 @@ def _walk(
 
 
 def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Sequence, Round]], float]:
-    """Commit and let each session learn; return what happened, and the seconds of learning.
+    """Commit and let each session learn; return the committed rounds and the seconds of learning.
 
-    Sequences that failed or were committed before are left out.
+    Sequences that failed or were already committed are left out.
     """
     committed, seconds, needs = list[tuple[Sequence, Round]](), 0.0, parts.drafter.needs
     for sequence, done, result in walked:
@@ -327,19 +330,22 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         stats.draft_seconds += rounds.draft_seconds / len(each)
         stats.target_seconds += rounds.target_seconds
         stats.seconds = parts.clock() - (sequence.began or 0.0)
+    # What drafting has run of the pass is time of the pass: it is not what the draft costs.
+    pass_seconds = rounds.target_seconds / (1 - rounds.early)
+    drafting = rounds.draft_seconds + rounds.observe_seconds - (pass_seconds - rounds.target_seconds)
     parts.sizing.observe(
         [_state(sequence) for sequence in sequences],
         [done.draft for done in each],
         [done.walk for done in each],
-        target_seconds=rounds.target_seconds,
-        draft_seconds=rounds.draft_seconds + rounds.observe_seconds,
+        target_seconds=pass_seconds,
+        draft_seconds=max(0.0, drafting),
     )
 
 
 def _needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOutputs:
-    """Return what a pass is asked for beside logits: nothing where all texts are plain.
+    """Return the outputs to request from a pass besides logits.
 
-    Nor is anything asked for where drafting rests, unless it is always wanted.
+    None if all texts are plain, or if drafting pauses for all of them and the drafter does not always need outputs.
     """
     drafting = [sequence for sequence in sequences if not sequence.plain]
     if not drafting:

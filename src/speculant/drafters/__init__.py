@@ -1,1 +1,1 @@
-"""Everything that proposes tokens. Memory drafters use ints, numpy and numba only, so they run in any engine."""
+"""Drafters: everything that proposes tokens. Memory drafters need only numpy and numba, so they run in any engine."""

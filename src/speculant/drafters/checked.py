@@ -1,7 +1,7 @@
-"""A drafter of a user's own, whose drafts are checked against the contract before they are verified.
+"""A wrapper for user-defined drafters that checks drafts against the contract before they are verified.
 
-What would otherwise fail deep inside a pass, or waste it, is refused with its cause and the way out. Tokens that the
-model does not have are refused by the engine.
+Drafts that would otherwise fail deep inside a pass, or waste it, are rejected with the cause and a way out. Tokens
+outside the model's vocabulary are rejected by the engine.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _OF_A_SESSION = ("propose", "propose_after", "observe", "forecast", "close")
 
 
 class CheckedDrafter(Drafter, Background):
-    """Drafts as the inner drafter does.
+    """Passes on the drafts of the inner drafter after checking them.
 
     Attributes:
-        inner: what drafts.
+        inner: the wrapped drafter.
     """
 
     def __init__(self, inner: Drafter) -> None:
-        """Take a drafter.
+        """Wrap a drafter.
 
         Raises:
-            UsageError: it is none.
+            UsageError: `inner` is not a drafter.
         """
         if isinstance(inner, type):
             raise UsageError(f"the drafter is the class {inner.__name__}; pass an object, drafter={inner.__name__}().")
@@ -49,7 +49,7 @@ class CheckedDrafter(Drafter, Background):
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes that the inner drafter's memory takes now; None if it does not report them."""
+        """Current size of the inner drafter's memory in bytes; None if it does not report it."""
         return getattr(self.inner, "memory_bytes", None)
 
     def open(self, start: SessionRequest) -> Session:
@@ -75,7 +75,7 @@ class CheckedDrafter(Drafter, Background):
             self.inner.close()
 
     def _check(self, draft: Any, budget: Budget) -> None:
-        """Refuse a draft that breaks the contract or the budget."""
+        """Reject a draft that violates the contract or the budget."""
         if not isinstance(draft, DraftTree):
             raise UsageError(
                 f"{self._name} proposed a {type(draft).__name__}; return a DraftTree, such as "
@@ -103,7 +103,7 @@ class CheckedDrafter(Drafter, Background):
 
 
 class CheckedMemory(CheckedDrafter, Persistent):
-    """The same of a drafter that keeps a memory."""
+    """A checked drafter that has a memory."""
 
     def save(self, path: Path) -> None:
         """Write the inner drafter's memory."""
@@ -111,26 +111,26 @@ class CheckedMemory(CheckedDrafter, Persistent):
         self.inner.save(path)
 
     def load(self, path: Path) -> None:
-        """Replace the inner drafter's memory by a file's."""
+        """Replace the inner drafter's memory by the contents of a file."""
         assert isinstance(self.inner, Persistent)
         self.inner.load(path)
 
 
 def checked(drafter: Any) -> CheckedDrafter:
-    """Return a user's drafter with its drafts checked; it can be saved if the user's can.
+    """Return a user's drafter with its drafts checked; it can be saved if the user's drafter can.
 
     Raises:
-        UsageError: it is no drafter.
+        UsageError: `drafter` is not a drafter.
     """
     kind = CheckedMemory if isinstance(drafter, Persistent) else CheckedDrafter
     return kind(drafter)
 
 
 def check_attributes(drafter: Any) -> None:
-    """Refuse what is no drafter, by what it lacks.
+    """Check that an object has the attributes of a drafter.
 
     Raises:
-        UsageError: see above.
+        UsageError: attributes are missing.
     """
     name = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
     missing = [each for each in ("needs", "open", "propose") if not hasattr(drafter, each)]

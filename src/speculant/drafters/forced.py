@@ -1,9 +1,10 @@
-"""Tokens that a constraint forces become drafts, with the inner drafter's draft below them.
+"""Drafting the tokens that a constraint forces, with the inner drafter's draft below them.
 
-Where a grammar leaves a single token, such as within the keys of a JSON schema, the target's masked distribution has
-that token alone, so it is accepted whatever the model computes. Only such tokens are drafted: text that is forced may
-be spelled by several tokens. Forcing is described as "fast-forward tokens" by guidance (Microsoft, 2023) and as "jump
-forward" by SGLang (Zheng et al. 2024, arXiv 2312.07104, section 4); here they need no change of the round.
+Where a grammar allows only one token, such as within the keys of a JSON schema, the target's masked distribution
+consists of that token alone, so it is accepted whatever the model computes. Only such tokens are drafted, not forced
+text, since several tokenizations may spell it. Forcing is described as "fast-forward tokens" by guidance (Microsoft,
+2023) and as "jump forward" by SGLang (Zheng et al. 2024, arXiv 2312.07104, section 4); here it needs no change to the
+round.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from speculant.core.tree import ROOT, DraftTree, Float64, Int32
 
 
 class ForcedDrafter(Drafter):
-    """Adds what constraints force to the drafts of a drafter whose tokens are chosen."""
+    """Adds the tokens that constraints force to the drafts of a deterministic drafter."""
 
     def __init__(self, inner: Drafter) -> None:
-        """Take the drafter; one whose sessions draft from text, since `propose_after` must be cheap."""
+        """Wrap a drafter whose sessions draft from text, since `propose_after` must be cheap."""
         self.inner = inner
 
     @property
@@ -44,11 +45,11 @@ class ForcedDrafter(Drafter):
 
 
 class ForcedSession(Session):
-    """A request whose text must match something."""
+    """Session of a request with a constraint."""
 
     def __init__(self, inner: Session, constraint: DraftFilter) -> None:
         self._inner, self._constraint = inner, constraint
-        self._tokens: list[int] = []  # committed
+        self._tokens: list[int] = []  # committed tokens
 
     def propose(self, budget: Budget) -> DraftTree:
         maximum = min(budget.nodes, budget.depth)
@@ -78,7 +79,7 @@ class ForcedSession(Session):
 
 
 def _join(chain: Sequence[int], below: DraftTree) -> DraftTree:
-    """Return a draft below a chain of tokens that are certain."""
+    """Return a draft that continues a chain of certain tokens."""
     length = len(chain)
     parents = np.where(below.parents == ROOT, np.int32(length - 1), below.parents + np.int32(length))
     return DraftTree(

@@ -1,4 +1,4 @@
-"""Method `none`: plain decoding by the same loop, the baseline of every comparison."""
+"""Method `none`: plain decoding in the same loop, the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoDrafter(Drafter):
 
 
 class EmptySession(Session):
-    """A request without drafts."""
+    """Session of a request without drafts."""
 
     def propose(self, budget: Budget) -> DraftTree:
         return DraftTree.empty()

@@ -1,7 +1,8 @@
-"""Files written aside and then renamed: a reader sees the old file or the new one, and killed writers leave nothing.
+"""Atomic file writes: files are written under a temporary name and then renamed, and leftovers are cleaned up.
 
-A writer holds a lock on its file aside, which the kernel releases when the process ends, however it ends. So whoever
-gets the lock of such a file knows that nobody is writing it any more. On file systems without locks nothing is removed.
+A writer holds a lock on its temporary file, which the kernel releases when the process ends, however it ends. So a
+process that gets the lock of such a file knows that nobody is writing it. On file systems without locks nothing is
+removed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ SUFFIX = ".saving"
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that takes the place of `path` at the end, once it is on the disk; removed where that fails.
+    """Open a temporary file that replaces `path` on exit, after it is synced to disk; on failure it is removed.
 
-    What earlier writers of `path` left when they were killed is removed first.
+    Files left by earlier writers of `path` that were killed are removed first.
 
     Raises:
-        OSError: a file cannot be written there; `path` is as it was.
+        OSError: a file cannot be written there; `path` is unchanged.
     """
     remove_stale(path)
     with _lock_new_file(path) as file:
@@ -33,7 +34,7 @@ def write_aside(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.replace(file.name, path)  # while it is locked: nobody may take it for a stale one
+            os.replace(file.name, path)  # while it is locked, so that no process removes it as stale
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(file.name)
@@ -41,10 +42,10 @@ def write_aside(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_stale(path: Path) -> list[Path]:
-    """Remove the files aside of writers of `path` that were killed, and return them; those of live ones stay."""
+    """Remove and return the temporary files that killed writers of `path` left; those of live writers stay."""
     removed = []
     for name in sorted(glob.glob(f"{glob.escape(str(path.parent / f'.{path.name}'))}.*{SUFFIX}")):
-        with suppress(OSError), open(name, "rb") as file:  # it may be another user's, or be gone by now
+        with suppress(OSError), open(name, "rb") as file:  # it may belong to another user, or be gone already
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(name)
             removed.append(Path(name))
@@ -52,13 +53,13 @@ def remove_stale(path: Path) -> list[Path]:
 
 
 def _lock_new_file(path: Path) -> IO[bytes]:
-    """Return a new file aside with its lock held."""
+    """Return a new temporary file with its lock held."""
     while True:
         file = tempfile.NamedTemporaryFile(  # noqa: SIM115  (the caller closes it)
             dir=path.parent, prefix=f".{path.name}.", suffix=SUFFIX, delete=False
         )
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
-        if os.path.exists(file.name):  # else another process had the lock first, and took the file for a stale one
+        if os.path.exists(file.name):  # otherwise another process got the lock first and removed the file as stale
             return file
         file.close()

@@ -1,4 +1,4 @@
-"""Frozen bases: those of the user's folder, which of them fit a tokenizer, and the one that comes with the package.
+"""Frozen bases: the user's folder of bases, matching them to a tokenizer, and the base bundled with the package.
 
 A base is a memory file of kind `mix-base`: read-only, built from a corpus by `speculant corpus build`. The folder holds
 copies that the user has added; nothing is ever downloaded into it.
@@ -32,14 +32,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBase:
-    """A base in the user's folder, as far as its header describes it.
+    """A base in the user's folder, as described by its header.
 
     Attributes:
-        name: of the file, without its suffix.
-        path: of the file.
-        tokenizer: the fingerprint of the tokenizer whose ids it holds.
-        size: of the file, in bytes.
-        facts: those of its header: tokens, entries, sources, license and others.
+        name: name of the file without its suffix.
+        path: path of the file.
+        tokenizer: fingerprint of the tokenizer whose ids it holds.
+        size: size of the file in bytes.
+        facts: facts from its header: tokens, entries, sources, license and others.
     """
 
     name: str
@@ -53,7 +53,7 @@ def bases_folder() -> Path:
     """Return the folder of bases: $SPECULANT_BASES, or `speculant/bases` among the user's data.
 
     Raises:
-        FileError: this user has no home folder.
+        FileError: the user has no home folder.
     """
     given = os.environ.get(VARIABLE)
     if given:
@@ -65,12 +65,12 @@ def bases_folder() -> Path:
 
 
 def find_bundled_base() -> Path:
-    """Return the base that comes with the package, of stories, for the bundled model's tokenizer."""
+    """Return the path of the bundled base, built from stories with the bundled model's tokenizer."""
     return Path(str(files("speculant") / "models" / "stories" / f"base{SUFFIX}"))
 
 
 def find_base(name: str | Path) -> Path:
-    """Return the file of a base: a path, or "bundled" for the package's own unless a file is called so.
+    """Return the file of a base: a path, or "bundled" for the package's own unless a file has that name.
 
     Raises:
         FileError: there is no such file.
@@ -86,11 +86,11 @@ def find_base(name: str | Path) -> Path:
 
 
 def find_bases(tokenizer: str, *, folder: Path | None = None) -> list[Path]:
-    """Return the bases of a tokenizer, by name; only headers are read, and unreadable files are logged as warnings.
+    """Return the bases of a tokenizer, sorted by name; reads only headers, and warns of unreadable files.
 
     Args:
-        tokenizer: its fingerprint.
-        folder: where; None for the user's folder, which need not exist.
+        tokenizer: fingerprint of the tokenizer.
+        folder: folder to search; None for the user's folder, which need not exist.
     """
     if folder is None:
         try:
@@ -102,11 +102,11 @@ def find_bases(tokenizer: str, *, folder: Path | None = None) -> list[Path]:
 
 
 def list_bases(folder: Path, reject: Callable[[str], object]) -> list[KeptBase]:
-    """Return the bases of a folder, by name.
+    """Return the bases of a folder, sorted by name.
 
     Args:
-        folder: need not exist.
-        reject: is given a message for each file that is no base, is damaged or cannot be read.
+        folder: the folder, which need not exist.
+        reject: called with a message for each file that is not a base, is damaged or cannot be read.
     """
     try:
         paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir())
@@ -121,17 +121,17 @@ def list_bases(folder: Path, reject: Callable[[str], object]) -> list[KeptBase]:
             found.append(read_base_header(path))
         except SpeculantError as error:
             reject(f"{error} It is left out of the bases.")
-        except (KeyError, TypeError, ValueError):  # a header that is intact, but none that Speculant writes
+        except (KeyError, TypeError, ValueError):  # an intact header, but not one that Speculant writes
             reject(f"{path} has a header of another form. It is left out of the bases.")
     return found
 
 
 def read_base_header(path: Path) -> KeptBase:
-    """Return what the header of a base describes; the arrays are not read.
+    """Read the header of a base, without its arrays.
 
     Raises:
         FileError: there is no such file, or it cannot be read.
-        CorruptMemoryError: it is not a memory file, its header is damaged, or it is cut short.
+        CorruptMemoryError: it is not a memory file, its header is damaged, or it is truncated.
         ForeignMemoryError: it is a memory of another kind, or of a newer version.
     """
     if path.exists() and not path.is_file():  # reading a pipe would wait forever
@@ -151,16 +151,16 @@ def read_base_header(path: Path) -> KeptBase:
 
 
 def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool = False) -> KeptBase:
-    """Copy a base into a folder, all or nothing, once all of its checksums are verified.
+    """Copy a base into a folder atomically, after verifying all of its checksums.
 
     Args:
         path: the base.
-        folder: made if it does not exist.
-        name: what it is called there; None for the file's own name without its suffix.
+        folder: the folder, created if it does not exist.
+        name: its name there; None for the file's own name without its suffix.
         replace: whether a base of that name may be replaced.
 
     Raises:
-        UsageError: the name is no file name, or taken.
+        UsageError: the name is not a file name, or is taken.
         FileError, CorruptMemoryError, ForeignMemoryError: the file is not a base, is damaged, or cannot be copied.
     """
     name = path.name.removesuffix(SUFFIX) if name is None else name.removesuffix(SUFFIX)
@@ -182,11 +182,11 @@ def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool
 
 
 def remove_base(name: str, *, folder: Path) -> Path:
-    """Delete a base from a folder and return the path it had; processes that have mapped it keep it until they end.
+    """Delete a base from a folder and return its path; processes that have mapped it keep it until they end.
 
     Raises:
-        UsageError: there is none of that name.
-        FileError: it cannot be deleted.
+        UsageError: there is no base of that name.
+        FileError: the file cannot be deleted.
     """
     names = [name, name.removesuffix(SUFFIX) + SUFFIX]
     path = next((folder / each for each in names if each == Path(each).name and (folder / each).is_file()), None)

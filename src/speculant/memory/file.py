@@ -1,9 +1,9 @@
-"""The file of a drafter's memory: named arrays behind a JSON header, safe against crashes.
+"""The file of a drafter's memory: a JSON header followed by named arrays, written so that crashes cannot damage it.
 
 Layout: 8 bytes of magic, the header's length and CRC-32 (two UInt32), the header, then each array at a multiple of 64.
 The header holds format version, kind, tokenizer fingerprint and, per array, dtype, shape, offset and CRC-32. A file is
-written aside and renamed (`aside.py`), so a reader sees the old file or the new one; on load the checksums are
-verified and the arrays are memory-mapped.
+written under a temporary name and renamed (`aside.py`), so a reader sees the old file or the new one; on load the
+checksums are verified and the arrays are memory-mapped.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Memory:
     """The contents of a memory file of any kind.
 
     Attributes:
-        kind: which drafter family wrote it; see `MemoryKind`.
-        tokenizer: the fingerprint of the tokenizer whose ids it holds.
-        arrays, facts: as they were given to `write_memory`.
+        kind: kind of memory, which tells the drafter family that wrote it; see `MemoryKind`.
+        tokenizer: fingerprint of the tokenizer whose ids it holds.
+        arrays, facts: the arrays and facts that were passed to `write_memory`.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Memory:
 def write_memory(
     path: Path, *, kind: str, tokenizer: str, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]
 ) -> None:
-    """Write the arrays and facts to `path`, all or nothing.
+    """Write the arrays and facts to `path` atomically.
 
     Raises:
         FileError: the folder does not exist or cannot be written, or the disk is full; the old file is unchanged.
@@ -83,17 +83,17 @@ def write_memory(
 def read_memory(
     path: Path, *, kind: str, tokenizer: str, verify: bool = True
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays, mapped read-only, and the facts.
+    """Return the arrays, memory-mapped read-only, and the facts.
 
     Args:
-        path: of the file.
-        kind, tokenizer: what it must be of.
-        verify: whether to compare the arrays with their checksums, for which all of the file is read. Without, whoever
-            uses the arrays must expect any values in them.
+        path: path of the file.
+        kind, tokenizer: the kind and tokenizer fingerprint that it must have.
+        verify: whether to verify the checksums of the arrays, which reads the whole file. If not, the arrays may hold
+            any values.
 
     Raises:
         FileError: there is no such file, or it cannot be read.
-        CorruptMemoryError: it is not a memory file, or damaged.
+        CorruptMemoryError: it is not a memory file, or is damaged.
         ForeignMemoryError: it was written for another tokenizer, by another kind of drafter or a newer version.
     """
     path = Path(path)
@@ -118,7 +118,7 @@ def read_memory(
                 "Restore a copy, or delete it."
             )
         mapped = np.memmap(path, dtype, "r", start, shape) if size else np.empty(shape, dtype)
-        mapped.flags.writeable = False  # empty ones too, so that the kernels are compiled for one type of array
+        mapped.flags.writeable = False  # empty ones too, so that kernels are compiled for only one type of array
         if verify and zlib.crc32(mapped.data) != entry["crc32"]:
             raise CorruptMemoryError(
                 f"{path} is damaged: the checksum of its array '{name}' does not match. Restore a copy, or delete it."
@@ -128,10 +128,10 @@ def read_memory(
 
 
 def read_any_memory(path: Path) -> Memory:
-    """Return a memory of any kind and tokenizer.
+    """Read a memory of any kind and tokenizer.
 
     Raises:
-        FileError, CorruptMemoryError, ForeignMemoryError: as `read_memory`.
+        FileError, CorruptMemoryError, ForeignMemoryError: as in `read_memory`.
     """
     header, _ = read_header(path)
     kind, tokenizer = header["kind"], header["tokenizer"]

@@ -1,4 +1,4 @@
-"""The fingerprint that ties a drafter's memory to a tokenizer: the same ids mean other words under another."""
+"""The fingerprint that ties a drafter's memory to a tokenizer, since token ids have no meaning without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tokenizer_fingerprint(tokenizer: Any, vocabulary: int) -> str:
-    """Return a short hash of the tokenizer's vocabulary; without a tokenizer, of the number of ids alone."""
+    """Return a short hash of the tokenizer's vocabulary; without a tokenizer, a name made of the number of ids."""
     if tokenizer is None:
         return f"ids-{vocabulary}"
     digest = hashlib.blake2b(digest_size=12)

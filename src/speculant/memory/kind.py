@@ -1,6 +1,6 @@
-"""The contract of a memory kind: what a drafter family does with the memory files that its drafters write.
+"""The interface of a memory kind: the operations of a drafter family on the memory files that its drafters write.
 
-Each family defines its own and names it in a row of the registry (`Method.memory`).
+Each family defines its own kind and names it in a row of the registry (`Method.memory`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Contents = tuple[Mapping[str, Array], Mapping[str, Any]]  # arrays and facts, as
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryKind:
-    """What can be done with memories of one kind.
+    """The operations on memories of one kind.
 
     Attributes:
-        name: the kind in the files' headers.
-        describe: counts what a memory holds, by name.
-        empty: returns what a drafter that has learned nothing would write.
-        merge: returns one memory made of several of one tokenizer, which takes at most so many bytes once a drafter
-            has loaded it. Where entries of two files conflict, or not all of them fit, later files win.
+        name: name of the kind in file headers.
+        describe: returns counts of what a memory holds, by name.
+        empty: returns the contents that a drafter without any learning would write.
+        merge: merges memories of one tokenizer into one that takes at most the given number of bytes once a drafter has
+            loaded it. If entries of two files conflict, or not all of them fit, later files win.
     """
 
     name: str
@@ -46,7 +46,7 @@ def merge_limit_error(size: int, limit: int) -> UnsupportedError:
 
 
 def sum_by_pair(first: Array, second: Array, values: Array) -> tuple[Array, Array, Array]:
-    """Return the distinct pairs (first, second), sorted, and for each the sum of its values Int[E]."""
+    """Return the distinct pairs (first, second), sorted, and the sum of the values Int[E] of each pair."""
     order = np.lexsort((second, first))
     first, second, values = first[order], second[order], values[order].astype(np.int64)
     if not len(first):

@@ -1,7 +1,7 @@
-"""Decontamination: which texts share an n-gram of tokens with texts that must not be learned.
+"""Decontamination: finds texts that share a token n-gram with texts that must not be learned.
 
-A benchmark is contaminated if its texts, or quotations of them, are in what a drafter has learned. Shared 13-grams are
-the usual test (Brown et al., arXiv 2005.14165, appendix C).
+A benchmark is contaminated if a drafter has learned from its texts or quotations of them. Shared 13-grams are the usual
+test (Brown et al., arXiv 2005.14165, appendix C).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _Hashes = npt.NDArray[np.uint64]
 
 
 class NgramSet:
-    """The n-grams of some texts, as hashes of 64 bits: 8 bytes each, and one false match in 2**64 / len(self)."""
+    """A set of n-grams as 64-bit hashes: 8 bytes each; a false match has a probability of len(self) / 2**64."""
 
     def __init__(self, length: int = LENGTH) -> None:
         """Start empty.
 
         Args:
-            length: tokens of an n-gram.
+            length: number of tokens of an n-gram.
         """
         self.length = length
         self._hashes: _Hashes = np.zeros(0, np.uint64)
@@ -36,16 +36,16 @@ class NgramSet:
         return len(self._hashes)
 
     def add(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """Add the n-grams of a text, Int[T]; a shorter one has none."""
+        """Add the n-grams of a text, Int[T]; a text shorter than an n-gram has none."""
         self._added.append(self._hash(ids))
 
     def remove(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """Remove the n-grams of a text, Int[T], as far as they are here."""
+        """Remove the n-grams of a text, Int[T]; those that are not in the set are ignored."""
         self._settle()
         self._hashes = np.setdiff1d(self._hashes, self._hash(ids))
 
     def shares(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> bool:
-        """Return whether a text, Int[T], has one of the n-grams."""
+        """Return whether a text, Int[T], contains one of the n-grams."""
         self._settle()
         hashes = self._hash(ids)
         if not len(self._hashes) or not len(hashes):
@@ -68,7 +68,7 @@ class NgramSet:
 
 
 def _mix(values: _Hashes) -> _Hashes:
-    """Return well-mixed bits of small numbers: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    """Mix the bits of small numbers with the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

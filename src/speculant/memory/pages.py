@@ -1,7 +1,7 @@
-"""Large arrays in anonymous mappings, whose memory goes back to the system as soon as they are freed.
+"""Large arrays in anonymous mappings, which return their memory to the system as soon as they are freed.
 
-A memory that grows frees one array after the other, each smaller than the next. `malloc` keeps freed blocks of up to
-32 MB, which the larger arrays to come do not fit: the process would hold far more than the memory that is counted.
+A growing memory frees a series of arrays, each smaller than the next. `malloc` keeps freed blocks of up to 32 MB, which
+are too small for the next array: the process would hold far more memory than is accounted for.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MINIMUM = 1 << 20  # bytes; `malloc` reuses smaller blocks
 
 
 def zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return zeros; as with numpy, pages that are never written take no memory."""
+    """Return an array of zeros; as with numpy, pages that are never written take no memory."""
     size = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
     if size < _MINIMUM:
         return np.zeros(shape, dtype)
-    # Private, so that a forked process has a copy of its own.
+    # Private, so that a forked process gets its own copy.
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
-        with suppress(OSError):  # a kernel may have no huge pages, which numpy asks for too
+        with suppress(OSError):  # numpy requests huge pages too, but a kernel may not have them
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype).reshape(shape)

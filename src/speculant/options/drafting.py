@@ -110,21 +110,23 @@ class DraftingOptions:
     """
 
     method: str | None = _option(
-        None, "see `speculant methods`; default: mix-head with --head, else mix", kinds.name(lambda: [*METHODS])
+        None,
+        "drafting method, see `speculant methods`; default: mix-head with --head, else mix",
+        kinds.name(lambda: [*METHODS]),
     )
     drafter: Any = _option(
         None,
-        "a drafter of your own in place of --method; modules of this folder are found, too",
+        "your own drafter instead of --method; modules in the current folder are found",
         kinds.name(metavar="MODULE:CLASS"),
     )
     strict: bool = _option(
         False,
-        "refuse a model that drafts cannot be verified on; else it is decoded plainly, and a line says so",
+        "refuse models that cannot verify drafts, instead of decoding them plainly with a note",
         kinds.FLAG,
     )
     settings: Any = _option(
         None,
-        "a setting of the method, see `speculant methods NAME`; may be repeated",
+        "setting of the method, see `speculant methods NAME`; may be repeated",
         kinds.name(metavar="NAME=VALUE"),
         flag="--set",
         several=True,
@@ -132,36 +134,36 @@ class DraftingOptions:
     )
     verifier: str | None = _option(
         None,
-        "the acceptance rule, with settings as in typical:epsilon=0.1; default: the method's own",
+        "acceptance rule, with settings as in typical:epsilon=0.1; default: the method's own",
         kinds.name(lambda: [*VERIFIERS]),
     )
     lossy: bool = _option(False, "allow acceptance rules that change the output", kinds.FLAG)
     draft_model: Any = _option(
         None,
-        "a smaller model, for methods that need one; repeated for specinfer, cs-drafting; default: the bundled model's",
+        "smaller model, for methods that need one; repeatable for specinfer, cs-drafting; default: the bundled model's",
         kinds.MODEL,
         several=True,
     )
     draft_tokenizer: Any = None
-    draft_dtype: str | None = _option(None, "the draft model's dtype; default: that of --dtype", kinds.name())
-    draft_device: str | None = _option(None, "the draft model's device; default: that of --device", kinds.name())
+    draft_dtype: str | None = _option(None, "dtype of the draft model; default: as --dtype", kinds.name())
+    draft_device: str | None = _option(None, "device of the draft model; default: as --device", kinds.name())
     head: Any = _option(
-        None, "a trained head of the model, for methods that need one; default: the bundled model's", kinds.MODEL
+        None, "trained head for the model, for methods that need one; default: the bundled model's", kinds.MODEL
     )
     online: Any = _option(
         False,
-        "distil the draft model or head to the model meanwhile, from what it rejects; --memory keeps the weights",
+        "distil the draft model or head while decoding, on rejected drafts; --memory keeps the weights",
         kinds.FLAG,
     )
     nodes: int | str | None = _option(
-        None, "maximum tokens per draft; default: auto, chosen each round by cost and acceptance", kinds.NODES
+        None, "maximum tokens per draft; default: auto, chosen every round by cost and acceptance", kinds.NODES
     )
     max_depth: int | None = _option(
         None, "maximum depth of a draft, in tokens; default: as deep as the method drafts", kinds.whole(1, 1024)
     )
     memory: Any = _option(
         None,
-        "begin with this memory if it exists, and save it there",
+        "load this memory if it exists, and save to it",
         kinds.text("name a memory file, or leave the option out", metavar="FILE"),
     )
     memory_limit: Any = _option(
@@ -169,7 +171,7 @@ class DraftingOptions:
     )
     base: Any = _option(
         AUTOMATIC,
-        "a frozen base under the memory, up to three; bundled: that of the story model; default: those of "
+        "frozen base under the memory; up to three; bundled: the story model's; default: those of "
         "`speculant base list` that fit, and the bundled one if it fits",
         kinds.name(metavar="FILE"),
         several=True,
@@ -178,8 +180,8 @@ class DraftingOptions:
     )
     share: Any = _option(
         None,
-        "learn from other replicas, and let them learn, through redis://host:port[/db][?tenant=NAME]; default: "
-        "$SPECULANT_SHARE, which keeps a password out of the list of processes",
+        "share what is learned with other replicas through redis://host:port[/db][?tenant=NAME]; default: "
+        "$SPECULANT_SHARE, which keeps passwords out of the process list",
         kinds.text("name a store such as redis://host:6379, or leave the option out", metavar="URL"),
         secret=True,
         variable=True,

@@ -52,7 +52,9 @@ class HostingOptions:
         UsageError: a value makes no sense.
     """
 
-    method: str = option.reuse(DraftingOptions, "method", default=DEFAULT_METHOD, help="see `speculant methods`")
+    method: str = option.reuse(
+        DraftingOptions, "method", default=DEFAULT_METHOD, help="drafting method, see `speculant methods`"
+    )
     settings: Mapping[str, Any] | None = option.reuse(
         DraftingOptions, "settings", help="settings of the method, as JSON or a table", read_all=read_object
     )
@@ -63,18 +65,18 @@ class HostingOptions:
         DraftingOptions,
         "base",
         default=(),
-        help="frozen bases under the memory, or auto for those of your folder that fit; default: none",
+        help="frozen bases under the memory, or auto for those in your folder that fit; default: none",
     )
     share: str | None = option.reuse(
-        DraftingOptions, "share", help="a store that replicas learn from each other through; the first rank shares"
+        DraftingOptions, "share", help="store through which replicas share what they learn; only the first rank shares"
     )
     save_seconds: float = option.reuse(ServingOptions, "save_seconds")
     drafted_per_step: int = _option(
-        DRAFTED_PER_STEP, "maximum tokens drafted in a step, for all its requests together", kinds.whole(0)
+        DRAFTED_PER_STEP, "maximum tokens drafted per step, over all requests", kinds.whole(0)
     )
     min_probability: float = _option(
         0.0,
-        "minimum probability of being accepted of a drafted token; 0.02 to 0.1 where every row costs time; default: 0",
+        "minimum acceptance probability of a drafted token; 0.02 to 0.1 where every row costs time; default: 0",
         kinds.number(0, 1, metavar="P"),
         old_names=("least_probability",),
     )

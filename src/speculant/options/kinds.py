@@ -124,6 +124,18 @@ def name(known: Callable[[], Sequence[str]] | None = None, *, metavar: str = "NA
     return ValueKind(metavar, str, complete)
 
 
+def named(what: str, *, metavar: str) -> ValueKind:
+    """Return the kind of texts NAME=VALUE, of which neither part is empty; `what` says what the value names."""
+
+    def read(value: Any) -> str:
+        name, _, place = value.partition("=") if isinstance(value, str) else ("", "", "")
+        if not name.strip() or not place.strip():
+            raise ValueError(f"must be {metavar}, a name and {what}, not '{shorten(value)}'.")
+        return f"{name.strip()}={place.strip()}"
+
+    return ValueKind(metavar, read)
+
+
 def folder() -> ValueKind:
     """Return the kind of folders."""
     return ValueKind("DIR", _read_path)

@@ -9,7 +9,7 @@ from typing import Literal
 from speculant.options import kinds, option
 
 BUNDLED = "bundled"
-MODEL_HELP = "a folder, a hub id or a .gguf file; default: bundled, the story model that comes with the package"
+MODEL_HELP = "folder, hub id or .gguf file; default: bundled, the story model included in the package"
 ENGINES = ("auto", "speculant", "llamacpp")
 ACTIVATIONS = ("int8", "float")
 
@@ -37,40 +37,40 @@ class ModelOptions:
     )
     device: str | None = _option(
         None,
-        "cpu, cuda, cuda:1, mps, or auto to spread the model; default: an accelerator if there is one",
+        "cpu, cuda, cuda:1, mps, or auto to spread the model over devices; default: an accelerator if there is one",
         kinds.name(),
     )
     attention: str | None = _option(
         None,
-        "attention implementation: sdpa and eager verify trees; default: the model's",
+        "attention implementation; sdpa and eager can verify trees; default: the model's",
         kinds.name(),
         flag="--attn",
     )
     quantize: Literal["int8", "int4"] | None = _option(
         None,
-        "round a checkpoint of floats to this many bits, on CPUs: int8 or int4; default: leave it as it is",
+        "quantise a float checkpoint on loading, on CPUs: int8 or int4; default: no",
         kinds.choice("int8", "int4"),
     )
     packed_cache: bool | None = _option(
         None,
-        "keep quantised weights packed in the cache folder, from where the next start maps them; default: on",
+        "keep packed quantised weights in the cache folder, which the next start maps; default: on",
         kinds.FLAG,
         tristate=True,
     )
     fast: bool | None = _option(
         None,
-        "run passes with Speculant's own kernels on CPUs, as CUDA graphs on GPUs; default: on CPUs, where faster",
+        "run passes with Speculant's kernels on CPUs, as CUDA graphs on GPUs; default: on CPUs, where faster",
         kinds.FLAG,
         tristate=True,
     )
     engine: str = _option(
         "auto",
-        "passes of a GGUF file: speculant, llamacpp, or auto for Speculant's own where they are faster; default: auto",
+        "engine for GGUF files: speculant, llamacpp, or auto for Speculant's passes where faster; default: auto",
         kinds.choice(*ENGINES),
     )
     activations: str | None = _option(
         None,
-        "inputs of quantised weights: int8 rounds them as llama.cpp does, float keeps them; default: int8",
+        "activations of quantised weights: int8 rounds them as llama.cpp does, float keeps them; default: int8",
         kinds.choice(*ACTIVATIONS),
     )
     threads: int | None = _option(

@@ -30,19 +30,21 @@ class RetrievalOptions:
         UsageError: the template lacks a part.
     """
 
-    interval: int = _option(4, "tokens that are generated behind each retrieval", kinds.whole(1))
-    query_tokens: int = _option(32, "last tokens of question and answer that are the query", kinds.whole(1))
-    sequential: bool = _option(False, "search before each interval and guess nothing", kinds.FLAG)
+    interval: int = _option(4, "tokens generated after each retrieval", kinds.whole(1))
+    query_tokens: int = _option(32, "number of last tokens of question and answer that form the query", kinds.whole(1))
+    sequential: bool = _option(False, "search before each interval, without guessing", kinds.FLAG)
     stride: int | None = _option(
-        None, "guesses before each verification, up to 64; default: chosen by measured times", kinds.whole(1, 64)
+        None, "guesses per verification, up to 64; default: chosen by measured times", kinds.whole(1, 64)
     )
-    prefetch: int = _option(20, "documents of each search that later guesses are made of", kinds.whole(1, 1000))
-    cached_documents: int = _option(1000, "maximum documents that guesses are made of", kinds.whole(1))
-    in_turn: bool = _option(False, "wait for each verification instead of decoding on beside it", kinds.FLAG)
+    prefetch: int = _option(20, "documents per search that are kept for later guesses", kinds.whole(1, 1000))
+    cached_documents: int = _option(1000, "maximum documents kept for guesses", kinds.whole(1))
+    in_turn: bool = _option(False, "wait for each verification instead of decoding meanwhile", kinds.FLAG)
     template: str = _option(
-        "{document}\n\n{question}", "the prompt, with {document} and {question}", kinds.text("a prompt has both parts")
+        "{document}\n\n{question}",
+        "prompt template, with {document} and {question}; default: both, with a blank line between them",
+        kinds.text("a prompt has both parts"),
     )
-    chat: bool = _option(False, "send the prompt as a user's message, in the model's chat template", kinds.FLAG)
+    chat: bool = _option(False, "send the prompt as a user message, in the model's chat template", kinds.FLAG)
 
     def __post_init__(self) -> None:
         for part in ("{document}", "{question}"):

@@ -30,13 +30,13 @@ class SamplingOptions:
     max_new_tokens: int = _option(256, "maximum tokens to generate", kinds.whole(1))
     temperature: float = _option(0.0, "0 for greedy decoding, the default; above 0 to sample", kinds.TEMPERATURE)
     top_p: float | None = _option(
-        None, "sample from the most likely tokens that together have probability P", kinds.FRACTION
+        None, "sample from the most likely tokens with a total probability of P", kinds.FRACTION
     )
     top_k: int | None = _option(None, "sample from the K most likely tokens", kinds.whole(0, metavar="K"))
-    seed: int | None = _option(None, "makes sampling repeatable", kinds.whole(0))
+    seed: int | None = _option(None, "seed, which makes sampling repeatable", kinds.whole(0))
     stop: tuple[str, ...] = _option(
         (),
-        "end after this text; may be repeated",
+        "stop at this text; may be repeated",
         kinds.text("every text contains the empty one, so generation would end after one token"),
         several=True,
     )
@@ -75,7 +75,9 @@ class ConstraintOptions:
 
     json_schema: str | None = _option(
         None,
-        "the text is JSON that the schema in FILE describes, without whitespace between its parts",
+        "make the text JSON that matches the schema in FILE, without whitespace between its parts",
         kinds.name(metavar="FILE"),
     )
-    regex: str | None = _option(None, "the whole text matches this regular expression", kinds.name(metavar="PATTERN"))
+    regex: str | None = _option(
+        None, "make the whole text match this regular expression", kinds.name(metavar="PATTERN")
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,8 @@ from speculant.options.drafting import DraftingOptions
 
 REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "seed", "harmony")
 TOOL_PARSERS = (
-    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "kimi", "llama3", "llama4", "gemma4", "functiongemma"),
-    "harmony",
+    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "deepseek_v32", "kimi", "minimax", "llama3", "llama4"),
+    *("gemma4", "functiongemma", "harmony"),
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
@@ -37,6 +38,11 @@ def read_key(value: Any) -> str:
     return value
 
 
+def split_named(given: Sequence[str]) -> dict[str, str]:
+    """Return what texts NAME=VALUE name, by name."""
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
     """Where the server listens, who may ask, what it keeps, and its limits.
@@ -50,6 +56,12 @@ class ServingOptions:
         allowed_hosts: allowed values of the header `Host`; empty for the loopback names where it listens on loopback
             without keys, which keeps other sites' pages from reaching it by a name of their own, else for any.
         log_format: "text" for key=value lines, "json" for JSON lines.
+        aliases: further names of the model.
+        add_models: further models, as NAME=PATH or NAME=ID, that are loaded when a request names them.
+        loras: LoRA adapters of the model, in the same form; each is served as a model of its own, with the adapter
+            merged into a copy of the weights.
+        models_memory: maximum bytes of the weights of all models that are loaded; beyond, the one of `add_models` and
+            `loras` that was not used for longest is unloaded. 0 for no limit.
         metrics_prefix: "speculant_", or "vllm:" for vLLM's names, labels and buckets of metrics.
         reasoning_parser: how the model marks reasoning; "auto" for what its chat template shows, "none" to leave it in
             the text.
@@ -95,38 +107,57 @@ class ServingOptions:
             key lack keys.
     """
 
-    host: str = _server("127.0.0.1", "where to listen", kinds.text("it is empty", metavar="ADDRESS"))
-    port: int = _server(8000, "default: 8000; 0 for any", kinds.whole(0, 65535))
+    host: str = _server("127.0.0.1", "address to listen on", kinds.text("it is empty", metavar="ADDRESS"))
+    port: int = _server(8000, "port to listen on, 0 for any; default: 8000", kinds.whole(0, 65535))
     api_keys: tuple[str, ...] = _server(
         (),
-        "a key that requests must carry; may be repeated. SPECULANT_API_KEYS keeps it out of the process list",
+        "key that requests must carry; may be repeated. SPECULANT_API_KEYS keeps it out of the process list",
         kinds.ValueKind("KEY", read_key),
         flag="--api-key",
         several=True,
         secret=True,
     )
-    api_key_file: Path | None = _server(
-        None, "a file of such keys, one a line; read again on SIGHUP, without a restart", kinds.PATH
-    )
-    allow_no_key: bool = _server(False, "listen beyond this machine without a key", kinds.FLAG)
+    api_key_file: Path | None = _server(None, "file with one API key per line; reloaded on SIGHUP", kinds.PATH)
+    allow_no_key: bool = _server(False, "allow listening beyond this machine without a key", kinds.FLAG)
     cors_origins: tuple[str, ...] = _server(
         (),
-        "let pages of this origin send requests from a browser; may be repeated",
+        "let web pages of this origin send requests; may be repeated",
         kinds.text("it is empty", metavar="ORIGIN"),
         flag="--cors-origin",
         several=True,
     )
     allowed_hosts: tuple[str, ...] = _server(
         (),
-        "allowed value of the header Host; may be repeated; default: loopback names, or any",
+        "allowed value of the Host header; may be repeated; default: loopback names on loopback without keys, else any",
         kinds.text("it is empty", metavar="NAME"),
         flag="--allowed-host",
         several=True,
     )
-    log_format: str = _server("text", "text or json", kinds.choice("text", "json"))
+    log_format: str = _server("text", "format of the log: text or json", kinds.choice("text", "json"))
+    aliases: tuple[str, ...] = _server(
+        (),
+        "a further name of the model; may be repeated",
+        kinds.text("it is empty", metavar="NAME"),
+        flag="--alias",
+        several=True,
+    )
+    add_models: tuple[str, ...] = _server(
+        (),
+        "serve this model too, loaded when a request names it; may be repeated",
+        kinds.named("a folder, a hub id or a .gguf file", metavar="NAME=PATH|ID"),
+        flag="--add-model",
+        several=True,
+    )
+    loras: tuple[str, ...] = _server(
+        (),
+        "serve the model with this LoRA adapter too, as a model of its own; may be repeated",
+        kinds.named("the folder or hub id of an adapter", metavar="NAME=PATH|ID"),
+        flag="--lora",
+        several=True,
+    )
     metrics_prefix: str = _server(
         OWN_PREFIX,
-        "speculant_, or vllm: for the names that dashboards of vLLM ask for",
+        "speculant_, or vllm: for metrics under the names that vLLM's dashboards use",
         kinds.choice(*METRIC_PREFIXES),
     )
     reasoning_parser: str = _server(
@@ -136,24 +167,32 @@ class ServingOptions:
     )
     tool_parser: str = _server(
         "auto",
-        f"how the model writes calls of tools: auto, {', '.join(TOOL_PARSERS)}",
+        f"how the model writes tool calls: auto, {', '.join(TOOL_PARSERS)}",
         kinds.choice("auto", *TOOL_PARSERS),
     )
-    per_request_metrics: bool = _server(False, "put drafting figures into every answer, as vLLM does", kinds.FLAG)
+    per_request_metrics: bool = _server(False, "add drafting statistics to every response, as vLLM does", kinds.FLAG)
     lenient: bool = _server(
-        False, "leave out unknown parameters of requests, named in the header x-speculant-unused", kinds.FLAG
+        False, "ignore unknown request parameters, and list them in the header x-speculant-unused", kinds.FLAG
     )
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
-    max_queue: int = _limit(64, "maximum requests that wait", kinds.whole(0))
+    max_queue: int = _limit(64, "maximum requests waiting beyond these; more get 429", kinds.whole(0))
     prefix_cache: int = _limit(
-        256 << 20, "size for what prompts have in common; default: 256MiB, 0 for none", kinds.size(none=True)
+        256 << 20,
+        "maximum size of the cache of shared prompt prefixes, 0 for none; default: 256MiB",
+        kinds.size(none=True),
+    )
+    models_memory: int = _limit(
+        0,
+        "size of the weights of all loaded models, beyond which the one unused for longest is unloaded; default: no "
+        "limit",
+        kinds.size(none=True),
     )
     prompt_chunk: int = _limit(
         0, "maximum prompt tokens between two rounds; default: 128 on CPUs, 512 on other devices", kinds.whole(0)
     )
     max_new_tokens: int = _limit(4096, "maximum new tokens per request", kinds.whole(1))
     max_prompt_tokens: int = _limit(
-        0, "maximum prompt tokens per request; default: what the model has positions for", kinds.whole(0)
+        0, "maximum prompt tokens per request; default: the model's positions", kinds.whole(0)
     )
     max_body_bytes: int = _limit(1 << 20, "maximum size of a request; default: 1MiB", kinds.size(min=1))
     max_media: int = _limit(8, "maximum images and recordings per request", kinds.whole(0))
@@ -164,7 +203,7 @@ class ServingOptions:
     max_audio_seconds: float = _limit(1800.0, "maximum length of a recording", kinds.seconds())
     media_hosts: tuple[str, ...] = _server(
         (),
-        "fetch images from this host, *.example.com or * for any; may be repeated; default: nothing is fetched",
+        "allow fetching images from this host, *.example.com or * for any; may be repeated; default: none",
         kinds.text("it is empty", metavar="HOST"),
         flag="--media-host",
         several=True,
@@ -172,40 +211,40 @@ class ServingOptions:
     fetch_seconds: float = _limit(10.0, "maximum time to fetch an image", kinds.seconds())
     response_store: int = _limit(
         64 << 20,
-        "size for answers of /v1/responses that are kept, per key; default: 64MiB, 0 for none",
+        "size of the stored responses of /v1/responses per key, 0 for none; default: 64MiB",
         kinds.size(none=True),
     )
-    max_choices: int = _limit(16, "maximum answers to a request", kinds.whole(1))
-    max_connections: int = _limit(512, "maximum requests being answered", kinds.whole(1))
-    request_seconds: float = _limit(600.0, "maximum time of a request, waiting included", kinds.seconds())
-    body_seconds: float = _limit(20.0, "time for a request's headers, and then its body", kinds.seconds())
-    stall_seconds: float = _limit(10.0, "time that a client may not read its answer", kinds.seconds())
-    buffer_tokens: int = _limit(8192, "maximum tokens that wait for a client", kinds.whole(1))
+    max_choices: int = _limit(16, "maximum choices per request", kinds.whole(1))
+    max_connections: int = _limit(512, "maximum requests at a time; more get 503", kinds.whole(1))
+    request_seconds: float = _limit(600.0, "maximum time per request, waiting included", kinds.seconds())
+    body_seconds: float = _limit(
+        20.0, "maximum time to receive a request's headers, and again its body", kinds.seconds()
+    )
+    stall_seconds: float = _limit(10.0, "cancel a response whose client reads nothing for this time", kinds.seconds())
+    buffer_tokens: int = _limit(8192, "cancel a response with more unread tokens than this", kinds.whole(1))
     drain_seconds: int = _limit(
-        30, "time for requests to end after SIGTERM", kinds.whole(1, kinds.MAX_SECONDS, metavar="S")
+        30, "time for requests to finish after SIGTERM", kinds.whole(1, kinds.MAX_SECONDS, metavar="S")
     )
     memory: Path | None = option.reuse(
         DraftingOptions,
         "memory",
-        help="begin with this memory if it exists; save it there now and then, and at the end",
+        help="load this memory if it exists; save to it every --save-seconds and at the end",
         kind=kinds.PATH,
     )
     memory_strict: bool = _memory(
         False,
-        "refuse to start with a --memory file that cannot be used, in place of learning without saving",
+        "refuse to start if the --memory file cannot be used, instead of learning without saving",
         kinds.FLAG,
     )
     corpus: Path | None = _memory(
         None,
-        "begin with this memory, such as one of `speculant corpus`, if --memory is not there yet; read only",
+        "memory to start from while --memory does not exist yet, as made by `speculant corpus`; read only",
         kinds.PATH,
     )
     base: Any = option.reuse(DraftingOptions, "base")
     memory_limit: int = option.reuse(DraftingOptions, "memory_limit")
-    memory_scope: str = _memory("shared", "shared, or key: a memory for each API key", kinds.choice("shared", "key"))
-    save_seconds: float = _memory(
-        300.0, "time between two savings of the memory", kinds.seconds(), old_names=("save_every",)
-    )
+    memory_scope: str = _memory("shared", "shared, or key for one memory per API key", kinds.choice("shared", "key"))
+    save_seconds: float = _memory(300.0, "time between saves of the memory", kinds.seconds(), old_names=("save_every",))
 
     def __post_init__(self) -> None:
         option.read_values(self)
@@ -216,6 +255,11 @@ class ServingOptions:
             )
         if self.memory_scope == "key" and not self.takes_keys:
             raise UsageError("memory scope 'key' needs API keys; add --api-key, or leave it 'shared'.")
+        names = [*self.aliases, *(each.partition("=")[0] for each in (*self.add_models, *self.loras))]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"two models would be called '{twice[0]}'; give each a name of its own.")
+        if self.models_memory and not (self.add_models or self.loras):
+            raise UsageError("models_memory would be ignored: one model is served. Add --add-model or --lora.")
 
     @property
     def takes_keys(self) -> bool:

@@ -1,4 +1,4 @@
-"""The tables of methods and of acceptance rules, and what is built from their rows."""
+"""The tables of methods and acceptance rules, and the functions that build drafters and verifiers from them."""
 
 from speculant.registry.context import BuildContext
 from speculant.registry.method import Method

@@ -1,7 +1,7 @@
-"""Builders: how the drafters of a family are constructed from a build context, one function per family.
+"""Builders construct drafters from a build context; one function per group of constructors with the same signature.
 
-A builder is given the drafter's class, which the row of a method names, and the context, whose settings are those of
-the method's settings class, or None. It passes on what classes of the family take.
+A builder receives the drafter's class, which the method's row names, and the context, whose settings are an instance of
+the method's settings class, or None. It passes on the arguments that the constructor takes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Builder: TypeAlias = "Callable[[Callable[..., Drafter], BuildContext], Drafter]"
 
 
 def build_plain(kind: Callable[..., Drafter], _context: BuildContext) -> Drafter:
-    """Build a drafter that needs nothing."""
+    """Build a drafter that takes no arguments."""
     return kind()
 
 
 def build_by_settings(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that needs its settings alone."""
+    """Build a drafter that takes only its settings."""
     return kind(settings=context.settings)
 
 
 def build_by_vocabulary(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that fills places with any token of the vocabulary."""
+    """Build a drafter that may draft any token of the vocabulary as a guess."""
     return kind(vocabulary=context.vocabulary, settings=context.settings)
 
 
@@ -37,12 +37,12 @@ def build_memory(kind: Callable[..., Drafter], context: BuildContext) -> Drafter
 
 
 def build_matching(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build suffix automata, beside another method where the settings name one."""
+    """Build a suffix-automaton drafter, combined with another method if the settings name one."""
     matching: Any = build_memory(kind, context)
     if context.settings is None or not context.settings.auxiliary or context.build_auxiliary is None:
         drafter: Drafter = matching
         return drafter
-    from speculant.drafters.suffix.switching import SwitchingDrafter  # here: it takes numpy
+    from speculant.drafters.suffix.switching import SwitchingDrafter  # imported here because it needs numpy
 
     auxiliary = context.build_auxiliary(context.settings.auxiliary)
     return SwitchingDrafter(matching, auxiliary, context.settings.threshold)
@@ -54,7 +54,7 @@ def build_memory_on_bases(kind: Callable[..., Drafter], context: BuildContext) -
 
 
 def build_draft_model(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that runs a draft model, or several."""
+    """Build a drafter that runs one or more draft models."""
     return kind(context.open_cache, vocabulary=context.vocabulary, settings=context.settings)
 
 
@@ -69,12 +69,12 @@ def build_translated_draft_model(kind: Callable[..., Drafter], context: BuildCon
 
 
 def build_cascade(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter whose draft model is drafted for by another method."""
+    """Build a drafter whose draft model itself decodes with drafts of another method."""
     return kind(context.open_cache, context.build_inner, vocabulary=context.vocabulary, settings=context.settings)
 
 
 def build_draft_model_and_memory(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that unites a memory on frozen bases with a draft model."""
+    """Build a drafter that combines a memory on frozen bases with a draft model."""
     return kind(context.open_cache, **_memory_arguments(context), bases=context.bases)
 
 
@@ -84,7 +84,7 @@ def build_layers(kind: Callable[..., Drafter], context: BuildContext) -> Drafter
 
 
 def build_layer_search(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that searches the layers of the target to run, and keeps the search."""
+    """Build a drafter that searches which layers of the target to run, and can save the search."""
     return kind(layers=context.layers, tokenizer=context.tokenizer, settings=context.settings)
 
 
@@ -99,12 +99,12 @@ def build_head(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
 
 
 def build_head_and_memory(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that unites a memory with a trained head."""
+    """Build a drafter that combines a memory with a trained head."""
     return kind(context.head, **_memory_arguments(context))
 
 
 def build_head_and_memory_on_bases(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that unites a memory on frozen bases with a trained head."""
+    """Build a drafter that combines a memory on frozen bases with a trained head."""
     return kind(context.head, **_memory_arguments(context), bases=context.bases)
 
 

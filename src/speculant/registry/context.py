@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # numpy and torch would make `speculant --help` wait
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuildContext:
-    """What a drafter may be built from; each method's builder takes what its drafter needs.
+    """The inputs of a drafter; each method's builder takes those that its drafter needs.
 
     Attributes:
         vocabulary: V of the target.
@@ -27,14 +27,14 @@ class BuildContext:
         bases: frozen bases below the memory, for methods that take them.
         settings: an object of the method's settings class, or a dict of some settings; None for the defaults.
         open_cache: opens caches of the draft model, see `DraftModelDrafter`; a sequence for several draft models.
-        translation: between the target's and the draft model's tokens, for methods that draft through text.
-        layers: decoder layers of the target, if its passes can leave some out; else 0.
-        whole_cache: why passes of the target read their whole cache; "" where they can read a part.
+        translation: translates between the target's and the draft model's tokens, for methods that draft through text.
+        layers: number of decoder layers of the target, if its passes can skip some; else 0.
+        whole_cache: why passes of the target must read their whole cache; "" if they can read part of it.
         head: a trained head on its target.
         sampled: whether the acceptance rule takes tokens drawn with replacement.
-        build_inner: builds the drafter of another method by its name, from the same context without a model; set by
-            `build_drafter`, for methods that draft with another method.
-        build_auxiliary: the same for methods beside which another one drafts for the target itself.
+        build_inner: builds the drafter of another method by name, from the same context without a model, for methods
+            whose draft model itself decodes with drafts; set by `build_drafter`.
+        build_auxiliary: the same for methods that combine with another one that drafts for the target itself.
     """
 
     vocabulary: int = 0

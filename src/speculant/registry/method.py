@@ -16,44 +16,43 @@ if TYPE_CHECKING:
     from speculant.registry.builders import Builder
 
 
-OWN = "a drafter of one's own"  # the family of what stands in no table
+OWN = "a drafter of one's own"  # the family of drafters that are in no table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One way to draft.
+    """A drafting method.
 
     Attributes:
-        name: what users type.
-        family: where it stands in the survey's taxonomy (Xia et al., arXiv 2401.07851, figure 3).
-        summary: what it does, in a line.
-        drafter: "module:class" of its drafter, imported when it is used; "" for an object of a user's own.
+        name: the name that users type.
+        family: its place in the survey's taxonomy (Xia et al., arXiv 2401.07851, figure 3).
+        summary: what it does, in one line.
+        drafter: "module:class" of its drafter, imported on first use; "" for an object that the user passes.
         builder: constructs the drafter from its class and a `BuildContext`.
-        settings: "module:class" of its settings, a dataclass that is imported when it is used, or the class itself;
-            None without settings.
+        settings: "module:class" of its settings dataclass, imported on first use, or the class itself; None if it has
+            no settings.
         source: paper and arXiv id.
         memory: "module:object" of the MemoryKind of the memory that it can save; None if it cannot.
-        replayable: whether it drafts without the target's logits, so that a recorded trace can measure it.
-        corpus: the kind of corpus file it can begin with: "trigram", "mix", "suffix", "sam", or None.
+        replayable: whether it drafts without the target's logits, so that it can be measured on a recorded trace.
+        corpus: the kind of corpus file it can start from: "trigram", "mix", "suffix", "sam", or None.
         exactness: "lossless" or "(lossy)"; the summary says how.
-        verifier: the acceptance rule it uses if the user names none.
-        samples: how it draws the tokens of one place where the target samples: "iid" with replacement, "distinct"
-            without, "mixed" with replacement beside chosen ones, "scored" with replacement and with q after every node;
-            "either" with replacement where the acceptance rule compares probabilities and else chosen; "" if it chooses
-            them.
+        verifier: the acceptance rule it uses by default.
+        samples: how it draws siblings if the target samples: "iid" with replacement, "distinct" without, "mixed" with
+            replacement next to chosen ones, "scored" with replacement and with q after every node; "either" with
+            replacement if the acceptance rule compares probabilities, otherwise chosen; "" if it chooses them.
         several: whether it takes several draft models.
         heads: the kinds of trained heads that it drafts with; "*" for any, () for a method without a head.
-        trainable: whether `speculant train` makes such heads; False where they are published with their target alone.
+        trainable: whether `speculant train` can train such heads; False if they are only published with their target.
         takes_draft_model: whether its drafter runs a draft model.
-        drafts_text: whether its draft model has any tokenizer, and text is exchanged with it.
-        takes_bases: whether its drafter begins with frozen bases under its memory.
+        drafts_text: whether its draft model may have any tokenizer, so that text is exchanged with it.
+        takes_bases: whether its drafter takes frozen bases below its memory.
         takes_layers: whether its drafter runs some of the target's layers.
         takes_rows: whether its drafter runs the target on some rows of its cache.
-        saves: whether a drafter of a user's own saves and loads a memory; those of the table have a `memory`.
+        saves: whether a user's own drafter saves and loads a memory; those of the table have a `memory`.
         drafts: whether it drafts at all.
         distillable: whether its draft model or head may learn while it drafts.
-        requires: what it needs beside the target, in words; "" for nothing.
-        presets: settings that an earlier name of it stands for.
+        requires: description of what it needs besides the target; "" for nothing.
+        presets: settings implied by a former name of the method.
     """
 
     name: str
@@ -84,10 +83,10 @@ class Method:
     presets: Mapping[str, Any] = field(default_factory=dict)
 
     def check_draft_model(self, *, given: bool) -> None:
-        """Check whether a draft model is given where its drafter needs one, and only there.
+        """Check that a draft model is given if and only if its drafter needs one.
 
         Raises:
-            UsageError: it is not.
+            UsageError: a draft model is missing, or given but not used.
         """
         if given and not self.takes_draft_model:
             raise UsageError(f"the method '{self.name}' takes no draft model; use the method 'draft-model'.")
@@ -98,7 +97,7 @@ class Method:
             )
 
     def check_several(self) -> None:
-        """Check whether it takes several draft models.
+        """Check that it takes several draft models.
 
         Raises:
             UsageError: it does not.
@@ -109,10 +108,13 @@ class Method:
             )
 
     def check_head(self, kind: str | None) -> None:
-        """Check whether a head of the right kind is given where its drafter needs one, and only there.
+        """Check that a head of the right kind is given if and only if its drafter needs one.
+
+        Args:
+            kind: kind of the head; None if there is none.
 
         Raises:
-            UsageError: it is not; `kind` is that of the head, None if there is none.
+            UsageError: a head is missing, of another kind, or given but not used.
         """
         if kind is None and self.heads:
             what, advice = "a trained head", " `speculant train` makes one."
@@ -129,7 +131,7 @@ class Method:
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        """The acceptance rules that it may use."""
+        """Names of the acceptance rules that can verify its drafts."""
         kinds = {"": {"chosen"}, "either": {"chosen"}, "mixed": {"chosen", "iid"}}
         needed = kinds.get(self.samples, {self.samples})
         return tuple(rule.name for rule in VERIFIERS.values() if needed <= set(rule.drafts))
@@ -145,7 +147,7 @@ class Method:
         return found
 
     def read_settings(self, settings: Any) -> Any:
-        """Return an object of its settings' class, from one or from a dict of some settings; None for None.
+        """Return an instance of its settings class, given one or a dict of some settings; None for None.
 
         Raises:
             UsageError: it has no such settings.

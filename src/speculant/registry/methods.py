@@ -32,18 +32,18 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 def learns_online(method: Method) -> bool:
-    """Return whether a method drafts with one model or head of the target's vocabulary, and keeps no other memory."""
+    """Return whether a method drafts with a model or head of the target's vocabulary and has no other memory."""
     trained = bool(method.heads) or (method.takes_draft_model and not method.drafts_text)
     return trained and method.memory is None and method.exactness == "lossless" and method.distillable
 
 
 def learns_from_text(method: Method) -> bool:
-    """Return whether a method's memory learns from committed tokens alone, so that it can learn those of others."""
+    """Return whether a method's memory learns from committed tokens alone, so that it can learn from other replicas."""
     return method.memory is not None and method.replayable
 
 
 def drafts_from_text(method: Method) -> bool:
-    """Return whether a method drafts chosen tokens from text alone, so that it can look ahead beside other sources."""
+    """Return whether a method drafts chosen tokens from text alone, so that it can look ahead for another drafter."""
     return method.replayable and method.drafts and not method.samples and method.family != OWN
 
 
@@ -51,8 +51,8 @@ def find_method(name: str) -> Method:
     """Return the method of that name; "module:Class" names a user's own drafter.
 
     Raises:
-        UnknownMethodError: there is none; the message suggests the nearest name.
-        UsageError: there is no such class, or it is no drafter.
+        UnknownMethodError: there is none; the message suggests the closest name.
+        UsageError: there is no such class, or it is not a drafter.
     """
     if is_own(name):
         return find_own(name)
@@ -67,16 +67,16 @@ def find_method(name: str) -> Method:
 def default_method(
     own: str | None = None, *, verifier: str | None = None, online: bool = False, settings: Any = None
 ) -> str:
-    """Return the method that drafts where none is named: `mix`, united with the head if there is one.
+    """Return the default method: `mix`, combined with the head if there is one.
 
-    A head drafts alone where it is distilled meanwhile, under rules that take drawn tokens, since the tokens of a union
-    are chosen, and where settings are given that only its own method has.
+    A head drafts alone if it is distilled online, if the acceptance rule takes sampled tokens (those of the combination
+    are chosen), or if settings are given that only its own method has.
 
     Args:
         own: the method that drafts with the head alone; None without a head.
-        verifier: the acceptance rule that was named, or None.
+        verifier: the acceptance rule that the user named, or None.
         online: whether the head learns while it drafts.
-        settings: that were given: an object of a settings class, a dict, texts "name=value", or None.
+        settings: settings that the user gave: an object of a settings class, a dict, texts "name=value", or None.
 
     Raises:
         UsageError: there is no such rule.
@@ -90,11 +90,11 @@ def default_method(
 
 
 def _has_settings(method: Method, settings: Any) -> bool:
-    """Return whether settings, in any form, are all of one method."""
+    """Return whether a method has all of the given settings, which may be in any form."""
     kind = method.settings_class()
     if kind is None or is_dataclass(settings):
         return kind is not None and isinstance(settings, kind)
-    names = [str(each).partition("=")[0].strip().replace("-", "_") for each in settings]  # of a dict, or "name=value"
+    names = [str(each).partition("=")[0].strip().replace("-", "_") for each in settings]  # dict keys, or "name=value"
     return set(names) <= {each.name for each in fields(kind)}
 
 
@@ -103,8 +103,8 @@ def build_drafter(method: str | Method, context: BuildContext) -> Drafter:
 
     Raises:
         UnknownMethodError: there is no such method.
-        UnsupportedError: the method leaves out layers of the target, or rows of its cache, which is not possible.
-        UsageError: the method needs a draft model or a head, or takes none, not this kind or no such settings.
+        UnsupportedError: the method skips layers of the target or rows of its cache, which is not possible here.
+        UsageError: a draft model or head is missing, not taken or of the wrong kind, or a setting does not exist.
     """
     found = method if isinstance(method, Method) else find_method(method)
     found.check_draft_model(given=context.open_cache is not None)
@@ -117,11 +117,11 @@ def build_drafter(method: str | Method, context: BuildContext) -> Drafter:
 
 
 def _build_inner(name: str, *, context: BuildContext) -> Drafter:
-    """Return the drafter of a method that drafts for a draft model.
+    """Build the drafter of a method that drafts for a draft model.
 
     Raises:
         UnknownMethodError: there is no such method.
-        UsageError: it drafts with a model itself.
+        UsageError: the method itself needs a model.
     """
     method = find_method(name)
     if not method.replayable:
@@ -130,11 +130,11 @@ def _build_inner(name: str, *, context: BuildContext) -> Drafter:
 
 
 def _build_auxiliary(name: str, *, context: BuildContext) -> Drafter:
-    """Return the drafter of a method without a model, which drafts for the target beside another one.
+    """Build the drafter of a method without a model that drafts for the target in combination with another one.
 
     Raises:
         UnknownMethodError: there is no such method.
-        UsageError: it drafts with a model, draws its tokens, or drafts nothing.
+        UsageError: the method needs a model, samples its tokens, or does not draft.
     """
     method = find_method(name)
     models = method.takes_draft_model or method.takes_layers or method.takes_rows or method.heads
@@ -147,11 +147,11 @@ def _build_auxiliary(name: str, *, context: BuildContext) -> Drafter:
 
 
 def build_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> Verifier:
-    """Return an acceptance rule: the one of that name, see `find_rule`, or the method's own.
+    """Build the acceptance rule of that name, see `find_rule`, or the method's default.
 
     Raises:
-        UsageError: there is no such rule, or no such setting of it.
-        UnsupportedError: the method's drafts cannot be verified by it, or it is lossy without consent.
+        UsageError: there is no such rule, or it has no such setting.
+        UnsupportedError: it cannot verify the method's drafts, or it is lossy and `lossy` is not set.
     """
     check_verifier(method, name, lossy=lossy)
     found = method if isinstance(method, Method) else find_method(method)
@@ -160,7 +160,7 @@ def build_verifier(method: str | Method, name: str | None = None, *, lossy: bool
 
 
 def check_verifier(method: str | Method, name: str | None = None, *, lossy: bool = False) -> None:
-    """Refuse an acceptance rule that the method's drafts cannot be verified by; raises as `build_verifier`."""
+    """Check that an acceptance rule can verify the method's drafts; raises the errors of `build_verifier`."""
     found = method if isinstance(method, Method) else find_method(method)
     rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
     if rule.name not in found.verifiers:

@@ -1,7 +1,7 @@
-"""Drafters of a user's own: a class that is named "module:Class" is a method under that name.
+"""Users' own drafters: the name "module:Class" of a drafter class can be used as a method.
 
-Nothing has to be registered. The constructor of such a class is given what it takes by name of the fields of a
-`BuildContext`, and what it drafts is checked against the contract (`drafters/checked.py`).
+Nothing has to be registered. The constructor receives the fields of a `BuildContext` that its parameters name, and its
+drafts are checked against the drafter interface (`drafters/checked.py`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from speculant.registry.method import OWN, Method
 if TYPE_CHECKING:  # numpy would make `speculant --help` wait
     from speculant.core.drafter import Drafter
 
-_OTHERS = ("hf", "peer")  # systems that are compared with, "hf:generate" and the like
+_OTHERS = ("hf", "peer")  # prefixes of other systems in comparisons, as in "hf:generate"
 
 
 def is_own(name: Any) -> bool:
-    """Return whether a method's name is the place of a user's own drafter."""
+    """Return whether a method's name refers to a user's own drafter, "module:Class"."""
     return isinstance(name, str) and ":" in name and name.partition(":")[0] not in _OTHERS
 
 
 def find_own(place: str) -> Method:
-    """Return the method of a drafter at "module:Class", which is imported.
+    """Import the drafter class at "module:Class" and return its method.
 
     Raises:
-        UsageError: there is no such module or class, or it is no drafter.
+        UsageError: there is no such module or class, or it is not a drafter.
     """
     module, _, name = place.partition(":")
     if not module or not name or ":" in name:
@@ -41,7 +41,7 @@ def find_own(place: str) -> Method:
         kind = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks one itself
+            raise  # the module exists, but one that it imports does not
         raise UsageError(
             f"there is no module '{module}' to take the drafter {name} from. Name a file of this folder without its "
             ".py, or a module that is installed."
@@ -50,7 +50,7 @@ def find_own(place: str) -> Method:
         raise UsageError(f"the module '{module}' has no {name}; name the class of the drafter in it.") from None
     if not isinstance(kind, type):
         raise UsageError(f"{place} is no class; name the class of the drafter.")
-    from speculant.drafters.checked import check_attributes  # here: it takes numpy
+    from speculant.drafters.checked import check_attributes  # imported here because it needs numpy
 
     check_attributes(kind)
     taken = _parameters(kind)
@@ -73,10 +73,10 @@ def find_own(place: str) -> Method:
 
 
 def build_own(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter of a user's own, whose constructor takes fields of the context by their names.
+    """Build a user's own drafter, whose constructor takes fields of the context by name.
 
     Raises:
-        UsageError: it needs something else.
+        UsageError: the constructor requires another argument.
     """
     taken, name = _parameters(kind), f"{kind.__module__}:{kind.__qualname__}"
     given = {each.name: getattr(context, each.name) for each in fields(context) if each.name in taken}
@@ -94,7 +94,7 @@ def build_own(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
 
 
 def method_of(drafter: Any) -> Method:
-    """Return the method of a drafter that is made already, which is named by its class."""
+    """Return the method of an existing drafter object, named after its class."""
     kind = type(drafter)
     name = f"{kind.__module__}:{kind.__qualname__}"
     return Method(
@@ -113,7 +113,7 @@ def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _settings_class(kind: Any) -> type[Any] | None:
-    """Return the dataclass that a constructor takes as `settings`, by its annotation; None for none."""
+    """Return the dataclass in the annotation of a constructor's `settings` parameter; None if it has none."""
     if "settings" not in _parameters(kind):
         return None
     hint = get_type_hints(kind.__init__).get("settings")

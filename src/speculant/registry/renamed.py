@@ -1,4 +1,4 @@
-"""Methods, and settings of methods and acceptance rules, by the names that they had in earlier versions."""
+"""Former names of methods, and of settings of methods and acceptance rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 RENAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {  # what each may be called now
+    {  # former name: possible new names
         "least": ("min_probability", "minimum"),
         "least_probability": ("min_probability",),
         "most_nodes": ("max_nodes",),
@@ -19,7 +19,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 RENAMED_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
-    {  # what each is now: a method with some settings
+    {  # former name: the method that replaces it, and its settings
         "ppd": ("early-exit", {"tree": "guesses", "length": 2}),
         "speed": ("early-exit", {"groups": 4}),
     }
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def rename_method(name: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of a method, whose earlier name is understood with a line in the log, and its settings then."""
+    """Return a method's current name and the settings implied by a former name, which is logged."""
     if name not in RENAMED_METHODS:
         return name, {}
     new, presets = RENAMED_METHODS[name]
@@ -38,11 +38,11 @@ def rename_method(name: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def rename_setting(name: str, known: Collection[str]) -> str:
-    """Return the name of a setting, whose earlier name is understood, with a line in the log.
+    """Return a setting's current name; a former name is logged.
 
     Args:
-        name: as it was given.
-        known: the settings there are.
+        name: the name that the user gave.
+        known: names of the existing settings.
     """
     new = next((each for each in RENAMED.get(name, ()) if each in known), name)
     if name in known or new == name:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # torch would make `speculant --help` wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One acceptance rule.
+    """An acceptance rule.
 
     Attributes:
-        name: what users type.
-        summary: what it does, in a line.
-        verifier: "module:class", imported when it is used.
+        name: the name that users type.
+        summary: what it does, in one line.
+        verifier: "module:class" of the verifier, imported on first use.
         source: paper and arXiv id.
-        drafts: what it takes: "chosen" tokens, tokens drawn with replacement ("iid") or without ("distinct"), or chains
-            with q after every node ("scored").
+        drafts: the drafts that it takes: "chosen" tokens, tokens drawn with replacement ("iid") or without
+            ("distinct"), or chains with q after every node ("scored").
         lossy: whether it changes the output.
     """
 
@@ -42,10 +42,10 @@ class Rule:
         """Import and construct the verifier.
 
         Args:
-            settings: as in "epsilon=0.1,delta=0.2"; empty for the defaults.
+            settings: settings in the form "epsilon=0.1,delta=0.2"; empty for the defaults.
 
         Raises:
-            UsageError: there is no such setting, or it has another type or range.
+            UsageError: there is no such setting, or its value has the wrong type or is out of range.
         """
         module, kind = self.verifier.split(":")
         found = getattr(import_module(module), kind)
@@ -167,11 +167,11 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
 
 
 def find_rule(name: str, *, lossy: bool = False) -> tuple[Rule, str]:
-    """Return the rule of a name, which may have settings behind it ("typical:epsilon=0.1"), and these settings.
+    """Return the rule of that name, and the settings that may follow the name ("typical:epsilon=0.1").
 
     Raises:
         UsageError: there is no such rule.
-        UnsupportedError: it changes the output, and `lossy` does not allow that.
+        UnsupportedError: the rule is lossy and `lossy` is not set.
     """
     base, _, settings = name.partition(":") if isinstance(name, str) else (name, "", "")
     if not isinstance(base, str) or base not in VERIFIERS:

@@ -1,4 +1,4 @@
-"""Generation that retrieves again every few tokens, with guessed retrievals (RaLMSpec, arXiv 2401.14021)."""
+"""Iterative retrieval-augmented generation with speculative retrieval (RaLMSpec, arXiv 2401.14021)."""
 
 from speculant.retrieval.generation import RetrievalGenerator, RetrievalResult
 from speculant.retrieval.retriever import Retriever

@@ -1,4 +1,4 @@
-"""Sparse retrieval: BM25 by the package bm25s."""
+"""Sparse retrieval: BM25 with the package bm25s."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from speculant.retrieval.retriever import Floats, Ids
 
 
 class Bm25Retriever:
-    """Ranks documents by BM25 (Lucene's variant, k1 = 1.5, b = 0.75). Equal scores are ranked by id.
+    """Ranks documents by BM25 (Lucene's variant, k1 = 1.5, b = 0.75). Ties are ranked by id.
 
-    A query is the ids Int64[W] of those of its words that documents hold, each once.
+    An encoded query is the ids Int64[W] of its distinct words that occur in documents.
     """
 
     def __init__(self, documents: Sequence[str]) -> None:
         """Index documents.
 
         Raises:
-            UsageError: there is none, or none has a word.
+            UsageError: there are no documents, or none contains a word.
             UnsupportedError: bm25s is not installed.
         """
         try:
@@ -40,7 +40,7 @@ class Bm25Retriever:
         index = bm25s.BM25()
         index.index(words, show_progress=False)
         self._vocabulary: dict[str, int] = index.vocab_dict
-        # By word: the documents that hold it and its score in each, as a compressed sparse matrix.
+        # For each word, the documents that contain it and its score in each, as a compressed sparse matrix.
         self._starts = np.asarray(index.scores["indptr"], np.int64)
         self._holders = np.asarray(index.scores["indices"], np.int64)
         self._scores = np.asarray(index.scores["data"], np.float32)
@@ -74,7 +74,7 @@ class Bm25Retriever:
 
 
 def rank(scores: Floats, k: int) -> Ids:
-    """Return the places of the k greatest scores, the greatest first, equal ones by place."""
+    """Return the indices of the k highest scores in descending order; ties are ordered by index."""
     least = np.partition(scores, -k)[-k]
     above = np.flatnonzero(scores > least)
     equal = np.flatnonzero(scores == least)[: k - len(above)]

@@ -1,4 +1,4 @@
-"""Dense retrieval: documents and queries as vectors, compared exactly or through a graph of neighbours (faiss)."""
+"""Dense retrieval: documents and queries as vectors, compared exactly or through a neighbour graph (faiss)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from speculant.retrieval.bm25 import rank
 from speculant.retrieval.retriever import Floats, Ids
 
 Encode = Callable[[Sequence[str]], Floats]  # texts to vectors Float32[N, D]
-MARGIN = 16  # candidates beyond k whose exact scores are compared
+MARGIN = 16  # number of candidates beyond k whose scores are recomputed in double precision
 
 
 class DenseRetriever:
-    """Ranks documents by the inner product of their vectors with a query's, exactly.
+    """Ranks documents exactly, by the inner product of their vectors with a query's.
 
-    One product serves all queries of a search, so that the vectors are read once. Last bits of such a product depend on
-    how many queries there are; the order of the best is therefore that of sums in double precision, query by query.
+    One matrix product serves all queries of a search, so that the vectors are read only once. The last bits of such a
+    product depend on the number of queries, so the best candidates are reordered by double-precision sums per query.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class DenseRetriever:
         """Encode documents.
 
         Args:
-            documents: their texts.
+            documents: texts of the documents.
             encode: turns queries into vectors Float32[N, D].
-            encode_documents: turns documents into vectors, where that is done otherwise.
-            vectors: those of the documents, Float32[N, D]; None to encode them.
+            encode_documents: turns documents into vectors, if that differs from queries.
+            vectors: vectors of the documents, Float32[N, D]; None to encode them.
 
         Raises:
-            UsageError: there is no document, or the vectors do not belong to them.
+            UsageError: there are no documents, or the vectors do not match them.
         """
         if not documents:
             raise UsageError("there is no document to search.")
@@ -68,7 +68,7 @@ class DenseRetriever:
         return self._exact(query, ids).astype(np.float32)
 
     def _order(self, query: Floats, rough: Floats, k: int) -> Ids:
-        """Return the k best of the documents that have the greatest rough scores Float32[N]."""
+        """Return the k best documents among those with the highest approximate scores Float32[N]."""
         near = np.sort(rank(rough, min(k + MARGIN, len(rough))))
         return near[np.argsort(-self._exact(query, near), kind="stable")[:k]]
 
@@ -78,7 +78,7 @@ class DenseRetriever:
 
 
 class GraphRetriever(DenseRetriever):
-    """Finds nearly the best documents in a graph of neighbours: HNSW (Malkov, Yashunin 2018), by the package faiss."""
+    """Approximate search in a neighbour graph: HNSW (Malkov, Yashunin 2018), with the package faiss."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class GraphRetriever(DenseRetriever):
         """Encode documents and build their graph.
 
         Args:
-            documents, encode, encode_documents, vectors: as of `DenseRetriever`.
-            neighbours: of each document in the graph.
-            searched: candidates that a search keeps, which is how many documents it finds at most.
+            documents, encode, encode_documents, vectors: as in `DenseRetriever`.
+            neighbours: number of neighbours of each document in the graph.
+            searched: number of candidates that a search keeps, which is the maximum number of documents it finds.
 
         Raises:
-            UsageError: as of `DenseRetriever`.
+            UsageError: as in `DenseRetriever`.
             UnsupportedError: faiss is not installed.
         """
         try:
@@ -112,10 +112,10 @@ class GraphRetriever(DenseRetriever):
         self._graph.add(self._vectors)
 
     def search(self, queries: Sequence[Floats], k: int) -> Ids:
-        """Return the ids of k documents near each query, Int64[Q, k], the best one first.
+        """Return the ids of k documents near each query, Int64[Q, k], best first.
 
-        Every search keeps the same number of candidates, so that the best one does not depend on k. Where the graph
-        leads to too few, all documents are compared.
+        Every search keeps the same number of candidates, so that the best one does not depend on k. If the graph yields
+        too few, all documents are compared.
         """
         k = min(k, self._searched)
         found = np.asarray(self._graph.search(np.stack(queries), self._searched)[1][:, :k], np.int64)

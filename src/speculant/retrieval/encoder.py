@@ -1,4 +1,4 @@
-"""Vectors of texts by a model of sentence-transformers."""
+"""Text embeddings from a sentence-transformers model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant.retrieval.retriever import Floats
 
 
 class TextEncoder:
-    """Turns texts into unit vectors, with the prompts for queries and for documents that the model came with."""
+    """Turns texts into unit vectors, using the model's own prompts for queries and documents."""
 
     def __init__(self, name: str) -> None:
         """Load a model from a folder or the hub.

@@ -1,9 +1,9 @@
 """Iterative retrieval-augmented generation whose retrievals are guessed and verified (RaLMSpec, arXiv 2401.14021).
 
-Every few tokens the last words of the text are the query of another retrieval, and the document it finds replaces the
-one before in the prompt. Retrieving is slow and often finds the same documents, so they are guessed from a small cache;
-text is generated behind the guesses, one search verifies several of them, and text behind a wrong one is dropped and
-generated anew. The answer is that of searching each time.
+Every few tokens, the last words of the text become the query of a new retrieval, and the document it finds replaces the
+previous one in the prompt. Retrieval is slow and often finds the same documents, so they are guessed from a small
+cache: text is generated from the guesses, one search verifies several of them, and text generated after a wrong guess
+is dropped and regenerated. The answer is the same as with a search every time.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from speculant.api.batch import Batch
     from speculant.api.speculator import Speculator
 
-PROMPTS = 1024  # documents whose prompts are kept encoded
-TRIED = 8  # of so many searches without guesses, one tells how right a guess would have been
-MAX_GUESSES = 64  # that may wait for a search
+PROMPTS = 1024  # number of documents whose encoded prompts are cached
+TRIED = 8  # of this many searches without guesses, one checks whether a guess would have been right
+MAX_GUESSES = 64  # maximum number of guesses that wait for a search
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One retrieval and the tokens behind it.
+    """One retrieval and the tokens generated from it.
 
     Attributes:
         document: id of the document that the retrieval found.
-        ids: the tokens, fewer than an interval's at the answer's end.
-        text: of these tokens, as far as their characters are whole.
+        ids: the tokens; the last interval of an answer may be shorter.
+        text: text of these tokens, up to the last complete character.
         guessed: whether the text was generated before the search that confirmed the document.
     """
 
@@ -55,16 +55,16 @@ class Interval:
 
 @dataclass(slots=True, kw_only=True)
 class RetrievalStats:
-    """What an answer took.
+    """Statistics of an answer.
 
     Attributes:
-        retrievals: of the answer; without guesses each is a search.
+        retrievals: retrievals of the answer; without guesses, each is a search.
         searches: calls of the retriever.
-        guesses, confirmed: retrievals that were guessed, and those of the answer that were.
-        dropped_tokens: generated behind wrong guesses.
-        passes: of the target model, prompts aside.
-        seconds: of the whole answer.
-        search_seconds: in searches, also beside decoding.
+        guesses, confirmed: retrievals that were guessed, and guessed retrievals that became part of the answer.
+        dropped_tokens: tokens generated after wrong guesses.
+        passes: target passes, without those of prompts.
+        seconds: time of the whole answer.
+        search_seconds: time in searches, including those concurrent with decoding.
     """
 
     retrievals: int = 0
@@ -82,10 +82,10 @@ class RetrievalResult:
     """An answer.
 
     Attributes:
-        text, ids: of the answer.
-        documents: the ids of the documents, one for each interval.
+        text, ids: text and tokens of the answer.
+        documents: ids of the documents, one for each interval.
         finish_reason: "stop" or "length".
-        stats: what it took.
+        stats: statistics.
     """
 
     text: str = ""
@@ -97,7 +97,7 @@ class RetrievalResult:
 
 @dataclass(slots=True)
 class _Guess:
-    """A retrieval and the tokens behind it; `stopped` if they end the text."""
+    """A guessed retrieval and the tokens generated from it; `stopped` if they end the text."""
 
     query: Any
     document: int
@@ -109,12 +109,12 @@ class RetrievalGenerator:
     """Answers questions from a collection of documents. One answer at a time."""
 
     def __init__(self, speculator: Speculator, retriever: Retriever, options: RetrievalOptions | None = None) -> None:
-        """Put the parts together.
+        """Create a generator.
 
         Args:
-            speculator: decodes; drafts copy from the documents, which are part of the prompt.
+            speculator: decodes; its drafts can copy from the documents, which are part of the prompt.
             retriever: finds documents.
-            options: how often and how far ahead; None for the defaults.
+            options: how often to retrieve and how far to guess ahead; None for the defaults.
 
         Raises:
             TokenizerError: the speculator has no tokenizer.
@@ -137,16 +137,16 @@ class RetrievalGenerator:
     def stream(
         self, question: str, sampling: SamplingOptions | None = None, *, result: RetrievalResult | None = None
     ) -> Iterator[Interval]:
-        """Yield the answer interval by interval, each when its retrieval is verified.
+        """Yield the answer interval by interval, each once its retrieval is verified.
 
         Args:
-            question: text.
+            question: the question.
             sampling: how tokens are chosen, without `stop`; interval i of a sampled answer draws with seed + i.
-            result: gets the answer so far.
+            result: updated with the answer so far.
 
         Raises:
-            UsageError: the question is empty, or an option cannot be honoured.
-            PromptError: a document and the text behind it are longer than the model's positions.
+            UsageError: the question is empty, or an option is not supported.
+            PromptError: a document and the text after it exceed the model's positions.
         """
         sampling = SamplingOptions() if sampling is None else sampling
         if not question.strip():
@@ -162,7 +162,7 @@ class RetrievalGenerator:
 
 
 class _Answer:
-    """The state of one answer: what is verified, and what is guessed behind it."""
+    """The state of one answer: its verified part and the guesses after it."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class _Answer:
         self._schedule = generator._schedule
         self._detokenizer = Detokenizer(speculator.tokenizer, self._question_ids[-4:])
         self._prompt = lru_cache(PROMPTS)(self._encode_prompt)
-        self._guesses: list[_Guess] = []  # not verified yet, the oldest first
+        self._guesses: list[_Guess] = []  # not verified yet, oldest first
 
     def run(self) -> Iterator[Interval]:
         """Yield verified intervals until the answer ends."""
@@ -203,7 +203,7 @@ class _Answer:
         return result.finish_reason == "stop" or len(result.ids) >= self._sampling.max_new_tokens
 
     def _retrieve(self) -> Interval:
-        """Search before the text is generated; now and then see whether a guess would have been right."""
+        """Search before generating text; occasionally check whether a guess would have been right."""
         query = self._query()
         tried = not self._options.sequential and self._stats.searches % TRIED == TRIED - 1
         guess = self._known.guess(query) if tried else None
@@ -214,9 +214,10 @@ class _Answer:
         return self._generate_behind(best)
 
     def _search_ahead(self) -> tuple[Ids, float]:
-        """Guess until a search has answered for the first guesses; return what it found, Int64[Q, k], and its time.
+        """Guess until a search returns for the first guesses; return its results, Int64[Q, k], and its time.
 
-        Beside decoding, a search begins as soon as its last query is known, and guessing goes on until it has ended.
+        If searches run concurrently with decoding, one starts as soon as its last query is known, and guessing
+        continues until it ends.
         """
         beside, guesses = not self._options.in_turn, self._guesses
         stride = max(self._schedule.stride, 1)
@@ -239,7 +240,7 @@ class _Answer:
             self._stats.guesses += 1
 
     def _verify(self, found: Ids, seconds: float) -> Iterator[Interval]:
-        """Yield the intervals that a search confirmed, and the one behind the first guess that was wrong."""
+        """Yield the intervals that a search confirmed, and the regenerated one of the first wrong guess."""
         checked, best = self._guesses[: len(found)], self._learn(found, seconds)
         right = [guess.document == document for guess, document in zip(checked, best, strict=True)]
         confirmed = right.index(False) if False in right else len(right)
@@ -260,7 +261,7 @@ class _Answer:
         return self._take(guess, guessed=False)
 
     def _take(self, guess: _Guess, *, guessed: bool) -> Interval:
-        """Add tokens to the answer."""
+        """Add the tokens of a guess to the answer."""
         result = self._result
         result.ids += guess.ids
         result.documents.append(guess.document)
@@ -277,13 +278,13 @@ class _Answer:
         return self._worker.submit(self._search, [each.query for each in self._guesses])
 
     def _search(self, queries: list[Any]) -> tuple[Ids, float]:
-        """Return what a search finds, Int64[Q, k], and the seconds it took; on either thread."""
+        """Return the results of a search, Int64[Q, k], and the seconds it took; may run on either thread."""
         began = time.perf_counter()
         found = self._retriever.search(queries, 1 if self._options.sequential else self._options.prefetch)
         return found, time.perf_counter() - began
 
     def _learn(self, found: Ids, seconds: float) -> list[int]:
-        """Put what a search found into the cache of guesses; return the best document of each query."""
+        """Add the results of a search to the cache of guesses; return the best document of each query."""
         for row in found:
             self._known.add(row.tolist())
         self._stats.searches += 1
@@ -293,12 +294,12 @@ class _Answer:
 
     @property
     def _last(self) -> bool:
-        """Whether nothing can be guessed behind the guesses."""
+        """Whether no further guess can follow."""
         guessed = len(self._result.ids) + sum(len(guess.ids) for guess in self._guesses)
         return guessed >= self._sampling.max_new_tokens or bool(self._guesses and self._guesses[-1].stopped)
 
     def _text(self) -> list[int]:
-        """Return the answer so far, behind guesses too."""
+        """Return the answer so far, including tokens of unverified guesses."""
         return [*self._result.ids, *(token for guess in self._guesses for token in guess.ids)]
 
     def _query(self) -> Any:
@@ -306,7 +307,7 @@ class _Answer:
         return self._retriever.encode(self._speculator.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _decode(self, guess: _Guess) -> None:
-        """Generate the tokens behind a retrieval: the last of the guesses, or without any the answer's next one."""
+        """Generate the tokens of a retrieval: the last guess or, without guesses, the answer's next interval."""
         text, asked = self._text(), self._sampling
         size = min(self._options.interval, asked.max_new_tokens - len(text))
         place = self._stats.retrievals + max(len(self._guesses) - 1, 0)
@@ -323,7 +324,7 @@ class _Answer:
         self._stats.passes += result.stats.rounds
 
     def _encode_prompt(self, document: int) -> tuple[int, ...]:
-        """Return the prompt of a document and the question, to be continued by the answer."""
+        """Return the encoded prompt with a document and the question, to be continued by the answer."""
         parts = {"document": self._retriever.documents[document], "question": self._question}
         prompt = re.sub(r"\{(document|question)\}", lambda found: parts[found[1]], self._options.template)
         if self._options.chat:

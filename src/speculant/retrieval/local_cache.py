@@ -1,4 +1,4 @@
-"""Documents that were found lately: what guesses are made of."""
+"""Cache of recently found documents, from which guesses are made."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from speculant.retrieval.retriever import Retriever
 
 
 class LocalCache:
-    """The documents that searches found last, ranked for a query by the retriever's own measure.
+    """The documents that searches found most recently, ranked for a query by the retriever's own score.
 
-    If the best document of the whole collection is among them, it is their best one too (RaLMSpec, section 3).
+    If the best document of the whole collection is among them, it is also ranked first here (RaLMSpec, section 3).
     """
 
     def __init__(self, retriever: Retriever, limit: int) -> None:
-        """Begin empty, for at most `limit` documents."""
+        """Start empty, with room for `limit` documents."""
         self._retriever, self._limit = retriever, limit
-        self._ids: OrderedDict[int, None] = OrderedDict()  # the one found longest ago first
+        self._ids: OrderedDict[int, None] = OrderedDict()  # least recently found first
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add(self, ids: Iterable[int]) -> None:
-        """Take documents, the best one first; those found longest ago leave."""
+        """Add documents, given best first; the least recently found ones are evicted."""
         for document in reversed(list(ids)):
             self._ids[document] = None
             self._ids.move_to_end(document)

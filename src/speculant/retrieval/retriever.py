@@ -1,4 +1,4 @@
-"""What a retriever must do, and how a collection of documents is read."""
+"""The interface of a retriever, and reading a collection of documents."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ Floats = NDArray[np.float32]
 class Retriever(Protocol):
     """Finds documents for queries.
 
-    Which document is a query's best must depend neither on k nor on the queries beside it. Searches may be called on
-    another thread than the rest, one at a time.
+    The best document of a query must depend neither on k nor on the other queries of a search. `search` may be called
+    from another thread than the other methods, one call at a time.
 
     Attributes:
-        documents: their texts; a document's id is its place here.
+        documents: texts of the documents; a document's id is its index here.
     """
 
     documents: Sequence[str]
 
     def encode(self, query: str) -> Any:
-        """Return a query in the form that the other methods take."""
+        """Encode a query for the other methods."""
 
     def search(self, queries: Sequence[Any], k: int) -> Ids:
-        """Return the ids of the k best documents of each query, Int64[Q, k], the best one first."""
+        """Return the ids of the k best documents of each query, Int64[Q, k], best first."""
 
     def score(self, query: Any, ids: Ids) -> Floats:
-        """Return by how much a query wants each of some documents, Float32[C], by the measure of `search`."""
+        """Return the scores of some documents for a query, Float32[C], by the measure of `search`."""
 
 
 def read_documents(path: str | Path, *, words: int = 100) -> list[str]:
-    """Return the documents of a file.
+    """Read the documents of a file.
 
     Args:
-        path: .jsonl whose rows are texts or objects with "text" or "document"; of any other file, the paragraphs.
-        words: paragraphs are joined, and cut, to passages of about so many words (100 in RaLMSpec and its Wikipedia).
+        path: a .jsonl file whose rows are texts or objects with "text" or "document", or any text file, whose
+            paragraphs are read.
+        words: paragraphs are joined and split into passages of about this many words (100 in RaLMSpec and its
+            Wikipedia).
 
     Raises:
-        FileError: it cannot be read, or a row holds no text.
-        UsageError: it holds no document.
+        FileError: the file cannot be read, or a row has no text.
+        UsageError: the file has no documents.
     """
     path = Path(path)
     try:
@@ -61,7 +63,7 @@ def read_documents(path: str | Path, *, words: int = 100) -> list[str]:
 
 
 def split_passages(text: str, words: int) -> list[str]:
-    """Return passages of at most so many words; a paragraph is cut only where it is longer."""
+    """Split a text into passages of at most `words` words; a paragraph is split only if it is longer than that."""
     passages: list[str] = []
     held: list[str] = []
     for paragraph in text.split("\n\n"):

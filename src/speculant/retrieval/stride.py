@@ -1,32 +1,32 @@
-"""How many retrievals are guessed before they are verified: RaLMSpec's scheduler (arXiv 2401.14021, section 4)."""
+"""Scheduler of the number of guesses per verification, after RaLMSpec (arXiv 2401.14021, section 4)."""
 
 from __future__ import annotations
 
 from collections import deque
 
-WINDOW = 10  # verifications that the estimate looks back on
-PRIOR = 0.6  # accuracy before the first guess; it counts as one guess
+WINDOW = 10  # number of recent verifications that the estimate is based on
+PRIOR = 0.6  # prior accuracy, with the weight of one guess
 MAX_STRIDE = 16
 
 
 class StrideScheduler:
-    """Chooses the number of guesses that confirms the most retrievals a second.
+    """Chooses the number of guesses that maximises confirmed retrievals per second.
 
-    With a seconds for a guess and the text behind it, b for a verification, and accuracy g, s guesses confirm
-    (1 - g^s) / (1 - g) retrievals in s a + b seconds; where verification runs beside the last guess, in
-    (s - 1) a + max(a, b) seconds if all are right. Text behind a wrong guess is generated anew, in a seconds more; the
-    paper leaves that out. Searching first confirms one in a + b seconds: where that is best, nothing is guessed.
+    With a seconds for a guess and its text, b seconds for a verification, and accuracy g, s guesses confirm
+    (1 - g^s) / (1 - g) retrievals in s a + b seconds or, if verification runs concurrently with the last guess, in
+    (s - 1) a + max(a, b) seconds if all are right. Regenerating the text of a wrong guess takes a seconds more, which
+    the paper leaves out. Searching first confirms one retrieval in a + b seconds; if that is best, nothing is guessed.
 
-    The published estimate of g never exceeds 0.6, so that first guesses are not trusted without end, which keeps s
-    short where nearly all are right; here 0.6 is what is expected at first.
+    The published estimate of g is capped at 0.6 so that early guesses are not over-trusted, which keeps s small even if
+    nearly all guesses are right; here 0.6 is only the prior.
     """
 
     def __init__(self, stride: int | None, *, beside: bool) -> None:
-        """Begin with one guess.
+        """Start with one guess.
 
         Args:
             stride: a fixed number of guesses; None to choose it.
-            beside: whether verification runs beside decoding.
+            beside: whether verification runs concurrently with decoding.
         """
         self._fixed, self._beside = stride, beside
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=WINDOW)  # guesses confirmed, and whether one was wrong
@@ -34,7 +34,7 @@ class StrideScheduler:
 
     @property
     def stride(self) -> int:
-        """The number of guesses before the next verification; 0 to search first."""
+        """Number of guesses before the next verification; 0 to search first."""
         if self._fixed is not None:
             return self._fixed
         if not self._outcomes or not self._guess:
@@ -43,17 +43,17 @@ class StrideScheduler:
 
     @property
     def accuracy(self) -> float:
-        """The estimated probability that a guess is right, over the window."""
+        """Estimated probability that a guess is right, over the window."""
         right = sum(confirmed for confirmed, _ in self._outcomes)
         wrong = sum(failed for _, failed in self._outcomes)
         return (right + PRIOR) / (right + wrong + 1)
 
     def observe_guess(self, seconds: float) -> None:
-        """Take the time of a guess and the text behind it."""
+        """Add the time of a guess and its text."""
         self._guess = _mean(self._guess, seconds)
 
     def observe_verification(self, seconds: float, *, confirmed: int, failed: bool) -> None:
-        """Take a verification's time, how many guesses it confirmed, and whether the next one was wrong."""
+        """Add a verification's time, how many guesses it confirmed, and whether the next one was wrong."""
         self._verification = _mean(self._verification, seconds)
         self._outcomes.append((confirmed, failed))
 

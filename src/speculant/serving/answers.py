@@ -66,16 +66,6 @@ class Service:
         speculator = self.engine.speculator
         return speculator.method != "none" and speculator.engine.capabilities.drafts
 
-    def check_model(self, name: str | None) -> None:
-        """Check that a request is for the served model.
-
-        Raises:
-            ApiError: it is for another one.
-        """
-        if name is not None and name != self.model:
-            message = f"there is no model '{name[:200]}' here; this server has '{self.model}'."
-            raise ApiError(404, message, param="model", code="model_not_found")
-
     def check_shape(self, request: SamplingRequest, texts: int) -> None:
         """Check what can be checked before the prompt is read.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Body, FastAPI, Request
@@ -15,29 +15,24 @@ from starlette.middleware.cors import CORSMiddleware
 from speculant import __version__
 from speculant.options.serving import ServingOptions
 from speculant.serving.access import AccessLog
-from speculant.serving.answers import Service, now
 from speculant.serving.bodies import BodyLimit
 from speculant.serving.chat import create_chat
 from speculant.serving.completions import create_completion
 from speculant.serving.docs_page import add_docs_page
-from speculant.serving.embedding_queue import EmbeddingQueue
 from speculant.serving.embeddings import add_embedding_routes
-from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError, add_error_handlers
-from speculant.serving.grammars import GrammarCompiler
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
 from speculant.serving.lenience import Lenience
 from speculant.serving.lifespan import make_lifespan
 from speculant.serving.llamacpp_routes import add_llamacpp_routes
 from speculant.serving.media import MediaReader
-from speculant.serving.memory_keeper import MemoryKeeper
 from speculant.serving.message_schemas import CountRequest, MessageError, MessageObject, MessagesRequest, TokenCount
 from speculant.serving.messages_api import count_tokens, create_message
+from speculant.serving.model_pool import FurtherModel, ModelPool
 from speculant.serving.openapi import BODY, READING, add_openapi, errors, texts
 from speculant.serving.page_files import add_page_files
 from speculant.serving.probes import add_probe_routes
-from speculant.serving.prompts import PromptEncoder
 from speculant.serving.reloading import Reloader
 from speculant.serving.response_schemas import ItemList, ResponseDeleted, ResponseObject, ResponseRequest
 from speculant.serving.response_store import ResponseStore
@@ -51,12 +46,10 @@ from speculant.serving.responses import (
 )
 from speculant.serving.responses_api import create_response
 from speculant.serving.room import RequestRoom
-from speculant.serving.routing import can_route, route
 from speculant.serving.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, LoadRequest, TokenizeRequest
-from speculant.serving.scoped_metrics import ScopedMetrics, watch_engine
 from speculant.serving.streams import EventStream, event
 from speculant.serving.tracing import Tracing
-from speculant.serving.transcriptions import HEARS, Transcriber, add_audio_routes, hears
+from speculant.serving.transcriptions import add_audio_routes
 from speculant.serving.watch import Watch, add_watch_routes
 
 if TYPE_CHECKING:
@@ -79,6 +72,7 @@ def create_app(
     model: str,
     method_settings: Any = None,
     spans: TracerProvider | None = None,
+    further: Sequence[FurtherModel] = (),
 ) -> FastAPI:
     """Return the application that serves a model; its lifespan starts and ends the decoding.
 
@@ -87,98 +81,58 @@ def create_app(
         settings: limits, keys, memory.
         model: the name that clients use.
         method_settings: of the drafter, for memories that are made for each key.
+        further: models that are loaded when requests name them.
         spans: what makes and sends OpenTelemetry's spans; None for none. It is shut down with the application.
 
     Raises:
-        SpeculantError: the memory cannot be kept as the settings say.
+        SpeculantError: the memory cannot be kept as the settings say, or the models do not fit into their limit.
     """
     keys = KeyRing(settings)
     tenants = list(keys.tenants.values()) if settings.memory_scope == "key" else []
-    metrics = ScopedMetrics(model, tenants, prefix=settings.metrics_prefix)
-    drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
-    keeper = MemoryKeeper(
-        drafters,
-        settings.memory,
-        corpus=settings.corpus,
-        seconds=settings.save_seconds,
-        strict=settings.memory_strict,
-        metrics=metrics,
+    models = ModelPool(
+        speculator, settings, name=model, tenants=tenants, method_settings=method_settings, further=further
     )
-    embeddings = EmbeddingQueue(
-        speculator.engine,
-        chunk=settings.prompt_chunk or None,
-        places=settings.max_concurrency + settings.max_queue,
-        seconds=settings.request_seconds,
-    )
-    engine = EngineLoop(
-        speculator,
-        size=settings.max_concurrency,
-        queue=settings.max_queue,
-        seconds=settings.request_seconds,
-        buffer_tokens=settings.buffer_tokens,
-        prefix_cache=settings.prefix_cache,
-        prompt_chunk=settings.prompt_chunk or None,
-        refusal=HEARS if hears(speculator) else "",
-        beside=embeddings,
-        observer=metrics,
-    )
-    media = MediaReader(speculator, settings)
-    transcriber = Transcriber(
-        speculator, queue=settings.max_concurrency + settings.max_queue, seconds=settings.request_seconds
-    )
-    service = Service(
-        model=model,
-        created=now(),
-        engine=engine,
-        media=media,
-        prompts=PromptEncoder(
-            speculator,
-            media,
-            token_limit=settings.max_prompt_tokens,
-            reasoning=settings.reasoning_parser,
-            tools=settings.tool_parser,
-        ),
-        grammars=GrammarCompiler(speculator),
-        settings=settings,
-        predicts=can_route(speculator),
-        max_nodes=speculator.nodes if isinstance(speculator.nodes, int) else speculator.drafter.needs.max_nodes,
-    )
-    watch_engine(metrics, engine, room=settings.max_concurrency * service.longest)
+    first = models.first
+    service = first.service
     app = FastAPI(
         title="Speculant",
         version=__version__,
-        lifespan=make_lifespan(service, keeper, transcriber, spans),
+        lifespan=make_lifespan(models, spans),
         docs_url=None,  # FastAPI's pages load scripts from other hosts; see `docs_page`
         redoc_url=None,
         middleware=[
-            Middleware(AccessLog, metrics=metrics),
+            Middleware(AccessLog, metrics=models.metrics),
             *([] if spans is None else [Middleware(Tracing, provider=spans, model=model)]),
-            *_middleware(settings, keys, body_bytes=_body_bytes(settings, media)),
+            *_middleware(settings, keys, body_bytes=_body_bytes(settings, service.media if not further else None)),
         ],
     )
-    app.state.unused_memories = keeper.unused
-    app.state.reloader = Reloader(speculator, drafters, keeper, keys, settings, method_settings)
+    app.state.models = models
+    app.state.unused_memories = first.keeper.unused
+    app.state.reloader = Reloader(keys, settings, tenants, lambda: [each.reloader for each in models.loaded])
     add_error_handlers(app)
     add_openapi(app, keys=settings.takes_keys)
-    _add_text_routes(app, service)
-    add_audio_routes(app, service, transcriber)
-    _add_response_routes(app, service, ResponseStore(limit=settings.response_store))
-    _add_message_routes(app, service)
-    _add_token_routes(app, service)
-    add_embedding_routes(app, service, embeddings)
+    _add_text_routes(app, models)
+    add_audio_routes(app, models)
+    _add_response_routes(app, models, ResponseStore(limit=settings.response_store))
+    _add_message_routes(app, models)
+    _add_token_routes(app, models)
+    add_embedding_routes(app, models)
     add_probe_routes(app, service)
-    takes = ["transcription"] if transcriber.works else ["text", *media.kinds]
-    _add_server_routes(app, service, metrics, takes=takes)
-    add_llamacpp_routes(app, service, takes=takes)
+    _add_server_routes(app, models)
+    add_llamacpp_routes(app, service, takes=first.takes)
     add_page_files(app)
     add_docs_page(app)
-    add_watch_routes(app, Watch(service, speculator.method, drafters, metrics, keys))
+    add_watch_routes(app, Watch(service, speculator.method, first.drafters, models.metrics, keys))
     return app
 
 
-def _body_bytes(settings: ServingOptions, media: MediaReader) -> int:
-    """Return how large a body may be: that of one file beside what a request without media may have."""
-    return settings.max_body_bytes + (settings.max_media_bytes * 4 // 3 if media.rate or media.kinds else 0)
+def _body_bytes(settings: ServingOptions, media: MediaReader | None) -> int:
+    """Return how large a body may be: that of one file beside what a request without media may have.
+
+    `media` reads those of the only model; None for several, of which some may take media.
+    """
+    takes = media is None or media.rate or media.kinds
+    return settings.max_body_bytes + (settings.max_media_bytes * 4 // 3 if takes else 0)
 
 
 def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> list[Middleware]:
@@ -196,23 +150,26 @@ def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> 
     return found
 
 
-def _add_text_routes(app: FastAPI, service: Service) -> None:
+def _add_text_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/chat/completions", response_model=ChatResponse, responses=texts(_chunks("chat.completion.chunk")))
     async def chat_completions(body: Annotated[ChatRequest, Body()], request: Request) -> Response:
         """Answer a chat."""
-        return _response(await create_chat(service, body, request))
+        async with models.lend(body.model, request) as lent:
+            return _response(await create_chat(lent.service, body, request))
 
     @app.post("/v1/completions", response_model=CompletionResponse, responses=texts(_chunks("text_completion")))
     async def completions(body: Annotated[CompletionRequest, Body()], request: Request) -> Response:
         """Continue a text."""
-        return _response(await create_completion(service, body, request))
+        async with models.lend(body.model, request) as lent:
+            return _response(await create_completion(lent.service, body, request))
 
 
-def _add_response_routes(app: FastAPI, service: Service, store: ResponseStore) -> None:
+def _add_response_routes(app: FastAPI, models: ModelPool, store: ResponseStore) -> None:
     @app.post("/v1/responses", response_model=ResponseObject, responses=texts(_TYPED))
     async def responses(body: Annotated[ResponseRequest, Body()], request: Request) -> Response:
         """Answer in the form of OpenAI's Responses API."""
-        return _response(*await create_response(service, store, body, request))
+        async with models.lend(body.model, request) as lent:
+            return _response(*await create_response(lent.service, store, body, request))
 
     @app.get("/v1/responses/{name}", responses=errors(*READING, 404))
     async def kept_response(name: str, request: Request) -> ResponseObject:
@@ -238,65 +195,63 @@ def _add_response_routes(app: FastAPI, service: Service, store: ResponseStore) -
         return ItemList(data=items, first_id=first, last_id=last)
 
 
-def _add_message_routes(app: FastAPI, service: Service) -> None:
+def _add_message_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/v1/messages", response_model=MessageObject, responses=texts(_TYPED, model=MessageError))
     async def messages(body: Annotated[MessagesRequest, Body()], request: Request) -> Response:
         """Answer in the form of Anthropic's Messages API."""
-        return _response(*await create_message(service, body, request))
+        async with models.lend(body.model, request) as lent:
+            return _response(*await create_message(lent.service, body, request))
 
     @app.post("/v1/messages/count_tokens", responses=errors(*BODY, model=MessageError))
-    async def count_message_tokens(body: Annotated[CountRequest, Body()]) -> TokenCount:
+    async def count_message_tokens(body: Annotated[CountRequest, Body()], request: Request) -> TokenCount:
         """Return how many tokens a prompt has."""
-        return await count_tokens(service, body)
+        async with models.lend(body.model, request) as lent:
+            return await count_tokens(lent.service, body)
 
 
-def _add_token_routes(app: FastAPI, service: Service) -> None:
+def _add_token_routes(app: FastAPI, models: ModelPool) -> None:
     @app.post("/tokenize", responses=errors(*BODY))
-    async def tokenize(body: Annotated[TokenizeRequest, Body()]) -> TokenizeResponse:
+    async def tokenize(body: Annotated[TokenizeRequest, Body()], request: Request) -> TokenizeResponse:
         """Return the token ids of a prompt or of messages."""
-        service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "send 'prompt' or 'messages', one of the two.", code="invalid_value")
-        if body.messages is not None:
-            ids = (await service.prompts.messages(body.messages)).ids
-        else:
-            ids = await service.prompts.text(body.prompt or "", special=body.add_special_tokens is not False)
-        return TokenizeResponse(count=len(ids), max_model_len=service.prompts.positions, tokens=ids)
+        async with models.lend(body.model, request) as lent:
+            prompts = lent.service.prompts
+            if body.messages is not None:
+                ids = (await prompts.messages(body.messages)).ids
+            else:
+                ids = await prompts.text(body.prompt or "", special=body.add_special_tokens is not False)
+            return TokenizeResponse(count=len(ids), max_model_len=prompts.positions, tokens=ids)
 
     @app.post("/detokenize", responses=errors(*BODY))
-    async def detokenize(body: Annotated[DetokenizeRequest, Body()]) -> DetokenizeResponse:
+    async def detokenize(body: Annotated[DetokenizeRequest, Body()], request: Request) -> DetokenizeResponse:
         """Return the text of token ids."""
-        service.check_model(body.model)
-        return DetokenizeResponse(prompt=await service.prompts.decode(body.tokens))
+        async with models.lend(body.model, request) as lent:
+            return DetokenizeResponse(prompt=await lent.service.prompts.decode(body.tokens))
 
 
-def _add_server_routes(app: FastAPI, service: Service, metrics: ScopedMetrics, *, takes: list[str]) -> None:
-    card = ModelCard(
-        id=service.model, created=service.created, max_model_len=service.prompts.positions, modalities=takes
-    )
-
+def _add_server_routes(app: FastAPI, models: ModelPool) -> None:
     @app.get("/v1/models", responses=errors(*READING))
-    async def models() -> ModelList:
-        """Return the served model."""
-        return ModelList(data=[card])
+    async def list_models() -> ModelList:
+        """Return the served models, the first one first."""
+        return ModelList(data=models.cards())
 
     @app.get("/v1/models/{name:path}", responses=errors(*READING, 404))
     async def one_model(name: str) -> ModelCard:
-        """Return the served model by its name."""
-        service.check_model(name)
-        return card
+        """Return a served model by its name."""
+        return models.card(name)
 
     @app.post("/load_model", include_in_schema=False)
-    async def load_model(body: Annotated[LoadRequest, Body()]) -> Response:
-        """Answer that the model is loaded, in the form of `transformers serve`, which `transformers chat` waits for."""
-        service.check_model(body.model)
-        ready = event({"status": "ready", "model": service.model, "cached": True})
-        return Response(ready, headers={"Content-Type": EventStream.media_type})
+    async def load_model(body: Annotated[LoadRequest, Body()], request: Request) -> Response:
+        """Load a model, and answer in the form of `transformers serve`, which `transformers chat` waits for."""
+        async with models.lend(body.model, request) as lent:
+            ready = event({"status": "ready", "model": lent.service.model, "cached": True})
+            return Response(ready, headers={"Content-Type": EventStream.media_type})
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(*READING))
     async def prometheus(request: Request) -> Response:
         """Return Prometheus metrics, of one's own requests where memories are kept by key."""
-        return Response(metrics.of(tenant_of(request)).page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(models.metrics_page(tenant_of(request)), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _response(answer: BaseModel | Response, headers: Mapping[str, str] | None = None) -> Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,67 @@ class Tags:
             rest = each.end()
         whole = name and not found["arguments"][rest:].strip()
         return length, [Call(name, dump(arguments))] if whole else []
+
+
+@dataclass(frozen=True, slots=True)
+class TagSection:
+    """Calls one after the other, whose arguments are tags that hold values as they are.
+
+    Attributes:
+        end: matches the mark that ends them; the end of the answer will do too.
+        call: matches a call, with the groups `name` and `arguments`.
+        argument: matches an argument, with the groups `name` and `value`, and perhaps `string`, which is "true" for
+            text and "false" for JSON; else the tool's schema says what a value is.
+        opens, closes: what is around a value; `end` is part of a value within them.
+    """
+
+    end: re.Pattern[str]
+    call: re.Pattern[str]
+    argument: re.Pattern[str]
+    opens: str
+    closes: str
+
+    def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
+        """Read a section."""
+        ends = (
+            each
+            for each in self.end.finditer(text)
+            if text.count(self.opens, 0, each.start()) <= text.count(self.closes, 0, each.start())
+        )
+        end = next(ends, None)
+        if end is None and not final:
+            return None
+        inside, length = (text, len(text)) if end is None else (text[: end.start()], end.end())
+        calls = list[Call]()
+        for found in _joined(self.call, inside):
+            arguments = None if found is None else self._read(found["arguments"], found["name"], schemas)
+            if found is None or arguments is None:
+                return length, []
+            calls.append(Call(found["name"], dump(arguments)))
+        return length, calls
+
+    def _read(self, text: str, tool: str, schemas: Schemas) -> dict[str, Any] | None:
+        """Return the arguments of a call; None where they are none."""
+        arguments = dict[str, Any]()
+        for each in _joined(self.argument, text):
+            if each is None:
+                return None
+            name, value, kind = each["name"], each["value"], each.groupdict().get("string")
+            schema = {"true": {"type": "string"}, "false": {}}.get(kind or "", schema_of(schemas, tool, name))
+            arguments[name] = read_value(value, schema)
+        return arguments
+
+
+def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | None]:
+    """Yield the matches that a text is made of, with nothing but space between; at last None where there is more."""
+    rest = 0
+    for found in pattern.finditer(text):
+        if text[rest : found.start()].strip():
+            break
+        yield found
+        rest = found.end()
+    if text[rest:].strip():
+        yield None
 
 
 def read_mistral(text: str, final: bool, _schemas: Schemas) -> Reading:

@@ -27,7 +27,6 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
     Raises:
         ApiError: it cannot be honoured.
     """
-    service.check_model(body.model)
     check_honoured(CHAT, body.model_dump(exclude_unset=True))
     plan = plan_turn(service, body)
 

@@ -38,7 +38,6 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     Raises:
         ApiError: the request cannot be honoured.
     """
-    service.check_model(body.model)
     check_honoured(COMPLETIONS, body.model_dump(exclude_unset=True))
     if body.best_of not in (None, body.choices):
         message = "'best_of' must be equal to 'n': texts are not ranked."

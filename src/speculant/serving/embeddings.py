@@ -23,6 +23,7 @@ from speculant.serving.token_types import TokenId
 
 if TYPE_CHECKING:
     from speculant.serving.answers import Service
+    from speculant.serving.model_pool import ModelPool
 
 MAX_INPUTS = 2048  # of a request, as in OpenAI's API
 Ids = Annotated[Rows[TokenId], Field(min_length=1)]
@@ -83,27 +84,31 @@ class EmbeddingList(BaseModel):
     usage: EmbeddingUsage
 
 
-def add_embedding_routes(app: FastAPI, service: Service, queue: EmbeddingQueue) -> None:
+def add_embedding_routes(app: FastAPI, models: ModelPool) -> None:
     """Add the endpoint."""
 
     @app.post("/v1/embeddings", response_model=EmbeddingList, responses=errors(*DECODING))
     async def embeddings(body: Annotated[EmbeddingRequest, Body()], request: Request) -> Response:
         """Return vectors of texts, from the hidden states of the model's last layer."""
-        service.check_model(body.model)
-        if queue.refusal:
-            raise ApiError(400, queue.refusal, code="unsupported")
-        service.engine.check_alive()
-        if body.dimensions is not None and body.dimensions > queue.size:
-            message = f"{body.dimensions} dimensions were asked for, and the model has {queue.size}."
-            raise ApiError(400, message, param="dimensions", code="invalid_value")
-        texts = [EmbeddedText(await _encode(service, each), body.pooling or "mean") for each in body.inputs]
-        note(request, prompt_tokens=sum(len(text.ids) for text in texts), user=body.user)
-        try:
-            await while_connected(request, queue.embed(texts, service.engine.wake))
-        except Exception as error:
-            raise api_error(error) from error
-        answer = await asyncio.to_thread(_render, texts, body, service.model)  # it may be megabytes
-        return Response(answer, media_type="application/json")
+        async with models.lend(body.model, request) as lent:
+            return await _embed(lent.service, lent.embeddings, body, request)
+
+
+async def _embed(service: Service, queue: EmbeddingQueue, body: EmbeddingRequest, request: Request) -> Response:
+    if queue.refusal:
+        raise ApiError(400, queue.refusal, code="unsupported")
+    service.engine.check_alive()
+    if body.dimensions is not None and body.dimensions > queue.size:
+        message = f"{body.dimensions} dimensions were asked for, and the model has {queue.size}."
+        raise ApiError(400, message, param="dimensions", code="invalid_value")
+    texts = [EmbeddedText(await _encode(service, each), body.pooling or "mean") for each in body.inputs]
+    note(request, prompt_tokens=sum(len(text.ids) for text in texts), user=body.user)
+    try:
+        await while_connected(request, queue.embed(texts, service.engine.wake))
+    except Exception as error:
+        raise api_error(error) from error
+    answer = await asyncio.to_thread(_render, texts, body, service.model)  # it may be megabytes
+    return Response(answer, media_type="application/json")
 
 
 async def _encode(service: Service, given: str | list[int]) -> list[int]:

@@ -129,6 +129,11 @@ class EngineLoop:
             return "draining"
         return "ready" if self.alive else "failed"
 
+    @property
+    def places_used(self) -> int:
+        """How many texts are decoded, wait, or have a place held for them."""
+        return self._used.total()
+
     def check_alive(self) -> None:
         """Refuse work that nobody would do.
 

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from speculant.serving.answers import Service
-from speculant.serving.memory_keeper import MemoryKeeper
-from speculant.serving.transcriptions import Transcriber
+from speculant.serving.model_pool import ModelPool
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 
 def make_lifespan(
-    service: Service, keeper: MemoryKeeper, transcriber: Transcriber, spans: TracerProvider | None
+    models: ModelPool, spans: TracerProvider | None
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return what an application enters as it starts, and leaves as it ends."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        service.engine.start(asyncio.get_running_loop())
-        service.grammars.warm_up()
-        saving = asyncio.create_task(keeper.run())
+        models.start()
         try:
             yield
         finally:
-            await service.engine.stop(service.settings.drain_seconds)
-            saving.cancel()
-            with suppress(asyncio.CancelledError):
-                await saving
-            await asyncio.to_thread(transcriber.close)
-            service.prompts.close()
-            service.media.close()
-            service.grammars.close()
-            await asyncio.to_thread(keeper.close)
+            await models.stop()
             if spans is not None:
                 await asyncio.to_thread(spans.shutdown)
 

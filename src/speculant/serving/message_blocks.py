@@ -16,8 +16,8 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def read_messages(system: str | Sequence[Block] | None, messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
     """Return the messages of a chat.
 
-    Thinking of earlier turns is left out: templates do not show it to models. So is `cache_control`: whatever prompts
-    have in common is cached.
+    Thinking of earlier turns goes to the template, which knows what of it models are shown. `cache_control` is left
+    out: whatever prompts have in common is cached.
 
     Raises:
         ApiError: a block is of a kind that is not known, or incomplete.
@@ -34,7 +34,7 @@ def read_messages(system: str | Sequence[Block] | None, messages: Sequence[Anthr
 
 def _split(role: str, blocks: Sequence[Block], param: str) -> Iterator[dict[str, Any]]:
     """Yield a message as chats have it: results of tools are messages of their own, before what else was said."""
-    said, calls = list[Block](), list[dict[str, Any]]()
+    said, calls, thoughts = list[Block](), list[dict[str, Any]](), list[str]()
     for place, block in enumerate(blocks):
         own = f"{param}.{place}"
         if block.type == "tool_use" and role == "assistant":
@@ -42,11 +42,14 @@ def _split(role: str, blocks: Sequence[Block], param: str) -> Iterator[dict[str,
             calls.append({"id": _needed(block.id, f"{own}.id"), "type": "function", "function": function})
         elif block.type == "tool_result" and role == "user":
             yield _result(block, own)
+        elif block.type == "thinking" and role == "assistant":
+            thoughts.append(_text(block.thinking, f"{own}.thinking"))
         elif block.type not in ("thinking", "redacted_thinking"):
             said.append(block)
-    if said or calls or not blocks:
+    if said or calls or thoughts or not blocks:
         message = {"role": role, "content": _content(said, param) if said else None if calls else ""}
-        yield message | ({"tool_calls": calls} if calls else {})
+        thought = {"reasoning_content": "\n\n".join(thoughts)} if any(thoughts) else {}
+        yield message | thought | ({"tool_calls": calls} if calls else {})
 
 
 def _result(block: Block, param: str) -> dict[str, Any]:
@@ -123,6 +126,10 @@ def read_choice(choice: AnthropicChoice | None) -> Any:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": _needed(choice.name, "tool_choice.name")}}
     return CHOICES[choice.type]
+
+
+def _text(value: str | None, param: str) -> str:
+    return str(_needed(value, param))
 
 
 def _needed(value: Any, param: str) -> Any:

@@ -18,6 +18,7 @@ class Block(Strict):
 
     type: str
     text: str | None = None
+    thinking: str | None = None
     source: JsonObject | None = None
     id: str | None = None
     name: str | None = None

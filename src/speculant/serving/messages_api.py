@@ -33,7 +33,6 @@ async def create_message(
     Raises:
         ApiError: the request cannot be honoured.
     """
-    service.check_model(body.model)
     functions, unused = read_tools(body.tools or ())
     chat = _chat_request(service, body, functions)
     plan = plan_turn(service, chat)
@@ -51,7 +50,6 @@ async def count_tokens(service: Service, body: CountRequest) -> TokenCount:
     Raises:
         ApiError: the request cannot be honoured.
     """
-    service.check_model(body.model)
     _check_edits(body)
     functions, _ = read_tools(body.tools or ())
     chat = make_chat({"messages": read_messages(body.system, body.messages), "tools": functions or None})

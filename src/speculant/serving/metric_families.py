@@ -6,12 +6,12 @@ prefix. vLLM's dashboards choose shares of requests by the bounds of its buckets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
@@ -103,6 +103,10 @@ class Families:
         """Add a metric that is read when metrics are asked for: a counter if it `counts`, else a gauge."""
         self._watched.add(WatchedMetric(self.name(name, own=own), text, value, counts, labels or {}))
 
+    def unwatch(self) -> None:
+        """Leave out what is read when metrics are asked for."""
+        self._watched.clear()
+
     def _labelled(self, metric: T) -> T:
         return metric.labels(**self.labels)
 
@@ -128,6 +132,10 @@ class Watched(Collector):
         """Collect this one too."""
         self._metrics.setdefault(metric.name, []).append(metric)
 
+    def clear(self) -> None:
+        """Collect none of them any more."""
+        self._metrics.clear()
+
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield the families with their values of now."""
         for name, metrics in self._metrics.items():
@@ -137,3 +145,24 @@ class Watched(Collector):
             for each in metrics:
                 family.add_metric([*self._labels.values(), *each.labels.values()], each.value())
             yield family
+
+
+class Merged(Collector):
+    """Collects several registries as one; metrics of one name are one family."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families with the samples of all registries."""
+        found = dict[str, Metric]()
+        for registry in self._registries:
+            for family in registry.collect():
+                found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                found[family.name].samples += family.samples
+        yield from found.values()
+
+
+def merged_page(registries: Sequence[CollectorRegistry]) -> bytes:
+    """Return the metrics of registries in Prometheus' text format, as if they were one."""
+    return generate_latest(registries[0] if len(registries) == 1 else Merged(registries))

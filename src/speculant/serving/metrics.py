@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter
 
 from speculant.options.serving import OWN_PREFIX
 from speculant.serving.exchange import Delta, Ticket
@@ -96,9 +96,16 @@ class Metrics:
         hits = sample(name("spec_decode_num_accepted_tokens_per_pos_total"), labels | {"position": "0"})
         return int(sample(name("spec_decode_num_drafts_total"), labels) or 0), int(hits or 0)
 
-    def page(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._families.registry)
+    @property
+    def registry(self) -> CollectorRegistry:
+        """All of them."""
+        return self._families.registry
+
+    def unwatch(self) -> None:
+        """Leave out what is read when metrics are asked for, of a model that is unloaded."""
+        self._families.unwatch()
+        if self._families.vllm:
+            self._add_constants()
 
     def answered(self, method: str, path: str, status: int) -> None:
         """Count an HTTP request."""

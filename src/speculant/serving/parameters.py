@@ -47,7 +47,7 @@ def _refuse(
 _ONE_MODEL = "this server runs a single model that reads and writes text"
 _HOSTED = "a service of OpenAI's platform, which this server has no part in"
 PARAMETERS = (
-    Parameter(name="model", note="the served model's name, see `/v1/models`; may be left out"),
+    Parameter(name="model", note="a name of a served model, see `/v1/models`; the first one where it is left out"),
     Parameter(
         name="messages",
         note="text, and `image_url` and `input_audio` where the model takes them; the model needs a chat template",

@@ -271,15 +271,22 @@ class PromptEncoder:
         if not template:
             raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
         try:
-            text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, **options)
+            text = self._render(rows, options)
         except SpeculantError:
             raise
         except Exception as error:  # templates refuse by errors of their own
+            plainer = [_without_thoughts(row) for row in rows]
+            if plainer != rows:  # that of GPT-OSS takes reasoning or text beside a call, not both
+                return self._apply_template(plainer, options)
             message = f"the model's chat template does not take these messages: {error}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
         check_text(text, param="messages")
         begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         return self._ids(text, special=not begun)
+
+    def _render(self, rows: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        text: str = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, **options)
+        return text
 
     def _template_options(self, tools: Sequence[Tool] | None, switches: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the chat template is given beside the messages.
@@ -364,6 +371,13 @@ def _row(message: Message, place: int, read: Iterator[dict[str, Any]] | None = N
             for call in message.tool_calls
         ]
     return row
+
+
+def _without_thoughts(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without reasoning where it has text and calls beside it."""
+    if not row.get("tool_calls") or not row["content"]:
+        return row
+    return {name: value for name, value in row.items() if name not in THOUGHTS}
 
 
 def _arguments(text: str, place: int) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,25 +37,20 @@ class Reloader:
 
     def __init__(
         self,
-        speculator: Speculator,
-        drafters: dict[str, Drafter],
-        keeper: MemoryKeeper,
         keys: KeyRing,
         settings: ServingOptions,
-        method_settings: Any = None,
+        tenants: Sequence[str],
+        memories: Callable[[], Sequence[MemoryReloader]],
     ) -> None:
         """Take the parts of the server.
 
         Args:
-            speculator: the model.
-            drafters: by tenant, in which new ones take the places of old ones.
-            keeper: knows the memories' files.
             keys: that requests must carry one of.
             settings: of the server.
-            method_settings: of the drafter.
+            tenants: that memories are kept for.
+            memories: returns those of the models that are loaded.
         """
-        self._speculator, self._drafters, self._keeper, self._keys = speculator, drafters, keeper, keys
-        self._settings, self._method_settings = settings, method_settings
+        self._keys, self._settings, self._tenants, self._memories = keys, settings, {*tenants}, memories
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -68,7 +63,8 @@ class Reloader:
     async def run(self) -> None:
         """Read everything again; what failed is logged."""
         async with self._lock:
-            for what, read in (("keys", self._read_keys), ("memories and bases", self._read_memories)):
+            steps = [("keys", self._read_keys), *(("memories and bases", each.read) for each in self._memories())]
+            for what, read in steps:
                 try:
                     _LOG.info("%s: %s", what, await asyncio.to_thread(read))
                 except (SpeculantError, OSError, MemoryError) as error:
@@ -82,12 +78,36 @@ class Reloader:
             UnsupportedError: a new key would need a memory of its own.
         """
         found = self._keys.read()
-        if self._settings.memory_scope == "key" and {tenant_name(key) for key in found} - self._drafters.keys():
+        if self._settings.memory_scope == "key" and {tenant_name(key) for key in found} - self._tenants:
             raise UnsupportedError("memory scope 'key' makes memories on start only; restart the server for new keys.")
         self._keys.use(found)
         return f"{len(found)} in force" if self._keys.file is not None else "there is no file of them"
 
-    def _read_memories(self) -> str:
+
+class MemoryReloader:
+    """Reads the memories of one model again."""
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        drafters: dict[str, Drafter],
+        keeper: MemoryKeeper,
+        settings: ServingOptions,
+        method_settings: Any = None,
+    ) -> None:
+        """Take the parts of a model.
+
+        Args:
+            speculator: the model.
+            drafters: by tenant, in which new ones take the places of old ones.
+            keeper: knows the memories' files.
+            settings: of the server.
+            method_settings: of the drafter.
+        """
+        self._speculator, self._drafters, self._keeper = speculator, drafters, keeper
+        self._settings, self._method_settings = settings, method_settings
+
+    def read(self) -> str:
         """Make memories anew; return what was done.
 
         Raises:

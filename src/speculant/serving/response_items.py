@@ -116,16 +116,20 @@ def _named(tool: ToolName) -> dict[str, Any]:
 def read_items(items: str | Sequence[Item]) -> list[dict[str, Any]]:
     """Return the messages of an input.
 
-    Reasoning of earlier turns is left out: templates do not show it to models.
+    Reasoning belongs to the message or the call behind it, and goes to the template, which knows what of it models are
+    shown.
 
     Raises:
         ApiError: an item is of a kind that is not known, or incomplete.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
-    messages = list[dict[str, Any]]()
+    messages, thoughts = list[dict[str, Any]](), list[str]()
     for place, item in enumerate(items):
         param, kind = f"input.{place}", item.type or "message"
+        if kind == "reasoning":
+            thoughts += filter(None, [_reasoning(item)])
+            continue
         if kind == "message":
             messages.append(_message(item, param))
         elif kind in ("function_call", "custom_tool_call"):
@@ -135,10 +139,22 @@ def read_items(items: str | Sequence[Item]) -> list[dict[str, Any]]:
             messages.append(
                 {"role": "tool", "content": content, "tool_call_id": _needed(item.call_id, f"{param}.call_id")}
             )
-        elif kind != "reasoning":
+        else:
             message = f"items of type '{kind[:40]}' are not supported; send messages, function calls or their outputs."
             raise ApiError(400, message, param=f"{param}.type", code="unsupported_content")
+        if thoughts and messages[-1]["role"] == "assistant":
+            before = messages[-1].get("reasoning_content")
+            messages[-1]["reasoning_content"] = "\n\n".join([*([before] if before else []), *thoughts])
+        thoughts = []
     return messages
+
+
+def _reasoning(item: Item) -> str:
+    """Return the text of an item of reasoning, or else its summary; "" for one that is encrypted."""
+    if isinstance(item.content, str):
+        return item.content
+    parts = item.content or item.summary or []
+    return "\n\n".join(part.text for part in parts if part.text)
 
 
 def _message(item: Item, param: str) -> dict[str, Any]:

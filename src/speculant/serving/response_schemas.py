@@ -31,6 +31,7 @@ class Item(Strict):
     arguments: str | None = None
     input: str | None = None
     output: str | Parts | None = None
+    summary: Parts | None = None
 
 
 class ResponseTool(Strict):

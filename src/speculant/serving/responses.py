@@ -165,14 +165,26 @@ class DetokenizeResponse(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """The served model, and what its requests may hold; "transcription" for one that turns speech into text."""
+    """A served model.
+
+    Attributes:
+        id: a name of it.
+        root: its own name, which answers carry.
+        parent: of an adapter the model that it belongs to.
+        max_model_len: positions; null for no limit, and for a model that was not loaded yet.
+        modalities: what its requests may hold; "transcription" for one that turns speech into text.
+        loaded: whether it is loaded now; others are when a request names them.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["speculant"] = "speculant"
+    root: str
+    parent: str | None = None
     max_model_len: int | None = None
     modalities: list[str]
+    loaded: bool = True
 
 
 class ModelList(BaseModel):

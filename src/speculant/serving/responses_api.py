@@ -31,7 +31,6 @@ async def create_response(
     Raises:
         ApiError: the request cannot be honoured.
     """
-    service.check_model(body.model)
     tenant = tenant_of(request)
     tools = read_tools(body.tools or ())
     messages = read_items(body.input)

@@ -38,6 +38,11 @@ class ScopedMetrics:
         for tenant, metrics in self._own.items():
             metrics.watch(name, text, partial(value, tenant), counts=counts, own=own)
 
+    def unwatch(self) -> None:
+        """Leave out what `watch` added, of a model that is unloaded."""
+        for metrics in (self._all, *self._own.values()):
+            metrics.unwatch()
+
     def admitted(self, ticket: Ticket) -> None:
         self.of(ticket.job.tenant).admitted(ticket)
 

@@ -17,7 +17,7 @@ from speculant.core.drafter import Background
 from speculant.core.errors import SpeculantError
 from speculant.registry import METHODS, find_method
 from speculant.serving.routing import can_route, new_memory
-from speculant.serving.transcriptions import hears
+from speculant.serving.transcriber import hears
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator

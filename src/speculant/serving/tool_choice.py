@@ -1,7 +1,7 @@
 r"""Which calls an answer may hold, by `tools`, `tool_choice` and `parallel_tool_calls`, as a grammar of the answer.
 
 A call is `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, as Qwen's and Hermes' chat templates ask for it.
-Where the model is free to call what it likes as it likes, there is no grammar.
+`tag_grammars` has Qwen3-Coder's. Where the model is free to call what it likes as it likes, there is no grammar.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
 from speculant.serving.formats import AnswerFormat
 from speculant.serving.schemas import AllowedToolChoice, ChatRequest, FunctionDefinition, NamedTool, Tool
+from speculant.serving.tag_grammars import tag_rules
 from speculant.serving.tool_formats import BEGIN, END
 
 COMPACT = {"whitespace_flexible": False}
@@ -32,6 +33,7 @@ class ToolPlan:
         limit: of the number of calls, None for any.
         format: what the answer must match because of them; None for nothing.
         forced: whether the answer is calls and nothing else.
+        tagged: whether the format's calls are in the model's own form, with tags.
     """
 
     offered: Sequence[Tool] = ()
@@ -39,10 +41,21 @@ class ToolPlan:
     limit: int | None = None
     format: AnswerFormat | None = None
     forced: bool = False
+    tagged: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether calls are in the model's own form, not in that of Hermes."""
+        return self.format is None or self.tagged
 
 
 def plan_tools(
-    body: ChatRequest, answer: AnswerFormat | None, text_tokens: Sequence[str] = (), *, own: bool = False
+    body: ChatRequest,
+    answer: AnswerFormat | None,
+    text_tokens: Sequence[str] = (),
+    *,
+    own: bool = False,
+    tagged: bool = False,
 ) -> ToolPlan:
     """Return what a request's tools mean.
 
@@ -52,6 +65,7 @@ def plan_tools(
         text_tokens: that free text may hold although they are special to llguidance, such as `<think>`.
         own: whether the model writes calls in a format of its own, which grammars do not know: where it is free to
             call, they are only counted and compared with the allowed ones.
+        tagged: whether that format is Qwen3-Coder's, which grammars know as far as `tag_grammars` does.
 
     Raises:
         ApiError: a tool or the choice of one cannot be honoured.
@@ -74,8 +88,16 @@ def plan_tools(
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     strict = any(tool.function.strict for tool in allowed)
     narrow = strict or not several or len(allowed) < len(tools)
+    functions = [tool.function for tool in allowed]
+    if tagged and narrow and not forced and answer is None and tag_rules(functions, END, LAYOUT) is not None:
+
+        def tags(named: bool) -> str:
+            own_rules = tag_rules(functions, _mark(END, named), LAYOUT) or []
+            return "\n".join([*_text_start(several, named, text_tokens), *own_rules])
+
+        constraint = _check_constraint(lambda: Constraint.grammar(tags(True), tokens=(BEGIN, END), spelled=tags(False)))
+        return ToolPlan(offered=tools, format=AnswerFormat(constraint, "tools"), tagged=True)
     if forced or answer is not None or (narrow and not own):
-        functions = [tool.function for tool in allowed]
 
         def rules(named: bool) -> str:
             if forced:

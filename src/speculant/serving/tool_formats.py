@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from speculant.serving.call_expressions import MarkedStrings, read_pythonic
-from speculant.serving.call_readers import Reader, Reading, Section, Tags, read_call, read_mistral, read_objects
+from speculant.serving.call_readers import (
+    Reader,
+    Reading,
+    Section,
+    Tags,
+    TagSection,
+    read_call,
+    read_mistral,
+    read_objects,
+)
 from speculant.serving.call_values import Schemas
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -120,6 +129,24 @@ _GLM = Tags(
     opens="<arg_value>",
     closes="</arg_value>",
 )
+_DEEPSEEK_V32 = TagSection(
+    end=re.compile(r"</｜DSML｜(?:function|tool)_calls>"),  # V4 has the latter
+    call=re.compile(r'<｜DSML｜invoke name="(?P<name>[^"\n]+)">(?P<arguments>.*?)</｜DSML｜invoke>', re.DOTALL),
+    argument=re.compile(
+        r'<｜DSML｜parameter name="(?P<name>[^"\n]+)"(?: string="(?P<string>true|false)")?>(?P<value>.*?)'
+        r"</｜DSML｜parameter>",
+        re.DOTALL,
+    ),
+    opens="<｜DSML｜parameter ",
+    closes="</｜DSML｜parameter>",
+)
+_MINIMAX = TagSection(
+    end=re.compile("</minimax:tool_call>"),
+    call=re.compile(r'<invoke name="(?P<name>[^"\n]+)">(?P<arguments>.*?)</invoke>', re.DOTALL),
+    argument=re.compile(r'<parameter name="(?P<name>[^"\n]+)">(?P<value>.*?)</parameter>', re.DOTALL),
+    opens="<parameter name=",
+    closes="</parameter>",
+)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {  # what asks for more comes first: several hold `<tool_call>`
     "kimi": ToolFormat(
@@ -136,6 +163,18 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {  # what asks for more comes first: se
         read=Section("<｜tool▁calls▁end｜>", _DEEPSEEK),
         asks=("<｜tool▁calls▁begin｜>",),
         inner=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    "deepseek_v32": ToolFormat(
+        begins=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        read=_DEEPSEEK_V32,
+        asks=("｜DSML｜",),
+        inner=("｜DSML｜",),
+    ),
+    "minimax": ToolFormat(
+        begins=("<minimax:tool_call>",),
+        read=_MINIMAX,
+        asks=("<minimax:tool_call>",),
+        inner=("</minimax:tool_call>",),
     ),
     "gemma4": ToolFormat(
         begins=("<|tool_call>",),

@@ -134,21 +134,22 @@ class Tracing:
         operation = OPERATIONS[scope["path"]]
         asked, exchange = scope.get(_DECODED, (None, None))
         notes = notes_of(scope)
+        model = str(notes.get("model", self._model))  # noted where there are several
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": NAME,
-            "gen_ai.request.model": self._model,
+            "gen_ai.request.model": model,
             "http.request.method": scope["method"],
             "http.route": scope["path"],
             "http.response.status_code": status,
             "gen_ai.usage.input_tokens": notes.get("prompt_tokens"),
         }
         if exchange is not None:
-            attributes |= {"gen_ai.response.model": self._model, **_asked(asked), **_decoded(exchange)}
+            attributes |= {"gen_ai.response.model": model, **_asked(asked), **_decoded(exchange)}
         if status >= 400:
             attributes["error.type"] = str(notes.get("code", status))
         span = self._tracer.start_span(
-            f"{operation} {self._model}",
+            f"{operation} {model}",
             context=extract(carrier),
             kind=SpanKind.SERVER,
             start_time=begin,

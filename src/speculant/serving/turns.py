@@ -22,7 +22,7 @@ from speculant.serving.prompts import join_content
 from speculant.serving.reasoning import ReasoningParser
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import ToolPlan, plan_tools
-from speculant.serving.tool_formats import HERMES
+from speculant.serving.tool_formats import HERMES, TOOL_FORMATS
 from speculant.serving.tools import ToolCallParser
 
 
@@ -71,7 +71,7 @@ class TurnPlan:
         tools = None
         if plan.offered:
             form = formats.tools or HERMES
-            if plan.format is not None:  # a grammar knows Hermes' format
+            if not plan.own:  # a grammar knows Hermes' format
                 form = replace(HERMES, short_ids=form.short_ids)
             schemas = {tool.function.name: tool.function.parameters or {} for tool in plan.offered}
             tools = ToolCallParser(form, forced=plan.forced, schemas=schemas, allowed=plan.allowed, limit=plan.limit)
@@ -84,7 +84,7 @@ class TurnPlan:
 
     def _marks(self) -> dict[int, str]:
         """Return the special tokens that are part of the texts."""
-        own = bool(self.tools.offered) and self.tools.format is None
+        own = bool(self.tools.offered) and self.tools.own
         prompts = self.service.prompts
         return prompts.shown(prompts.formats.marks(reasons=self.free, tools=own)) if self.free or own else {}
 
@@ -143,7 +143,14 @@ def plan_turn(service: Service, body: ChatRequest) -> TurnPlan:
     """
     service.check_shape(body, body.choices)
     answer = format_of(body.response_format, body.structured_outputs)
-    tools = plan_tools(body, answer, service.prompts.text_tokens, own=service.prompts.formats.tools is not HERMES)
+    form = service.prompts.formats.tools
+    tools = plan_tools(
+        body,
+        answer,
+        service.prompts.text_tokens,
+        own=form is not HERMES,
+        tagged=form is TOOL_FORMATS["qwen3_coder"],
+    )
     if body.prediction is not None and not service.predicts:
         message = "'prediction' is not supported by this server's drafting method. Leave it out."
         raise ApiError(400, message, param="prediction", code="unsupported_parameter")

@@ -1,1 +1,1 @@
-"""Sharing what memories learn between replicas: committed tokens go through a store that exists already."""
+"""Sharing of learned memories between replicas: committed tokens are exchanged through an existing store."""

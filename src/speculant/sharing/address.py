@@ -1,7 +1,7 @@
-"""Where to share: redis://[user:password@]host:port[/db][?stream=NAME&tenant=NAME&entries=N].
+"""Addresses for sharing: redis://[user:password@]host:port[/db][?stream=NAME&tenant=NAME&entries=N].
 
-What is ours is taken out of the query; the rest of the URL is redis-py's, which knows passwords, rediss:// for TLS
-with its options, and unix:// sockets. An address is shown without user and password.
+Speculant's own parameters are removed from the query; the rest of the URL is passed to redis-py, which supports
+passwords, rediss:// for TLS with its options, and unix:// sockets. Addresses are shown without user and password.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FORM = "redis://host:port[/db][?stream=NAME&tenant=NAME&entries=N]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A store and the stream in it.
+    """A store and a stream in it.
 
     Attributes:
-        url: for redis-py; may hold a password, so it is never shown.
-        shown: the same for people, without user, password and options.
+        url: URL for redis-py; may contain a password, so it is never shown.
+        shown: the URL for display, without user, password and options.
         stream: a name that all replicas of a service use.
-        tenant: whose texts; tenants learn nothing of each other.
-        entries: the most messages that the stream holds.
+        tenant: the tenant whose texts are shared; tenants do not learn from each other.
+        entries: maximum number of messages in the stream.
     """
 
     url: str
@@ -36,7 +36,7 @@ class Address:
     entries: int = ENTRIES
 
     def key(self, tokenizer: str) -> str:
-        """Return the stream's key for a tokenizer's fingerprint; names are quoted, so that no two share a key."""
+        """Return the stream's key for a tokenizer fingerprint; names are quoted so that keys are unique."""
         return ":".join(["speculant", *(quote(part, safe="") for part in (self.stream, self.tenant, tokenizer))])
 
     def __repr__(self) -> str:
@@ -44,10 +44,10 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that a URL names.
+    """Parse an address from a URL.
 
     Raises:
-        UsageError: it names none. The message does not repeat it, since it may hold a password.
+        UsageError: the URL is invalid. The message does not repeat it, since it may contain a password.
     """
     try:
         parts = urlsplit(text)

@@ -1,7 +1,7 @@
-"""The contract of a channel: where replicas exchange the tokens that they commit.
+"""The interface of a channel, through which replicas exchange committed tokens.
 
-Sharing never decides over text. A channel may lose, repeat or reorder pieces; what arrives is learned by the drafter,
-whose drafts the target verifies as always.
+Sharing never affects the output. A channel may lose, repeat or reorder pieces; the drafter learns what arrives, and the
+target verifies its drafts as always.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class SharedTokens:
     """Consecutive tokens of one request.
 
     Attributes:
-        replica: who published it; a random number per channel. 0 before it is published.
+        replica: the publisher, a random number per channel; 0 before it is published.
         request: number of the request within its replica.
         start: position of the first token in the request's text, which begins with its prompt.
         tokens: Int32[T].
-        prompt: how many of them, the first ones, belong to the prompt.
-        ended: whether the request ends with them.
+        prompt: number of first tokens that belong to the prompt.
+        ended: whether the request ends with these tokens.
     """
 
     replica: int = 0
@@ -38,13 +38,13 @@ class Channel(Protocol):
     """Carries pieces between the replicas of one tenant and one tokenizer; safe to share between threads."""
 
     def publish(self, piece: SharedTokens) -> None:
-        """Take a piece to be published; return at once, and never raise: what cannot be published is dropped."""
+        """Queue a piece for publishing; returns at once and never raises. What cannot be published is dropped."""
 
     def poll(self, timeout: float) -> list[SharedTokens]:
-        """Return pieces that other replicas published, after at most `timeout` seconds; never raise.
+        """Return pieces that other replicas published, after at most `timeout` seconds; never raises.
 
-        Their tokens are in the vocabulary; nothing else about them can be trusted.
+        Their tokens are within the vocabulary; nothing else about them can be trusted.
         """
 
     def close(self) -> None:
-        """Publish what is left if that takes no longer than a second, then end."""
+        """Publish what is left, for at most a second, then close."""

@@ -1,8 +1,8 @@
-"""A drafter that shares what it learns: it owns another one, publishes what is committed, and learns from others.
+"""A drafter that shares what it learns: it wraps another one, publishes committed tokens, and learns from replicas.
 
-The round knows nothing of it. A session passes everything on to one of the inner drafter's and puts committed tokens
-into a queue. A thread takes what other replicas published and has the inner drafter learn it, for at most a fifth of
-one core's time, so a flooded channel costs little. The inner drafter must be safe to share between threads, as all are.
+The round is unaware of it. A session forwards every call to a session of the inner drafter and queues committed tokens.
+A thread receives what other replicas published and lets the inner drafter learn it, for at most a fifth of one core's
+time, so a flooded channel costs little. The inner drafter must be safe to share between threads, as all drafters are.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.sharing.channel import Channel, SharedTokens
 from speculant.sharing.texts import ForeignTexts
 
-MAX_PROMPT = 8192  # last tokens of a prompt that are published
-SHARE = 0.2  # of a core's time, at most, for learning from others
+MAX_PROMPT = 8192  # number of last prompt tokens that are published
+SHARE = 0.2  # maximum share of a core's time for learning from other replicas
 _POLL = 0.5
 _PAUSE = 0.01
 _CLOSING = 2.0  # seconds; a connection attempt may take longer, and ends with the process
 
 
 class SharingDrafter(Drafter, Persistent):
-    """Drafts as the inner drafter does, whose memory learns from other replicas too.
+    """Drafts with an inner drafter, whose memory also learns from other replicas.
 
     Attributes:
-        inner: what drafts.
-        channel: where tokens are exchanged.
+        inner: the drafter that drafts.
+        channel: the channel through which tokens are exchanged.
     """
 
     def __init__(self, inner: Drafter, channel: Channel) -> None:
-        """Take a drafter and a channel, which this one closes, and begin to learn.
+        """Wrap a drafter and start learning.
 
         Args:
-            inner: what drafts; it must learn from committed tokens alone.
-            channel: where tokens are exchanged.
+            inner: the drafter that drafts; it must learn from committed tokens alone.
+            channel: the channel through which tokens are exchanged; closed by this drafter.
 
         Raises:
             UnsupportedError: the drafter keeps no memory.
@@ -53,26 +53,26 @@ class SharingDrafter(Drafter, Persistent):
         self.inner, self.channel = inner, channel
         self._requests = itertools.count()
         self._learner = SharedLearner(channel, ForeignTexts(inner))
-        self._finish = weakref.finalize(self, self._learner.close)  # also before the interpreter ends
+        self._finish = weakref.finalize(self, self._learner.close)  # also runs before the interpreter exits
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What the inner drafter needs."""
+        """The outputs that the inner drafter needs."""
         return self.inner.needs
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes that the inner drafter's memory takes now; None if it does not report them."""
+        """Current size of the inner drafter's memory in bytes; None if it does not report it."""
         return getattr(self.inner, "memory_bytes", None)
 
     @property
     def learned(self) -> int:
-        """Tokens learned from other replicas."""
+        """Number of tokens learned from other replicas."""
         return self._learner.texts.learned
 
     @property
     def learning_seconds(self) -> float:
-        """CPU seconds of the thread that learns, receiving included."""
+        """CPU seconds of the learning thread, including receiving."""
         return self._learner.seconds
 
     def open(self, start: SessionRequest) -> Session:
@@ -83,22 +83,22 @@ class SharingDrafter(Drafter, Persistent):
         return self.inner.propose([s.inner for s in sessions if isinstance(s, SharingSession)], budgets)
 
     def save(self, path: Path) -> None:
-        """Write the inner drafter's memory, with what it learned from others."""
+        """Write the inner drafter's memory, including what it learned from other replicas."""
         assert isinstance(self.inner, Persistent)
         self.inner.save(path)
 
     def load(self, path: Path) -> None:
-        """Replace the inner drafter's memory by a file's."""
+        """Replace the inner drafter's memory with a file's."""
         assert isinstance(self.inner, Persistent)
         self.inner.load(path)
 
     def close(self) -> None:
-        """Publish what is left and end the threads; drafts may still be asked for."""
+        """Publish what is left and stop the threads; drafts may still be asked for."""
         self._finish()
 
 
 class SharingSession(Session):
-    """One request."""
+    """The session of one request."""
 
     def __init__(self, channel: Channel, inner: Session, request: int, prompt: Int32) -> None:
         self.inner, self._channel, self._request = inner, channel, request
@@ -118,7 +118,7 @@ class SharingSession(Session):
         self._publish(verified.tokens)
 
     def follow(self, tokens: Int32) -> None:
-        """The same for tokens of a pause."""
+        """Let the inner session learn the tokens of a pause, and publish them."""
         self.inner.follow(tokens)
         self._publish(tokens)
 
@@ -143,8 +143,8 @@ class SharedLearner:
     """The thread that learns from other replicas.
 
     Attributes:
-        texts: what it learns into.
-        seconds: CPU time that it took.
+        texts: learns the received texts.
+        seconds: CPU time used.
     """
 
     def __init__(self, channel: Channel, texts: ForeignTexts) -> None:
@@ -154,7 +154,7 @@ class SharedLearner:
         self._thread.start()
 
     def close(self) -> None:
-        """End the channel and the thread."""
+        """Close the channel and stop the thread."""
         self._closed.set()
         self._channel.close()
         if self._thread is not threading.current_thread():

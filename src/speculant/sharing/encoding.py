@@ -1,8 +1,8 @@
-"""Messages of the stream: pieces of one replica as bytes.
+"""Encoding of stream messages: pieces of one replica as bytes.
 
 Layout, little-endian: version UInt8, bytes per token UInt8 (2 or 3), replica UInt64, number of pieces UInt16; per piece
 request UInt32, start UInt32, tokens UInt16, tokens of the prompt UInt16, ended UInt8; then the tokens of all pieces.
-Messages come from other processes, perhaps of another version or ill will: whatever does not fit is refused whole.
+Messages come from other processes, which may have another version or be malicious: an invalid one is refused entirely.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speculant.core.tree import Int32
 from speculant.sharing.channel import SharedTokens
 
 VERSION = 1
-MAX_TOKENS = 8192  # of a message
+MAX_TOKENS = 8192  # per message
 MAX_PIECES = 1024
 _HEAD, _PIECE = struct.Struct("<BBQH"), struct.Struct("<IIHHB")
 _WIDEST = 3
@@ -24,11 +24,11 @@ MAX_BYTES = _HEAD.size + MAX_PIECES * _PIECE.size + MAX_TOKENS * _WIDEST
 
 
 class BadMessageError(ValueError):
-    """The bytes are no message of this version and vocabulary."""
+    """The bytes are not a message of this version and vocabulary."""
 
 
 def encode(pieces: Sequence[SharedTokens], replica: int) -> bytes:
-    """Return the message that holds these pieces, at most 1024 with 8192 tokens in all."""
+    """Encode pieces, at most 1024 with 8192 tokens in total, as a message."""
     tokens = np.concatenate([piece.tokens for piece in pieces])
     width = 2 if not len(tokens) or int(tokens.max()) < 1 << 16 else _WIDEST
     parts = [_HEAD.pack(VERSION, width, replica, len(pieces))]
@@ -39,10 +39,10 @@ def encode(pieces: Sequence[SharedTokens], replica: int) -> bytes:
 
 
 def decode(message: bytes, vocabulary: int) -> list[SharedTokens]:
-    """Return the pieces of a message whose tokens must be below `vocabulary`.
+    """Decode the pieces of a message, whose tokens must be below `vocabulary`.
 
     Raises:
-        BadMessageError: it is truncated, too long, of another version, or holds impossible values.
+        BadMessageError: the message is truncated, too long, of another version, or has invalid values.
     """
     if not _HEAD.size <= len(message) <= MAX_BYTES:
         raise BadMessageError(f"a message of {len(message)} bytes")
@@ -78,7 +78,7 @@ def decode(message: bytes, vocabulary: int) -> list[SharedTokens]:
 
 
 def _unpack(data: bytes, width: int) -> Int32:
-    """Return token ids of `width` bytes each."""
+    """Decode token ids of `width` bytes each."""
     wide = np.zeros((len(data) // width, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
     return wide.view("<u4").reshape(-1).astype(np.int32)

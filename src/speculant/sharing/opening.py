@@ -1,4 +1,4 @@
-"""From a drafter to one that shares what it learns."""
+"""Setting up sharing: checks its preconditions and wraps a drafter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_sharing(method: Method) -> None:
     """Check that a method's memory can be shared.
 
     Raises:
-        UnsupportedError: it keeps none, or what it learns from is not text alone.
+        UnsupportedError: it has no memory, or does not learn from text alone.
     """
     if not learns_from_text(method):
         raise UnsupportedError(
@@ -28,10 +28,10 @@ def check_sharing(method: Method) -> None:
 
 
 def check_address(share: str) -> None:
-    """Check that a URL names a place to share by, and that redis-py is there.
+    """Check that a URL is a valid address for sharing, and that redis-py is installed.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the URL is not a valid address.
         UnsupportedError: redis-py is not installed.
     """
     parse_address(share)
@@ -39,17 +39,17 @@ def check_address(share: str) -> None:
 
 
 def open_sharing(drafter: Drafter, share: Any, *, method: Method, tokenizer: str, vocabulary: int) -> SharingDrafter:
-    """Return the drafter that owns this one, publishes what is committed and learns what others publish.
+    """Wrap a drafter in one that publishes committed tokens and learns what other replicas publish.
 
     Args:
-        drafter: what the method has built.
+        drafter: the drafter that the method has built.
         share: a URL, see `parse_address`, or a `Channel`.
-        method: of the drafter.
-        tokenizer: fingerprint of the target's tokenizer; replicas with others never exchange tokens.
+        method: method of the drafter.
+        tokenizer: fingerprint of the target's tokenizer; replicas with different ones never exchange tokens.
         vocabulary: V of the target.
 
     Raises:
-        UsageError: the URL names no place.
+        UsageError: the URL is not a valid address.
         UnsupportedError: the method cannot learn from text, or redis-py is not installed.
     """
     check_sharing(method)

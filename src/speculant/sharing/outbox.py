@@ -1,4 +1,4 @@
-"""Pieces that wait to be published: bounded, and joined where they follow each other in one text."""
+"""Bounded queue of pieces to be published; consecutive pieces of a text are joined."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MAX_PIECES, MAX_TOKENS
 
-HELD = 8 * MAX_TOKENS  # tokens that wait at most
+HELD = 8 * MAX_TOKENS  # maximum number of tokens that wait
 _PIECE = MAX_TOKENS // 2
 
 
 class Outbox:
-    """A queue from rounds to the thread that publishes. What does not fit displaces what has waited longest.
+    """A queue from the rounds to the publishing thread. If it is full, the oldest pieces are dropped.
 
     Attributes:
-        dropped: tokens that were displaced.
+        dropped: number of dropped tokens.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Outbox:
         self._condition = threading.Condition()
 
     def add(self, piece: SharedTokens) -> None:
-        """Append a piece; return at once."""
+        """Append a piece; returns at once."""
         with self._condition:
             if self._closed:
                 return
@@ -38,13 +38,13 @@ class Outbox:
                 self._tokens += len(part.tokens)
             while self._tokens > HELD or len(self._pieces) > HELD:
                 self.dropped += self._pop()
-            if first or self._tokens >= MAX_TOKENS:  # a thread that is woken up in vain takes the rounds' time
+            if first or self._tokens >= MAX_TOKENS:  # waking the thread for nothing would take time from rounds
                 self._condition.notify_all()
 
     def wait(self, delay: float) -> bool:
-        """Wait for the first piece, then `delay` seconds more for others to join; return whether to go on.
+        """Wait for the first piece, then up to `delay` more seconds for others to join; return whether to continue.
 
-        It returns at once where a message is full, and False once the outbox is closed and empty.
+        Returns early if a message is full, and False once the outbox is closed and empty.
         """
         with self._condition:
             self._condition.wait_for(lambda: self._closed or self._pieces)
@@ -64,7 +64,7 @@ class Outbox:
         return _join_pieces(taken)
 
     def close(self) -> None:
-        """Take nothing more; `wait` no longer waits."""
+        """Accept no more pieces; `wait` no longer waits."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -76,7 +76,7 @@ class Outbox:
 
 
 def _split(piece: SharedTokens) -> list[SharedTokens]:
-    """Return pieces of at most half a message each."""
+    """Split a piece into pieces of at most half a message each."""
     parts = []
     for at in range(0, len(piece.tokens), _PIECE):
         tokens = piece.tokens[at : at + _PIECE]
@@ -93,7 +93,7 @@ def _split(piece: SharedTokens) -> list[SharedTokens]:
 
 
 def _join_pieces(pieces: list[SharedTokens]) -> list[SharedTokens]:
-    """Return one piece per run of pieces of a request that follow each other; order within a request stays."""
+    """Join consecutive pieces of each request; keeps the order within a request."""
     runs: dict[int, list[list[SharedTokens]]] = {}
     for piece in pieces:
         known = runs.setdefault(piece.request, [])

@@ -1,8 +1,8 @@
-"""A channel over a Redis or Valkey stream: XADD with a bounded length, and XREAD that waits for what is new.
+"""A channel over a Redis or Valkey stream: XADD with a bounded length, and blocking XREAD.
 
-One thread publishes, at most a message every `DELAY` seconds unless one is full; whoever polls reads. While the server
-cannot be reached, both wait with growing pauses; one warning says so, and decoding goes on. A replica that lags behind
-more than `WINDOW` seconds skips to what is newer; a new one begins as far back.
+One thread publishes, at most one message every `DELAY` seconds unless a message is full; the thread that polls reads.
+While the server cannot be reached, both back off; one warning is logged, and decoding continues. A replica that lags
+more than `WINDOW` seconds behind skips older messages; a new replica starts reading that far back.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _LOG = logging.getLogger(__name__)
 DELAY = 0.2  # seconds that committed tokens wait for others to join their message
 WINDOW = 600.0  # seconds behind the newest message beyond which older ones are skipped
 EXPIRY = 86400  # seconds after the last message when the server deletes the stream
-READ = 16  # messages at a time
+READ = 16  # messages per read
 _FIELD = b"d"
-_FIRST, _LONGEST = 0.1, 3.0  # seconds, pauses while the server is away
+_FIRST, _LONGEST = 0.1, 3.0  # seconds: first and longest pause while the server is unreachable
 _TIMEOUT = 5.0
 _CLOSING = 1.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a channel has done.
+    """Counters of a channel.
 
     Attributes:
-        messages, tokens: published.
+        messages, tokens: messages and tokens published.
         payload: bytes of published messages.
         dropped: tokens that could not be published.
-        received: messages of other replicas that were taken.
-        refused: messages that could not be understood.
-        seconds: CPU time of the thread that publishes.
+        received: valid messages received from other replicas.
+        refused: messages that could not be decoded.
+        seconds: CPU time of the publishing thread.
     """
 
     messages: int = 0
@@ -58,21 +58,21 @@ class RedisChannel:
     """One replica's end of a stream.
 
     Attributes:
-        counts: what it has done.
-        replica: its random number, by which it knows its own messages.
+        counts: counters.
+        replica: its random number, by which it recognises its own messages.
     """
 
     def __init__(self, address: Address, *, tokenizer: str, vocabulary: int) -> None:
-        """Prepare; the server is reached in the background, and need not be there yet.
+        """Prepare the channel; it connects in the background, so the server need not be reachable yet.
 
         Args:
-            address: of the stream.
-            tokenizer: fingerprint; replicas with others use other streams.
-            vocabulary: V; messages with other token ids are refused.
+            address: address of the stream.
+            tokenizer: fingerprint of the tokenizer; replicas with different ones use different streams.
+            vocabulary: V; messages with ids outside of it are refused.
 
         Raises:
             UnsupportedError: redis-py is not installed.
-            UsageError: redis-py does not take the URL.
+            UsageError: redis-py does not accept the URL.
         """
         self._client = open_client(address)
         self._address, self._key, self._vocabulary = address, address.key(tokenizer), vocabulary
@@ -89,7 +89,7 @@ class RedisChannel:
         self._outbox.add(piece)
 
     def poll(self, timeout: float) -> list[SharedTokens]:
-        """Return what others published; none while the server is away."""
+        """Return what other replicas published; nothing while the server is unreachable."""
         try:
             if not self._fresh:
                 self._begin()
@@ -99,7 +99,7 @@ class RedisChannel:
                 self._catch_up()
             self._reading.reset()
             self._outage.over("reads")
-        except Exception as error:  # of the socket, of redis-py, or of a server that answers nonsense
+        except Exception as error:  # from the socket, from redis-py, or due to an invalid reply of the server
             self._fresh = False
             if self._closed.is_set():
                 return []
@@ -109,7 +109,7 @@ class RedisChannel:
         return [piece for entry, fields in entries for piece in self._pieces(entry, fields)]
 
     def close(self) -> None:
-        """Publish what is left, for a second at most, and end the thread."""
+        """Publish what is left, for at most a second, and stop the thread."""
         self._outbox.close()
         self._thread.join(_CLOSING)
         self._closed.set()
@@ -117,7 +117,7 @@ class RedisChannel:
         self._thread.join(_CLOSING)
 
     def _pieces(self, entry: bytes, fields: Any) -> list[SharedTokens]:
-        """Return the pieces of an entry; none of one's own, or of one that cannot be understood."""
+        """Return the pieces of an entry; none if it is this replica's own or cannot be decoded."""
         self._last = max(self._last or (0, 0), _number(entry))
         try:
             pieces = decode(fields.get(_FIELD, b""), self._vocabulary)
@@ -137,14 +137,14 @@ class RedisChannel:
         return pieces
 
     def _begin(self) -> None:
-        """Find where to read from: after the last message, or of a stream that is new, from its window on."""
+        """Find where to read from: after the last message read or, for a new stream, from the window's start."""
         newest = self._newest()
         if self._last is None or newest < self._last:
             self._last = _before(newest)
         self._fresh = True
 
     def _catch_up(self) -> None:
-        """Skip what is older than the window."""
+        """Skip messages older than the window."""
         assert self._last is not None
         self._last = max(self._last, _before(self._newest()))
 
@@ -182,13 +182,13 @@ class RedisChannel:
 
 
 class _Pause:
-    """Pauses that grow from 0.1 to 3 seconds, spread so that replicas do not come back all at once."""
+    """Pauses that grow from 0.1 to 3 seconds, with jitter so that replicas do not reconnect all at once."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start again with the shortest pause."""
         self._next = _FIRST
 
     def next(self) -> float:
@@ -198,14 +198,14 @@ class _Pause:
 
 
 class _Outage:
-    """Reports when the server goes away and when it is back, once each, however many threads notice."""
+    """Logs once when the server becomes unreachable and once when it is back, however many threads notice."""
 
     def __init__(self, shown: str) -> None:
         self._shown, self._lock = shown, threading.Lock()
         self._away: set[str] = set()
 
     def begin(self, who: str, error: Exception) -> None:
-        """Report that one side cannot go on."""
+        """Report that one side cannot reach the server."""
         with self._lock:
             first = not self._away
             self._away.add(who)
@@ -219,7 +219,7 @@ class _Outage:
             )
 
     def over(self, who: str) -> None:
-        """Report that one side goes on."""
+        """Report that one side has reached the server again."""
         with self._lock:
             last = self._away == {who}
             self._away.discard(who)
@@ -228,11 +228,11 @@ class _Outage:
 
 
 def open_client(address: Address) -> Any:
-    """Return a redis-py client, which connects when it is used.
+    """Return a redis-py client, which connects on first use.
 
     Raises:
         UnsupportedError: redis-py is not installed.
-        UsageError: redis-py does not take the URL's options.
+        UsageError: redis-py does not accept the URL's options.
     """
     try:
         import redis
@@ -248,7 +248,7 @@ def open_client(address: Address) -> Any:
             socket_connect_timeout=_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
         )
-        client.connection_pool.make_connection()  # where unknown options are noticed; it does not connect
+        client.connection_pool.make_connection()  # validates the options; it does not connect
     except (TypeError, ValueError, redis.RedisError) as error:
         raise UsageError(
             f"the options of the URL to share by are not those of redis-py ({type(error).__name__}). "
@@ -258,7 +258,7 @@ def open_client(address: Address) -> Any:
 
 
 def _number(entry: bytes) -> tuple[int, int]:
-    """Return an entry's id: milliseconds and a sequence number."""
+    """Parse an entry's id: milliseconds and a sequence number."""
     head, _, tail = entry.partition(b"-")
     return int(head), int(tail)
 
@@ -268,5 +268,5 @@ def _text(entry: tuple[int, int] | None) -> str:
 
 
 def _before(newest: tuple[int, int]) -> tuple[int, int]:
-    """Return the id a window before the newest one."""
+    """Return the id that lies one window before the newest one."""
     return max(0, newest[0] - int(1000 * WINDOW)), 0

@@ -1,7 +1,7 @@
-"""Texts of other replicas: each is learned by a session of the drafter that is never asked for a draft.
+"""Texts of other replicas: each is learned through a session of the drafter that is never asked for a draft.
 
-So a drafter learns them by the same path as its own: the prompt when the session is opened, tokens when they are
-observed, whole texts when it is closed. Tokens are observed a few at a time, since drafting waits while a drafter
+So a drafter learns them in the same way as its own: the prompt when the session is opened, tokens when they are
+observed, the whole text when it is closed. Tokens are observed a few at a time, because drafting waits while a drafter
 learns.
 """
 
@@ -19,13 +19,13 @@ from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MAX_TOKENS
 
 _LOG = logging.getLogger(__name__)
-MAX_OPEN = 64  # texts; beyond, those that were not extended for longest are ended
-OBSERVED = 64  # tokens at a time
+MAX_OPEN = 64  # maximum number of open texts; beyond it, the least recently extended ones are closed
+OBSERVED = 64  # maximum number of tokens observed at a time
 
 
 @dataclass(slots=True)
 class _Text:
-    """A text so far: its session once the prompt is complete, the prompt until then, and the position it ends at."""
+    """A partial text: its prompt until that is complete, then its session, and the position at which it ends."""
 
     end: int
     prompt: list[Int32]
@@ -33,11 +33,11 @@ class _Text:
 
 
 class ForeignTexts:
-    """Learns pieces. For one thread.
+    """Learns pieces of other replicas' texts. Not thread-safe.
 
     Attributes:
-        learned: tokens.
-        failed: texts that the drafter could not learn.
+        learned: number of tokens learned.
+        failed: number of texts that the drafter could not learn.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -46,7 +46,7 @@ class ForeignTexts:
         self._open: OrderedDict[tuple[int, int], _Text] = OrderedDict()
 
     def learn(self, piece: SharedTokens) -> None:
-        """Learn a piece. Where pieces before it were lost, a new text begins with it; one that was known is ignored."""
+        """Learn a piece. If pieces before it were lost, it begins a new text; repeated pieces are ignored."""
         key = piece.replica, piece.request
         text = self._open.pop(key, None)
         if text is not None and piece.start < text.end:  # repeated
@@ -70,7 +70,7 @@ class ForeignTexts:
             self._end(self._open.popitem(last=False)[1])
 
     def close(self) -> None:
-        """End every text."""
+        """Close all texts."""
         while self._open:
             self._end(self._open.popitem()[1])
 
@@ -105,7 +105,7 @@ class ForeignTexts:
 
 
 def _make_round(tokens: Int32) -> Verified:
-    """Return the round in which a chain of these tokens but the last was accepted."""
+    """Return the result of a round that accepted a chain of all tokens but the last."""
     nodes = len(tokens) - 1
     path = np.arange(nodes, dtype=np.int32)
     tree = DraftTree.trusted(tokens[:-1], path + np.int32(ROOT), np.ones(nodes, np.float32))

@@ -1,1 +1,1 @@
-"""How many nodes a round spends."""
+"""Draft sizing: how many nodes each round drafts."""

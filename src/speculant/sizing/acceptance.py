@@ -1,9 +1,9 @@
-"""Acceptance model: how often drafted nodes are accepted, against what the drafter estimated.
+"""Acceptance model: calibrates the drafter's estimates against how often nodes are actually accepted.
 
-Drafters overestimate their nodes or underestimate them, more so with depth. So accepted nodes and estimated
-probabilities are summed in bands of weight, over all depths and for depths 1, 2, 3 to 4, 5 to 8 and more. Their ratio
-corrects the drafter's estimate; where few nodes were seen, the estimate counts. Drafts that have to be sized before
-they exist, because they are sampled or expensive, are sized by the acceptance of each depth.
+Drafters over- or underestimate the acceptance of their nodes, increasingly with depth. So accepted nodes and estimated
+probabilities are summed per band of weight, over all depths and for depths 1, 2, 3 to 4, 5 to 8 and more. Their ratio
+corrects the drafter's estimate; with few observations, the estimate itself prevails. Drafts that must be sized before
+they exist, because they are sampled or expensive, are sized by the acceptance rate at each depth.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from speculant.core.tree import DraftTree, Float64
 
 _EDGES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.7, 0.82, 0.92, 0.97)
 _DEPTHS = 5
-_PRIOR = 4.0  # accepted nodes for which the drafter's own estimate counts in each band of weights
+_PRIOR = 4.0  # weight of the drafter's own estimate in each band, in accepted nodes
 _DECAY = 0.99  # per round
-_DEEPEST = 64  # of depths that are counted one by one
-_PRIOR_RATE = 0.7  # of a depth that no draft has reached yet, as of two rounds
+_DEEPEST = 64  # maximum depth that has its own count
+_PRIOR_RATE = 0.7  # prior acceptance rate of a depth, with the weight of two rounds
 
 
 class AcceptanceModel:
-    """Corrects a drafter's estimates by the acceptance of late."""
+    """Corrects a drafter's estimates by its recent acceptance rates."""
 
     def __init__(self, begin: AcceptanceModel | None = None) -> None:
         """Begin with a copy of another model, or with the drafter's own estimates."""
-        shape = _DEPTHS + 1, len(_EDGES) + 1  # the first row: of all depths
+        shape = _DEPTHS + 1, len(_EDGES) + 1  # the first row covers all depths
         self._expected: Float64 = np.zeros(shape) if begin is None else begin._expected.copy()
         self._accepted: Float64 = np.zeros(shape) if begin is None else begin._accepted.copy()
         self._reached: Float64 = np.zeros(_DEEPEST) if begin is None else begin._reached.copy()
@@ -39,7 +39,7 @@ class AcceptanceModel:
         return _correct(tree.parents, tree.weights, self._expected, self._accepted)
 
     def by_depth(self, depth: int) -> Float64:
-        """Return Float64[depth], the probability that a draft is accepted to depth 1, 2, ..."""
+        """Return Float64[depth], the probabilities that a draft is accepted up to depth 1, 2, ..."""
         deep = min(depth, _DEEPEST)
         rates = (self._passed[:deep] + 2 * _PRIOR_RATE) / (self._reached[:deep] + 2)
         return np.cumprod(np.append(rates, np.full(depth - deep, rates[-1] if deep else 1.0)))

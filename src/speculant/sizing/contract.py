@@ -1,4 +1,4 @@
-"""What a round asks of a policy of sizes."""
+"""The interface of a sizing policy, as a round uses it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Forecast = Callable[[int], Float64 | None]
 
 
 class SizingState(Protocol):
-    """What a policy keeps of one sequence: opaque to the round, but for what the round reads before it drafts.
+    """A policy's state of one sequence: opaque to the round, except for what the round reads before it drafts.
 
     Attributes:
-        depth: how deep the draft of this round may be.
-        level_price, start_price, node_price: what a further level of this round's draft, drafting by levels at all, and
-            a further node have to gain.
-        rest: rounds that ask for no draft, this one included; 0 where it asks for one.
+        depth: maximum depth of this round's draft.
+        level_price, start_price, node_price: minimum gain in tokens of one more level of this round's draft, of
+            drafting by levels at all, and of one more node; see `core.drafter.Budget`.
+        rest: number of rounds without a draft that remain, including this one; 0 if this round asks for one.
     """
 
     @property
@@ -38,22 +38,24 @@ class SizingState(Protocol):
 
 
 class Sizing(Protocol):
-    """Decides how many nodes the rounds of one or many sequences draft. States are those that its `open` returned."""
+    """Decides how many nodes to draft per round for one or more sequences, whose states its `open` returned."""
 
     def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SizingState:
-        """Return the state of a new sequence, whose drafting session may forecast what drafts gain.
+        """Return the state of a new sequence.
 
-        Those that are decoded plainly are never asked for a draft, and say nothing of drafts.
+        Args:
+            forecast: the session's forecast of what drafts gain, see `core.drafter.Session.forecast`.
+            plain: whether the sequence is decoded without drafts; nothing about drafts is then learned from it.
         """
 
     def nodes(self, states: Sequence[Any]) -> list[int]:
-        """Return the most nodes to ask the drafter for, for each sequence; 0 where it need not draft.
+        """Return the maximum number of nodes to ask the drafter for, for each sequence; 0 for no draft.
 
-        How deep drafts may be is then in `SizingState.depth`.
+        Also sets the maximum depth, `SizingState.depth`, and the prices of this round.
         """
 
     def trim(self, states: Sequence[Any], drafts: Sequence[DraftTree]) -> list[DraftTree]:
-        """Return the parts of the drafts that one pass verifies; only chosen nodes are dropped, from the end."""
+        """Return the parts of the drafts to verify in one pass; only chosen nodes are dropped, from the end."""
 
     def observe(
         self,
@@ -64,7 +66,7 @@ class Sizing(Protocol):
         target_seconds: float,
         draft_seconds: float,
     ) -> None:
-        """Learn from a round: its drafts, what was committed, and the seconds of the pass and of drafting."""
+        """Learn from a round: its drafts, the committed tokens, and the seconds of the pass and of drafting."""
 
     def reason(self, state: Any) -> str:
-        """Return one sentence on why a sequence's drafts had the sizes they had; empty if there is nothing to say."""
+        """Return a sentence that explains the sizes of a sequence's drafts; empty if there is nothing to explain."""

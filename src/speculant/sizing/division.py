@@ -1,4 +1,4 @@
-"""How the nodes of one pass are divided among its drafts: they go where they gain most."""
+"""Division of a pass's nodes among its drafts: nodes go where they gain most."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speculant.sizing.state import SequenceSizing
 
 
 def gains_of(state: SequenceSizing, draft: DraftTree, exploration: ExplorationBonus | None) -> Float64:
-    """Return Float64[N], what each node of a draft gains, made to fall: only heads of a draft are kept.
+    """Return Float64[N], the gain of each node of a draft, made non-increasing since only prefixes of a draft are kept.
 
-    Sampled drafts, which are kept whole, have no gains to compare.
+    Empty for sampled drafts: they are kept whole, so there is nothing to compare.
     """
     if draft.proposal is not None or not len(draft):
         return np.empty(0)
@@ -29,15 +29,15 @@ def gains_of(state: SequenceSizing, draft: DraftTree, exploration: ExplorationBo
 
 @njit(cache=True)
 def best_size(gains, curve, base, room, price, drafting):  # type: ignore[no-untyped-def]
-    """Return how many nodes of a pass gain most beyond what their time is worth, and that worth.
+    """Return the number of nodes with the largest gain net of the price of their time, and that price.
 
     Args:
-        gains: Float64[N] of the nodes, falling.
-        curve: Float64[R], the cost of passes over 0, 1, ... rows; more cost as much as the most.
-        base: rows beside the nodes.
-        room: the most nodes.
-        price: of a unit of time.
-        drafting: the time that each node took to draft.
+        gains: Float64[N], gains of the nodes, non-increasing.
+        curve: Float64[R], cost of passes over 0, 1, ... draft rows; larger passes cost as much as the last.
+        base: number of draft rows besides the nodes.
+        room: maximum number of nodes.
+        price: price of a unit of time, in tokens.
+        drafting: drafting time per node.
     """
     last, best, nodes, worth, total = len(curve) - 1, 0.0, 0, 0.0, 0.0
     first = curve[min(base, last)]
@@ -51,7 +51,7 @@ def best_size(gains, curve, base, room, price, drafting):  # type: ignore[no-unt
 
 @njit(cache=True)
 def least_cost(curve, base, few, maximum):  # type: ignore[no-untyped-def]
-    """Return the least cost by the node of passes over `few` to `maximum` nodes and `base` rows beside them."""
+    """Return the lowest cost per node of adding `few` to `maximum` nodes to a pass over `base` draft rows."""
     last, cheapest = len(curve) - 1, np.inf
     for count in range(few, maximum + 1):
         cheapest = min(cheapest, (curve[min(base + count, last)] - curve[min(base, last)]) / count)
@@ -59,11 +59,11 @@ def least_cost(curve, base, few, maximum):  # type: ignore[no-untyped-def]
 
 
 def share(gains: Sequence[Float64], nodes: int) -> list[int]:
-    """Return how many of each draft's first nodes are among the `nodes` that gain most over all drafts.
+    """Return how many first nodes of each draft are among the `nodes` nodes with the largest gains of all drafts.
 
     Args:
-        gains: Float64[N] of each draft, falling.
-        nodes: how many to keep; all if there are fewer.
+        gains: Float64[N] for each draft, gains of its nodes, non-increasing.
+        nodes: number of nodes to keep in total; all if there are fewer.
     """
     if len(gains) == 1:
         return [min(nodes, len(gains[0]))]
@@ -74,5 +74,5 @@ def share(gains: Sequence[Float64], nodes: int) -> list[int]:
 
 
 def heads(drafts: Sequence[DraftTree], kept: Sequence[int]) -> list[DraftTree]:
-    """Return the first nodes of each draft, as many as are to be kept; sampled drafts are kept whole."""
+    """Return each draft cut to its first `kept` nodes; sampled drafts are kept whole."""
     return [draft if draft.proposal is not None else draft.head(n) for draft, n in zip(drafts, kept, strict=True)]

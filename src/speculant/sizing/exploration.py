@@ -1,11 +1,11 @@
-"""Exploration bonus: what a rejected node gains, because the drafter learns the target's tokens after it.
+"""Exploration bonus: the gain of a rejected node, from which the drafter still learns the target's next tokens.
 
-Drafters with `needs.top_k` learn the target's best tokens at every row of a pass. If accepted tokens alone counted, a
-small draft would look best, so little would be learned, so drafts would stay poor. A bonus per node breaks that circle:
-full for a context (two tokens in a row) that no pass and no text has contained yet, a quarter for others, whose tokens
-are only refreshed. So it fades as the memory fills. Its size was chosen on even-numbered stories of two small models;
-it is the most that a node may cost for nothing but learning, and so bounds what that can lose. Query rows, which are
-there for nothing else, gain the same.
+Drafters with `needs.top_k` learn the target's most probable tokens at every row of a pass. If only accepted tokens
+counted, small drafts would look best, little would be learned, and drafts would stay poor. A bonus per node breaks this
+circle: the full bonus for a context (two consecutive tokens) that no pass and no text has contained yet, a quarter of
+it for known contexts, whose tokens are only refreshed. So it fades as the memory fills. Its size was tuned on
+even-numbered stories of two small models; it is the maximum price paid for learning alone, which bounds the loss. Query
+rows, which serve only learning, gain the same.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from numba import njit
 
 from speculant.core.tree import DraftTree, Float64, Queries
 
-_BITS = 20  # a byte for each of so many hashed contexts
+_BITS = 20  # of the hash of a context; each hash takes a byte
 _NEW, _KNOWN = 0.02, 0.005  # the bonus of a node in a new context and in a known one, in tokens
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
 class ExplorationBonus:
-    """The contexts that the drafter has learned from; all requests share it."""
+    """The contexts that the drafter has learned from; shared by all requests."""
 
     def __init__(self) -> None:
         self._known = np.zeros(1 << _BITS, np.bool_)
 
     def bonus(self, tree: DraftTree | Queries, root: int) -> Float64:
-        """Return Float64[N], the bonus of each node, or query, of a draft below the token `root`, in tokens."""
+        """Return Float64[N], the bonus in tokens of each node or query below the token `root`."""
         return _bonus(tree.tokens, tree.parents, root, self._known)
 
     def observe(self, tree: DraftTree, text: Sequence[int]) -> None:
-        """Mark a round's contexts as known: of its draft, and of the token before the root, the root and what came."""
+        """Mark a round's contexts as known.
+
+        Args:
+            tree: the round's draft.
+            text: the token before the root, the root, and the committed tokens.
+        """
         queries = tree.queries
         _mark(tree.tokens, tree.parents, queries.tokens, queries.parents, np.array(text, np.int64), self._known)
 

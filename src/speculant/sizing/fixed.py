@@ -1,4 +1,4 @@
-"""Fixed sizes: the same number of nodes in every pass, divided among its sequences."""
+"""Fixed sizing: the same maximum number of nodes in every pass, divided among its sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculant.sizing.state import SequenceSizing
 
 
 class FixedSizing:
-    """The same most nodes in every pass, shared by its sequences, and the same most levels."""
+    """A sizing policy with the same maximum nodes and depth in every pass."""
 
     def __init__(self, nodes: int, *, depth: int = UNLIMITED) -> None:
         self._nodes, self._depth = nodes, depth

@@ -1,6 +1,6 @@
-"""Isotonic fits: the nearest sequence that never falls, or never rises.
+"""Isotonic regression: the closest non-decreasing or non-increasing sequence.
 
-Both pool adjacent violators (Ayer et al. 1955): neighbours that are out of order are replaced by their mean.
+Both fits pool adjacent violators (Ayer et al. 1955): neighbours that are out of order are replaced by their mean.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numba import njit
 
 @njit(cache=True)
 def rising_fit(values, counts):  # type: ignore[no-untyped-def]
-    """Return the nearest values Float64[N] that never fall, each weighted by how many samples it has."""
+    """Return the closest non-decreasing values Float64[N], each weighted by its number of samples."""
     means, samples, widths, pools = np.empty(len(values)), np.empty(len(values)), np.empty(len(values), np.int64), 0
     for place in range(len(values)):
         mean, sample, width = values[place], float(counts[place]), 1
@@ -27,10 +27,10 @@ def rising_fit(values, counts):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def falling_fit(values):  # type: ignore[no-untyped-def]
-    """Return the nearest values Float64[N] that never rise.
+    """Return the closest non-increasing values Float64[N].
 
-    They are the slopes of the least concave curve above the sums of `values`, which touches the sums where their
-    maximum less any straight line lies; so a best number of nodes found with them is one for `values` too.
+    They are the slopes of the least concave majorant of the cumulative sums of `values`. It touches these sums wherever
+    their difference to a straight line is largest, so a best number of nodes for the fit is also one for `values`.
     """
     means, widths, pools = np.empty(len(values)), np.empty(len(values), np.int64), 0
     for value in values:

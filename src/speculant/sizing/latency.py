@@ -1,21 +1,21 @@
-"""Latency model: what a round costs by the draft rows of its pass, corrected by every round.
+"""Latency model: the cost of a round as a function of the draft rows of its pass, updated every round.
 
-Costs are relative to a pass without a draft at the machine's speed of the moment. A machine that others use as well is
-half as fast for minutes, and a size tried in such a minute would look expensive for ever. So the seconds of a pass are
-taken as level x cost: the level is the machine's speed just now and follows within a few rounds, the cost belongs to
-the size and moves slowly. Each pass moves both, by shares of the same logarithmic error, as a Kalman filter with a
-fast and a slow state does. Where only one size is run nothing tells speed from cost; sharing the error keeps the two
-from drifting apart then, as they would if each had an estimator of its own.
+Costs are relative to a pass without a draft at the machine's current speed. A shared machine may be half as fast for
+minutes, and a size tried in such a period would look expensive forever. So the seconds of a pass are modelled as
+level x cost: the level is the machine's current speed and adapts within a few rounds; the cost belongs to the size and
+changes slowly. Each pass updates both, by fixed shares of the same logarithmic error, like a Kalman filter with a fast
+and a slow state. If only one size is run, speed and cost cannot be told apart; sharing the error keeps them from
+drifting apart, as two separate estimators would.
 
-A stall (code is loaded, another program has the processor) makes a pass slow and never fast. So a slow pass counts only
-if the last pass of its size was slow as well, and then only as much as the faster of the two; no size costs more than
-as many plain passes as its pass has rows, which would compute the same; and a size that has not been tried for a while
-loses half of what it costs above the size below, so that it is tried again.
+A stall (code being loaded, another program on the processor) makes a pass slow, never fast. So a slow pass counts only
+if the previous pass of its size was slow too, and then only as much as the faster of the two. A pass over n rows never
+costs more than n plain passes, which would compute the same. And a size that has not been tried for a while loses half
+of its excess cost over the next smaller size, so that it is tried again.
 
 Kernels compute rows in blocks: llama.cpp's take 2.9 plain passes for 4 rows, 4.2 for 5, 4.9 for 7 and 4.5 for 8. So the
-sizes that are tried one after the other are whole blocks, and up to 16 every number of rows has a cost beside. The
-curve is the nearest one that never falls: where rows cost more than a whole block does, they cost about as much as that
-block in it, which is all that the choice of a size needs to know, and errors of single sizes do not add up.
+sizes tried in ascending order are whole blocks, while up to 16 rows every number has a cost of its own. The curve is
+the closest non-decreasing fit: rows that cost more than a larger, whole block get about the cost of that block, which
+is all that choosing a size requires, and errors of single sizes do not add up.
 """
 
 from __future__ import annotations
@@ -31,85 +31,85 @@ from speculant.core.tree import Float64
 from speculant.sizing.isotonic import rising_fit
 from speculant.sizing.step_cost import StepCost
 
-SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)  # with the first row: 1, 2, and blocks of 4 and more
+SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)  # with the root's row: 1, 2, and blocks of 4 and more
 _SINGLE = 16  # draft rows up to which each number of rows has a cost of its own
 _TRIES = 2  # passes of a size before the next larger one may be tried
-_KNOWN = 2  # a measured curve counts like so many passes of each size
-_UNTRIED = 1.05  # assumed cost of a size that was never tried, in passes of the size below
-_STEEP = 0.5  # and what each further row is assumed to cost, in what a row beyond the first costs
+_KNOWN = 2  # weight of a measured curve, in passes of each size
+_UNTRIED = 1.05  # assumed cost of a size that was never tried, relative to the largest size tried
+_STEEP = 0.5  # assumed cost of each further row, relative to a row's average cost among the sizes tried
 _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
-_JUMP = math.log(2)  # the largest error that counts
-_FORGET = 64  # rounds without a try after which a size is believed to be cheaper; twice as many each time
-_SAME = 0.004  # a smaller change of a size's cost is no reason to compute the curve again
-_DRAFT_TIMES = 15
+_JUMP = math.log(2)  # errors are clipped to this
+_FORGET = 64  # rounds without a try after which the cost of a size is lowered; doubles each time
+_SAME = 0.004  # smaller changes of a size's cost do not recompute the curve
+_DRAFT_TIMES = 15  # recent drafting times that are kept
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
-_BOOKED = 1.5  # times it: what is booked of one round's drafting at most, as passes count without their stalls
-_START = 8  # nodes whose time a draft takes before its first node, as far as stalls are recognised
+_BOOKED = 1.5  # times the lower quartile: maximum drafting time charged to a round, since stalls of passes do not count
+_START = 8  # assumed time of a draft before its first node, in nodes, for recognising stalls
 _DECAY = 0.98
-_SPREAD = 16.0  # nodes: sizes of drafts must differ by about as much before drafting time is attributed to them
-_EVEN_SPREAD = 2.0  # the same where every node, or level, takes a pass of a model
-_LEVEL_SPREAD = 1.0  # levels: the same for the time of a further level
+_SPREAD = 16.0  # nodes by which draft sizes must roughly differ before drafting time is attributed to nodes
+_EVEN_SPREAD = 2.0  # the same if every node, or level, takes a pass of a model
+_LEVEL_SPREAD = 1.0  # levels: the same for the time of one more level
 
 
 class LatencyModel:
-    """Seconds of a round by the rows of its pass beyond the first."""
+    """Predicts the seconds of a round from the number of draft rows of its pass."""
 
     def __init__(self, *, maximum: int, known: StepCost | None = None) -> None:
         """Begin with a measured curve, or with none.
 
         Args:
-            maximum: the most draft rows of a pass.
-            known: seconds of a pass on this model and device; None to climb from size to size as long as it pays.
+            maximum: maximum number of draft rows of a pass.
+            known: measured seconds of a pass on this model and device; None to try larger sizes as long as they pay.
         """
         self.sizes = np.array([size for size in SIZES if size < maximum] + [maximum])
         sizes = measured_sizes(maximum)
-        self._ends = np.array(sizes)  # the most rows of each size that has a cost
+        self._ends = np.array(sizes)  # maximum rows of each size that has a cost
         self._bucket = np.searchsorted(sizes, np.arange(maximum + 1)).tolist()  # rows -> index of their size
         self._climbed = np.flatnonzero(np.isin(sizes, self.sizes)).tolist()
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(maximum + 1) if known is None else known.of(np.arange(maximum + 1)) / plain
-        self._factors = np.zeros(len(sizes))  # of each size, over `_base`, in logarithms
-        self._rows = np.zeros(len(sizes))  # mean of the passes of each size
+        self._factors = np.zeros(len(sizes))  # log cost of each size relative to `_base`
+        self._rows = np.zeros(len(sizes))  # mean rows of the passes of each size
         self._tried = np.zeros(len(sizes), np.int64)
         self._sizes_tried = 0
         self._evidence = [0] * len(sizes)  # passes of each size since its cost was forgotten
-        self._last = [0.0] * len(sizes)  # error of the last pass of each size
+        self._last = [0.0] * len(sizes)  # log error of the last pass of each size
         self._turn, self._patience = 0, [_FORGET] * len(sizes)
         self._due = [_FORGET] * len(sizes)  # turn in which each size is forgotten, unless it is tried before
-        self._fitted = self._factors.copy()  # what `_curve` was computed with
+        self._fitted = self._factors.copy()  # the factors that `_curve` was computed from
         self._level = plain
         self._curve = self._base
         self._maximum = int(self.sizes[-1 if known is not None else 0])
         self._draft_times: deque[float] = deque(maxlen=_DRAFT_TIMES)
-        # Times over nodes, `_START` more of them; apart where drafts cost nothing by the node or level.
+        # Drafting times divided by nodes + `_START`, separately for rounds without and with nodes (or levels).
         self._draft_rates: tuple[deque[float], deque[float]] = deque(maxlen=_DRAFT_TIMES), deque(maxlen=_DRAFT_TIMES)
-        self._line = [0.0] * 5  # decayed: rounds, nodes, nodes squared, time of drafting, time by nodes
-        self._free_times: deque[float] = deque(maxlen=_DRAFT_TIMES)  # of drafts without a level that takes time
+        self._line = [0.0] * 5  # decayed sums: rounds, nodes, nodes squared, drafting time, nodes times drafting time
+        self._free_times: deque[float] = deque(maxlen=_DRAFT_TIMES)  # times of drafts without levels that take time
         self.drafting = self.further_level = 0.0
 
     @property
     def maximum(self) -> int:
-        """The most draft rows that may be spent now: without a measured curve, one size more than has been tried."""
+        """Maximum draft rows for now: without a measured curve, the next size above those that have been tried."""
         return self._maximum
 
     @property
     def level(self) -> float:
-        """Seconds that one unit of `curve` stands for now."""
+        """Current length of one unit of `curve`, in seconds."""
         return self._level
 
     @property
     def curve(self) -> Float64:
-        """Float64[most + 1], the cost of passes over 0, 1, ... draft rows; 0 rows cost about 1."""
+        """Float64[maximum + 1], the cost of passes over 0, 1, ... draft rows; 0 rows cost about 1."""
         return self._curve
 
     def seconds(self, rows: npt.NDArray[np.integer]) -> Float64:
-        """Return the seconds Float64[P] that passes over Int[P] draft rows take now."""
+        """Return the seconds Float64[P] that passes over `rows` Int[P] draft rows currently take."""
         return np.asarray(self._level * self._curve[np.minimum(rows, len(self._curve) - 1)], np.float64)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Add the seconds of a pass over so many draft rows."""
+        """Add the seconds of a pass over `rows` draft rows."""
         rows = min(rows, len(self._base) - 1)
         i, base = self._bucket[rows], float(self._base[rows])
         if not self._sizes_tried:
@@ -126,7 +126,7 @@ class LatencyModel:
         self._rows[i] += (rows - float(self._rows[i])) / min(tried + 1, _DRAFT_TIMES)
         factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * self._known))
         self._factors[i] = factor = min(factor, self._limit(i)) if i else factor
-        # A size with few passes may be what is wrong, rather than the level.
+        # If a size has few passes, the error may be in its cost rather than in the level.
         if evidence >= _TRIES or self._sizes_tried == 1:
             self._level *= math.exp(_FOLLOW * counted)
         if tried + 1 == _TRIES:
@@ -137,29 +137,29 @@ class LatencyModel:
             self._fit()
 
     def _climb(self, i: int) -> None:
-        """Allow one size more than the largest that was tried, now that size i was."""
+        """Allow the next size above size i, which has now been tried often enough."""
         if not self._known:
             above = np.searchsorted(self.sizes, self._ends[i], side="right")
             self._maximum = max(self._maximum, int(self.sizes[min(above, len(self.sizes) - 1)]))
 
     def _below(self, i: int) -> int | None:
-        """Return the largest size below size i that was tried."""
+        """Return the index of the largest size below size i that was tried."""
         below = np.flatnonzero(self._tried[:i])
         return int(below[-1]) if below.size else None
 
     def _expect_factor(self, i: int, rows: int) -> float:
-        """Return the factor of a size before its first pass: what the curve says."""
+        """Return the factor of a size before its first pass, as predicted by the curve."""
         return 0.0 if self._below(i) is None else math.log(float(self._curve[rows] / self._base[rows]))
 
     def _limit(self, i: int) -> float:
-        """Return the largest factor of a size: its rows computed one by one."""
+        """Return the maximum factor of a size: the cost of computing its rows one by one."""
         rows = float(self._rows[i])
         return float(self._factors[0]) + math.log((rows + 1) / float(self._base[round(rows)])) + 2 * _SAME
 
     def _forget(self) -> bool:
-        """Let sizes that were not tried for long come half-way down to the size below; return whether any did.
+        """Halve the excess cost over the next smaller size of sizes not tried for long; return whether any changed.
 
-        Numbers of rows between the sizes are left as they are: they need not be tried to climb.
+        Row counts between the sizes of `SIZES` are left alone: climbing does not require trying them.
         """
         forgotten = False
         for i in self._climbed:
@@ -172,23 +172,23 @@ class LatencyModel:
                 excess = self._factors[i] - self._factors[below] - (0.0 if self._known else math.log(_UNTRIED))
                 if excess > 0:
                     self._factors[i] -= excess / 2
-                    self._evidence[i] = 0  # the next passes say at once what it costs
+                    self._evidence[i] = 0  # so that the next passes set its cost at once
                     forgotten = True
         return forgotten
 
     def _fit(self) -> None:
-        """Compute the curve."""
+        """Recompute the curve from the current factors."""
         self._fitted = self._factors.copy()
         self._curve = _curve(self._factors, self._rows, self._tried, self._ends, self._base, self._known)
 
     @property
     def usual_drafting(self) -> float:
-        """What drafting takes in a round, in units of `curve`: the lower quartile, which stalls do not change."""
+        """Usual drafting time of a round, in units of `curve`: the lower quartile, which is robust to stalls."""
         return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
     @property
     def level_start(self) -> float:
-        """What drafting by levels takes beside its levels, and more than a draft without them, in units of `curve`."""
+        """Fixed time of drafting by levels, in excess of a draft without levels, in units of `curve`."""
         rounds, levels, _, times, _ = self._line
         if not rounds:
             return 0.0
@@ -196,19 +196,20 @@ class LatencyModel:
         return max(0.0, (times - self.further_level * levels) / rounds - free)
 
     def observe_drafting(self, nodes: float, seconds: float, *, even: bool = False, usual: bool = True) -> float:
-        """Add the seconds of drafting and learning in a round of so many nodes; return them in units of `curve`.
+        """Add the drafting and learning time of a round; return the time charged to it, in units of `curve`.
 
-        What they grow by per node becomes `drafting`, by a straight line through the rounds of late; `further_level` is
-        the same, but nothing as long as sizes differ too little to tell, so that deeper drafts are tried. A round that
-        took far longer than usual for its nodes does not predict the next and counts as a slow usual one; what is usual
-        is not known before the second.
+        `drafting`, the time per node, is the slope of a regression line through recent rounds. `further_level` is the
+        same slope, except that it stays at 0 while sizes differ too little to estimate it, so that deeper drafts are
+        tried. A round that took far longer than usual for its nodes does not predict the next one and counts as a
+        moderately slow one; nothing counts as usual before the second round.
 
         Args:
-            nodes: drafted; or levels, where drafting takes a pass of a model for each.
-            seconds: of drafting.
-            even: whether drafts take the same time for every node. Where sizes differ too little to tell, that is what
-                `drafting` tends to; else it tends to none, since searches take most of their time before the first.
-            usual: whether this round's time says what drafting takes.
+            nodes: number of nodes drafted, or of levels if drafting takes a model's pass per level.
+            seconds: drafting time.
+            even: whether every node takes the same time. While sizes differ too little to estimate a slope, `drafting`
+                tends to the mean time per node; if not `even`, to 0, since a search takes most of its time before the
+                first node.
+            usual: whether this round's time is representative.
         """
         time, rates = seconds / self._level, self._draft_rates[nodes > 0]
         if even and not nodes:
@@ -235,14 +236,14 @@ class LatencyModel:
 
 @njit(cache=True)
 def _curve(factors, mean_rows, tried, ends, base, known):  # type: ignore[no-untyped-def]
-    """Return the cost of passes over 0, 1, ... rows, by sizes that were tried."""
+    """Return the cost of passes over 0, 1, ... draft rows, fitted to the sizes that were tried."""
     sizes, rows = np.flatnonzero(tried), np.arange(len(base))
     at, costs = mean_rows[sizes], np.exp(factors[sizes])
     if known:
         return np.interp(rows, at, costs) * base
     fit = rising_fit(costs, np.minimum(tried[sizes], _DRAFT_TIMES))
     curve = np.interp(rows, at, fit)
-    drafts = min(1, len(at) - 1) if at[0] == 0 else 0  # the first size with nodes: a first one says nothing of others
+    drafts = min(1, len(at) - 1) if at[0] == 0 else 0  # start at the first size with nodes: the step to it is atypical
     each = (fit[-1] - fit[drafts]) / max(1.0, at[-1] - at[drafts])
     for row in range(ends[sizes[-1]] + 1, len(base)):
         curve[row] = _UNTRIED * fit[-1] + _STEEP * each * (row - at[-1])
@@ -250,7 +251,7 @@ def _curve(factors, mean_rows, tried, ends, base, known):  # type: ignore[no-unt
 
 
 def measured_sizes(maximum: int) -> list[int]:
-    """Return the draft rows of the passes that have a cost of their own, up to `maximum`."""
+    """Return the numbers of draft rows, up to `maximum`, that have a cost of their own."""
     return [size for size in range(maximum) if size < _SINGLE or size in SIZES] + [maximum]
 
 

@@ -1,14 +1,14 @@
-"""Pauses of drafting: where drafts cost more than they gain, none is asked for in some rounds.
+"""Pauses of drafting: rounds without a draft while drafts cost more than they gain.
 
-Where drafts of late were expected to gain less than the time they took, and did, pauses begin short and double, until
-asking again costs no more than a small share of the time. Either alone is no reason to pause: expectations may be too
-low, and what drafts gained follows a change of the text too slowly.
+If recent drafts were expected to gain less than the time they took, and actually did, drafting pauses. Pauses begin
+short and double until asking again costs only a small share of the time. Neither condition suffices alone: expectations
+may be too low, and measured gains follow a change of the text too slowly.
 
-Expectations can be too high, and what is spent on learning may never be earned. So what drafts cost and gained is
-booked as well: their balance is in credit with what they gained, up to a limit, and with a small share of every round.
-Where it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has paid the debt back,
-but no longer than twice the last one: drafts that are never right cost the share and no more in the end, and bad luck
-costs little. A request goes on with the balance of the last one, and a small grant, so that it can find out for itself.
+Expectations can also be too high, and the cost of learning may never be recovered. So a balance of drafts' gains and
+costs is kept as well: it is credited with what they gain, up to a limit, and with a small share of every round. While
+it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has repaid the debt, but at
+most twice as long as the last one. So drafts that are never accepted cost only that share in the long run, and bad luck
+costs little. A request inherits the balance of the last one, plus a small grant with which to probe for itself.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-_DECAY, _SLOW_DECAY = 0.9, 0.96  # per round in which a draft was asked for: of what is expected, and of what came
-_USUAL = 8  # rounds of the longest pause by what drafts are expected to gain, where asking costs little
-_MAXIMUM = 64  # rounds of the longest such pause at all
-_VAIN = 0.015  # of the time that asking may take, by what drafts are expected to gain
-_SHARE = 0.005  # of the tokens that drafts may lose
-_DOUBLINGS = 12  # of pauses of debt
-_FIRST_ASKS = 6  # before expectations are believed
-_START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: the first balance, what a new request is granted, the most credit
+_DECAY, _SLOW_DECAY = 0.9, 0.96  # of expected and of measured gains, per round in which a draft was asked for
+_USUAL = 8  # rounds: maximum pause due to low expectations, if asking costs little
+_MAXIMUM = 64  # rounds: maximum pause due to low expectations in any case
+_VAIN = 0.015  # share of the time that asking may cost while expectations are low
+_SHARE = 0.005  # tokens per round that drafts may lose
+_DOUBLINGS = 12  # maximum number of times that pauses due to debt double
+_FIRST_ASKS = 6  # drafts before expectations are trusted
+_START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: initial balance, grant of a new request, maximum balance
 
 
 @dataclass(slots=True)
 class Pausing:
-    """What drafts of late gained, and the rounds without any.
+    """Recent gains of drafts, and the pauses that follow from them.
 
     Attributes:
-        pause, left: rounds without a draft: how many at a time, and still to come.
-        gained, asks: decayed: the tokens that drafts were expected to gain, and how often one was asked for.
-        earned, squares, drafts: decayed slowly: the tokens that drafts gained more than their time would have yielded
-            elsewhere, their squares, and how many drafts did; of earlier requests too.
-        balance: tokens that drafts have gained more than their time would have yielded elsewhere.
-        debts: pauses in a row since drafts lost what they did not have.
-        seen: drafts that were asked for, in earlier requests too.
+        pause, left: rounds without a draft: length of a pause, and rounds that remain of the current one.
+        gained, asks: decayed sums of the tokens that drafts were expected to gain, and of the drafts asked for.
+        earned, squares, drafts: slowly decayed sums of the net gains of drafts in tokens (beyond what their time would
+            have yielded elsewhere), of the squares of these gains, and of the number of drafts; over all requests.
+        balance: cumulative net gain of drafts, in tokens.
+        debts: number of consecutive pauses due to an overdrawn balance.
+        seen: number of drafts asked for, over all requests.
     """
 
     pause: int = 0
@@ -52,7 +52,7 @@ class Pausing:
     seen: int = 0
 
     def begin(self) -> Pausing:
-        """Return what a new request begins with."""
+        """Return the state that a new request begins with."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
         if self.pause > _USUAL:
             return replace(self, balance=balance)
@@ -60,7 +60,7 @@ class Pausing:
         return replace(self, balance=balance, pause=0, left=left, gained=0.0, asks=0.0)
 
     def follow(self, other: Pausing) -> None:
-        """Be what the pauses of a request are now."""
+        """Take over the state of a request's pauses."""
         self.pause, self.left, self.gained, self.asks = other.pause, other.left, other.gained, other.asks
         self.balance, self.debts, self.seen = other.balance, other.debts, other.seen
         self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
@@ -73,14 +73,14 @@ class Pausing:
     def observe(self, gain: float, took: float, price: float, profit: float, *, resumed: bool = False) -> None:
         """Add a round in which a draft was asked for.
 
-        The first draft after a pause is followed by another one, unless there are debts: what that one takes is usual.
+        Unless there is debt, the first draft after a pause is followed by a second one, whose time is representative.
 
         Args:
             gain: tokens that the draft was expected to gain.
-            took: tokens that the usual time of drafting would have yielded elsewhere.
+            took: tokens that the usual drafting time would have yielded elsewhere.
             price: tokens that a plain pass would have yielded.
-            profit: tokens that the draft gained, less those that its time would have yielded without drafts.
-            resumed: whether none was asked for in the round before.
+            profit: tokens that the draft gained, minus those that its time would have yielded without drafts.
+            resumed: whether no draft was asked for in the previous round.
         """
         if resumed and self.balance + profit >= 0:
             self._book(profit)
@@ -95,10 +95,10 @@ class Pausing:
         doubt = math.sqrt(max(0.0, self.squares / self.drafts - mean * mean) / self.drafts)
         lost = min(took - self.gained / self.asks, -mean - doubt)
         longest = min(_MAXIMUM, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
-        # What drafts have gained outweighs what they are expected to lose, until half of the credit is spent.
+        # Past gains outweigh expected losses until half of the maximum credit is spent.
         self.pause = min(longest, 2 * self.pause + 1) if lost > 0 and self.balance < _LIMIT / 2 else 0
         self._book(profit)
-        # The first drafts tell what they cost and gain only one after the other; their balance bounds what they lose.
+        # The first drafts reveal their costs and gains only gradually; the balance bounds what they lose.
         self.seen += 1
         self.left = self.pause if self.seen >= _FIRST_ASKS else 0
         if profit > 0:

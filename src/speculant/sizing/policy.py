@@ -1,26 +1,27 @@
-"""Sizing policy: how many nodes a round drafts, for one sequence or many; as many as pay, none where nothing does.
+"""Adaptive sizing policy: each round drafts as many nodes as pay off, for one sequence or many, or none if none do.
 
-A node gains the probability that it is accepted, a pass over more rows costs more time, and time costs the tokens that
-could be had in it elsewhere. With v_i the value of node i, c(n) the seconds of a round with n nodes and r the tokens
-per second of late, the best size is the n that maximises
+The gain of a node is the probability that it is accepted. More rows make the pass slower, and time is priced at the
+tokens that it would yield elsewhere. With v_i the value of node i, c(n) the seconds of a round with n nodes and r the
+recent throughput in tokens per second, the best size is the n that maximises
 
     1 + v_1 + ... + v_n - r c(n)
 
-which is Dinkelbach's method (1967) of maximising a ratio, here tokens over time, over all rounds rather than in one
-(Sequoia, Chen et al. 2024, arXiv 2402.12374, and TurboSpec, Liu et al. 2024, arXiv 2406.14066, maximise it per round).
-v_i is the drafter's estimate, corrected by the acceptance of late in this request (`acceptance`), plus a bonus where
-the drafter learns from rejected nodes (`exploration`). c is measured in every round (`latency`); a curve stored by
-`speculant tune` only saves the first rounds from trying sizes.
+This is Dinkelbach's method (1967) of maximising a ratio, here tokens over time, summed over all rounds rather than in
+each (Sequoia, Chen et al. 2024, arXiv 2402.12374, and TurboSpec, Liu et al. 2024, arXiv 2406.14066, maximise it per
+round). v_i is the drafter's estimate, corrected by the recent acceptance in this request (`acceptance`), plus a bonus
+if the drafter learns from rejected nodes (`exploration`). c is measured in every round (`latency`); a curve stored by
+`speculant tune` merely saves the first rounds from trying sizes.
 
-Several sequences share one pass, so its nodes go where they gain most: a request that repeats itself gets many, one
-about which nothing is known gets none.
+Several sequences share one pass, so its nodes go where they gain most: a repetitive request gets many, one about which
+nothing is known gets none.
 
-Drafting costs time by the node, too. Not drafting at all pays only where the drafts of late gained less than the time
-they took; then a sequence pauses for some rounds. Query rows (`tree.Queries`) are paid for as rows of the pass and are
-never dropped one by one: they cost what a pass with them costs more, gain what exploration does, and pause with drafts.
+Drafting takes time per node, too. Not drafting at all pays off only if recent drafts gained less than the time they
+took; the sequence then pauses drafting for some rounds. Query rows (`tree.Queries`) cost as much as other rows of the
+pass but are never dropped one by one: their cost is the extra time of the pass, their gain the exploration bonus, and
+they pause together with drafts.
 
-Sampled nodes must not be dropped by their values, which would bias the output. Their number is set before they are
-drawn, from the acceptance of each depth in earlier rounds; so is that of nodes that are expensive to draft.
+Sampled nodes must not be dropped because of their values, which would bias the output. Their number is set before they
+are drawn, from the acceptance rate at each depth in earlier rounds; the same goes for nodes that are slow to draft.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
 _MIN_ASKED = 4
-_EXPENSIVE = 0.01  # of a plain pass, per node: drafting that should not produce nodes to be dropped
-_UNWATCHED = 4  # rounds before the end of a pause until which passes are not timed; then their time is known again
-_SHRINK = 0.9  # of the largest size of late, per round
+_EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
+_UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
+_SHRINK = 0.9  # decay of the largest recent size, per round
 
 
 class AdaptiveSizing:
-    """As many nodes as pay."""
+    """A sizing policy that drafts as many nodes as pay off."""
 
     def __init__(
         self,
@@ -61,16 +62,17 @@ class AdaptiveSizing:
         maximum: int = MAX_NODES,
         depth: int = UNLIMITED,
     ) -> None:
-        """Begin a stream or a batch.
+        """Create the policy of a stream or a batch.
 
         Args:
-            latency: of this model's passes; shared by all requests.
-            acceptance: of the requests so far; each sequence starts with a copy, and updates it.
-            throughput: of the requests so far; likewise.
-            exploration: shared; for drafters that learn from rejected nodes, else None.
-            pausing: of the requests so far; None for a first one.
-            maximum: nodes of a draft at most.
-            depth: of a draft at most.
+            latency: latency model of this model's passes, shared by all requests.
+            acceptance: acceptance model of the requests so far; each sequence starts with a copy and updates both.
+            throughput: throughput of the requests so far; the policy starts with a copy and updates both.
+            exploration: exploration bonus shared by all requests, for drafters that learn from rejected nodes; else
+                None.
+            pausing: pausing state of the requests so far, which is updated; None for a new one.
+            maximum: maximum nodes per draft.
+            depth: maximum depth of a draft.
         """
         self._latency, self._acceptance, self._exploration, self._maximum = latency, acceptance, exploration, maximum
         self._depth = depth
@@ -110,7 +112,7 @@ class AdaptiveSizing:
         return [state.asked for state in states]
 
     def _marginal_prices(self, sequences: int, maximum: int) -> tuple[float, float]:
-        """Return the tokens that a further level, and a further node, have to gain, a node at the least."""
+        """Return the minimum gains in tokens of one more level and of one more node, the latter at its lowest cost."""
         if not maximum:
             return 0.0, 0.0
         price, few = self._price(sequences), min(_MIN_ASKED, maximum)  # fewer cost too little to be measured
@@ -118,18 +120,18 @@ class AdaptiveSizing:
         return price * self._latency.further_level + node, node
 
     def _chain_length(self, state: SequenceSizing, maximum: int, sequences: int) -> int:
-        """Return how many nodes pay, one a level, before any exists."""
+        """Return the length of a chain that pays off, decided before it is drafted."""
         values = state.acceptance.by_depth(maximum)
         if not maximum:
             return 0
         price, pass_costs = self._price(sequences), self._pass_costs(sequences - 1, maximum)[1:]
         gains = np.cumsum(values) - price * pass_costs
         best = int(np.argmax(gains - price * self._latency.drafting * self._counts[1 : maximum + 1]))
-        state.gain = max(0.0, float(gains[best]))  # without the time of drafting, to which `_plan` compares it
-        return best + 1 if state.gain > 0 else 1  # one node at least, or nothing more would be learned
+        state.gain = max(0.0, float(gains[best]))  # not net of drafting time, with which `_plan` compares it
+        return best + 1 if state.gain > 0 else 1  # at least one node, or nothing more would be learned
 
     def _forecast_size(self, state: SequenceSizing, gains: Float64, maximum: int, sequences: int) -> tuple[int, int]:
-        """Return how many nodes and levels pay, by what drafts of up to `maximum` nodes are expected to gain."""
+        """Return the numbers of nodes and levels that pay off, given the forecast `gains` of up to `maximum` nodes."""
         if not gains.size:
             return min(maximum, max(_MIN_ASKED, int(2 * state.wanted))), UNLIMITED
         price, levels = self._price(sequences), np.arange(1, len(gains) + 1)
@@ -137,7 +139,7 @@ class AdaptiveSizing:
             return maximum, int(np.argmax(gains - price * self._latency.further_level * levels)) + 1
         gains = gains - price * self._pass_costs(sequences - 1, gains.shape[1])[1:]
         best = int(np.argmax(gains - price * self._latency.further_level * levels[:, None]))
-        state.gain = max(0.0, float(gains.flat[best]))  # without the time of drafting, to which `_plan` compares it
+        state.gain = max(0.0, float(gains.flat[best]))  # not net of drafting time, with which `_plan` compares it
         if not state.gain:
             best = 0  # the smallest draft, or nothing more would be learned
         level, node = divmod(best, gains.shape[1])
@@ -146,8 +148,8 @@ class AdaptiveSizing:
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
             state.levels = _levels_of(draft) if state.by_level and state.asked else 0
-            if state.by_level and not len(draft):
-                state.asked = 0  # there was no room for any: neither its time nor its gain says anything of drafts
+            if state.by_level and not len(draft) and not state.levels:
+                state.asked = 0  # there was no room for a node: neither its time nor its gain is representative
         if not any(len(draft) or len(draft.queries) for draft in drafts):
             return list(drafts)
         gains = [gains_of(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
@@ -155,7 +157,7 @@ class AdaptiveSizing:
         queried = sum([len(draft.queries) for draft in drafts])
         base, price, latency = len(drafts) - 1 + held + queried, self._price(len(drafts)), self._latency
         values = gains[0] if len(gains) == 1 else -np.sort(-np.concatenate(gains))
-        # By the level the time of drafting does not depend on the nodes.
+        # If drafting takes time per level, that time does not depend on the number of nodes.
         drafting = 0.0 if all(state.by_level or state.plain for state in states) else latency.drafting
         nodes, worth = best_size(values, latency.curve, base, latency.maximum - base, price, drafting)
         kept = share(gains, nodes)
@@ -168,20 +170,20 @@ class AdaptiveSizing:
         return heads(drafts, kept)
 
     def _learning(self, state: SequenceSizing, queries: Queries) -> float:
-        """Return what query rows gain: as much as rejected nodes."""
+        """Return the gain of query rows, which is that of rejected nodes."""
         return 0.0 if self._exploration is None else float(self._exploration.bonus(queries, state.text[1]).sum())
 
     def _query_cost(self, base: int, queried: int) -> float:
-        """Return what a pass over `base` draft rows costs more than one without the `queried` ones among them."""
+        """Return the extra cost of a pass over `base` draft rows due to the `queried` query rows among them."""
         curve, last = self._latency.curve, len(self._latency.curve) - 1
         return float(curve[min(base, last)] - curve[min(base - queried, last)])
 
     def _price(self, sequences: int) -> float:
-        """Return the tokens that a unit of time is worth."""
+        """Return the price of a unit of time, in tokens."""
         return self._throughput.rate(sequences / float(self._latency.curve[sequences - 1]))
 
     def _pass_costs(self, base: int, nodes: int) -> Float64:
-        """Return Float64[nodes + 1], what a pass over 0, 1, ... nodes costs more than one over `base` draft rows."""
+        """Return Float64[nodes + 1], the extra cost of adding 0, 1, ... nodes to a pass over `base` draft rows."""
         curve, end = self._latency.curve, base + nodes + 1
         rows = curve[base:end]
         if len(rows) <= nodes:  # beyond the curve passes cost as much as at its end
@@ -236,11 +238,11 @@ class AdaptiveSizing:
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
     def _observe_drafting(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float) -> float:
-        """Return the time of drafting in units of the curve, of which the latency model learns."""
+        """Let the latency model learn from the drafting time; return that time in units of the curve."""
         drafted = zip(states, drafts, strict=True)
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
         even = all(state.by_level or state.sampled or state.plain for state in states)
-        # The first draft, or that after a pause, reads all that was committed before, which says nothing of others.
+        # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
         late = [
             state.waited or not state.rounds or (state.resting and state.levels > 0) for state in states if state.asked
         ]
@@ -248,7 +250,7 @@ class AdaptiveSizing:
         return self._latency.observe_drafting(units, seconds, even=even, usual=usual)
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
-        """Count a round of a pause that goes on."""
+        """Count a round of a pause that continues."""
         state.text = [*state.text, *walk.tokens][-2:]
         state.rounds += 1
         state.skipped += 1
@@ -258,15 +260,15 @@ class AdaptiveSizing:
         self._pausing.follow(state.pausing)
 
     def _plan(self, state: SequenceSizing, nodes: int, sequences: int, asking: int, profit: float) -> None:
-        """Set how much to ask for next, and whether to ask at all; `profit` as in `Pausing.observe`."""
+        """Decide how much to ask for next, and whether to ask at all; `profit` is as in `Pausing.observe`."""
         if state.pausing.left:
             state.pausing.skip()
         elif state.asked:
             state.wanted = max(float(nodes), _SHRINK * state.wanted)
             maximum = self._latency.maximum
             if nodes == state.asked == maximum < self._latency.sizes[-1]:
-                return  # larger drafts have not been tried yet, so it is not known what drafts gain
-            # A pause decodes plainly: that is what the time of drafting would yield, whatever drafts yield of late.
+                return  # larger drafts have not been tried yet, so it is not known what drafts can gain
+            # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.usual_drafting / asking
             state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
@@ -291,15 +293,15 @@ class AdaptiveSizing:
 
 
 def _levels_of(draft: DraftTree) -> float:
-    """Return the time of a draft in levels."""
+    """Return the drafting time of a draft in levels."""
     return int(draft.depths().max(initial=0)) if draft.levels is None else draft.levels
 
 
 def warm_up() -> None:
-    """Compile what choosing sizes runs, so that no request waits for it."""
+    """Compile the functions that choose sizes, so that no request waits for it."""
     sizing = AdaptiveSizing(LatencyModel(maximum=1), AcceptanceModel(), Throughput(), ExplorationBonus())
     state, node = sizing.open(), DraftTree.from_paths([[0]])
-    for _ in range(3):  # as many as allow a first node
+    for _ in range(3):  # the number of rounds until a first node is allowed
         sizing.nodes([state])
         sizing.trim([state], [node])
         sizing.observe([state], [node], [Walk([0], [0, 0], False)], target_seconds=1.0, draft_seconds=0.0)

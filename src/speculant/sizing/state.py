@@ -1,4 +1,4 @@
-"""What the policies of sizes keep of each sequence."""
+"""The state that sizing policies keep for each sequence."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from speculant.sizing.pausing import Pausing
 
 @dataclass(slots=True, eq=False)
 class SequenceSizing:
-    """What a policy keeps of one sequence.
+    """A policy's state of one sequence.
 
     Attributes:
-        acceptance: of this sequence.
-        wanted: the largest size of late, slowly falling.
+        acceptance: acceptance model of this sequence.
+        wanted: largest recent draft size, slowly decaying.
         sampled: whether its last draft was sampled.
-        forecast: of the drafting session, see `core.drafter.Session.forecast`; None where nothing is forecast.
-        rest: rounds that ask for no draft, this one included; 0 where it asks for one.
-        asked, depth, gain: in this round: nodes and levels asked for, and the tokens that the draft should gain.
-        by_level: whether drafting is to be paid by the level in this round, else by the node.
-        levels: whose time this round's draft took, before it was trimmed.
-        level_price, start_price, node_price: what a further level of this round's draft, drafting by levels at all, and
-            a further node have to gain.
-        pausing: rounds without a draft.
+        forecast: the session's forecast, see `core.drafter.Session.forecast`; None if it has none.
+        rest: number of rounds without a draft that remain, including this one; 0 if this round asks for one.
+        asked, depth, gain: nodes and levels asked for in this round, and the draft's expected gain in tokens.
+        by_level: whether drafting time counts per level in this round; otherwise per node.
+        levels: drafting time of this round's draft in levels, before it was trimmed.
+        level_price, start_price, node_price: minimum gain in tokens of one more level of this round's draft, of
+            drafting by levels at all, and of one more node.
+        pausing: pauses of drafting.
         text: the token before the root, and the root.
-        rounds, spent, queried: counts of rounds, nodes, query rows.
+        rounds, spent, queried: counts of rounds, nodes and query rows.
         waited: whether the last round asked for no draft.
-        resting: whether what drafts by levels had no part in the last draft, though it was asked.
-        skipped, paused: counts of rounds without nodes, rounds without asking.
-        plain: whether no draft is ever asked for; what such a text does says nothing of drafts.
+        resting: whether the last draft took no time for levels, although its drafter drafts by levels.
+        skipped, paused: counts of rounds without nodes, and of rounds that asked for no draft.
+        plain: whether no draft is ever asked for; nothing about drafts is learned from such a text.
     """
 
     acceptance: AcceptanceModel

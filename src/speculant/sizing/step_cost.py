@@ -1,7 +1,7 @@
-"""What a target pass costs by the nodes of its draft: a measured curve, straight between its points.
+"""Measured cost of a target pass as a function of its draft nodes, interpolated linearly.
 
-The file is JSON: {"nodes": [0, 1, 8, ...], "seconds": [...]}, nodes rising from 0, which is plain decoding; further
-keys are let be.
+The file is JSON: {"nodes": [0, 1, 8, ...], "seconds": [...]}, with nodes rising from 0, which is plain decoding; other
+keys are ignored.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FORM = 'a measured curve is {"nodes": [0, ...], "seconds": [...]} with rising no
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCost:
-    """Seconds Float64[P] of a pass over the root and `nodes` Float64[P] draft nodes."""
+    """The `seconds` Float64[P] of passes over the root and `nodes` Float64[P] draft nodes."""
 
     nodes: npt.NDArray[np.float64]
     seconds: npt.NDArray[np.float64]
 
     def of(self, nodes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the seconds of passes over as many nodes each."""
+        """Return the seconds of passes over the given numbers of nodes."""
         return np.asarray(np.interp(nodes, self.nodes, self.seconds), np.float64)
 
     def check(self, nodes: int) -> None:
-        """Refuse drafts larger than what was measured, since beyond it the curve is a guess.
+        """Check that drafts of up to `nodes` nodes were measured, since beyond them the curve is a guess.
 
         Raises:
-            UsageError: it ends before.
+            UsageError: the curve ends before.
         """
         if nodes > self.nodes[-1]:
             raise UsageError(
@@ -47,7 +47,7 @@ def read_step_cost(path: Path) -> StepCost:
     """Read a curve.
 
     Raises:
-        FileError: it cannot be read or holds no curve.
+        FileError: the file cannot be read or contains no valid curve.
     """
     try:
         found = json.loads(path.read_bytes())

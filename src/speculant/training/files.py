@@ -34,31 +34,31 @@ class Files:
         dtype: dtype of the written weights: float32, bfloat16 or float16.
     """
 
-    out: Path = _option(option.REQUIRED, "folder of what is trained", kinds.folder())
+    out: Path = _option(option.REQUIRED, "output folder", kinds.folder())
     cache: int = _option(
         0,
-        "disk that the target's hidden states may take, as in 2GB; default: 0, computed every time",
+        "disk space for the target's hidden states, as in 2GB; default: 0, which computes them every time",
         kinds.size(min=0, none=True),
     )
     cache_folder: Path | None = _option(
         None,
-        "where they are kept for other trainings; default: in --out until the end",
+        "folder that keeps them for other trainings; default: in --out, until the end",
         kinds.folder(),
         flag="--cache-dir",
     )
-    resume: bool = _option(False, "go on with the training in DIR", kinds.FLAG)
+    resume: bool = _option(False, "continue the training in DIR", kinds.FLAG)
     init: str | None = _option(
-        None, "begin with this head or draft model; default: new weights", kinds.name(metavar="PATH|ID")
+        None, "head or draft model to start from; default: new weights", kinds.name(metavar="PATH|ID")
     )
     options: Mapping[str, Any] = field(default_factory=dict)
     like: str | None = _draft_model(
         None,
-        "a new model of this one's config, but with the target's vocabulary; default: a small Llama",
+        "config for a new model, which gets the target's vocabulary; default: a small Llama",
         kinds.name(metavar="PATH|ID"),
     )
     before: tuple[str, ...] = _draft_model(
         (),
-        "draft models beside which it will draft: learn only where they are wrong (Col-BT, for specinfer)",
+        "draft models that it will complement: learn only where they are wrong (Col-BT, for specinfer)",
         kinds.name(metavar="PATH|ID..."),
         several=True,
     )
@@ -68,7 +68,7 @@ class Files:
     )
     dtype: str = _option(
         "float32",
-        "dtype of the weights that are written: float32, bfloat16 or float16",
+        "dtype of the written weights: float32, bfloat16 or float16",
         kinds.name(),
         flag="--save-dtype",
     )

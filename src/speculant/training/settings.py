@@ -16,7 +16,17 @@ OPTIMIZERS = ("adamw", "muon")
 PRECISIONS = ("float32", "bfloat16")
 KEPT = ("best", "last")
 MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
-COUNTS = ("depth", "texts", "anchors", "accumulate", "evaluate_every", "held_out", "opening", "new_tokens")  # 1 or more
+COUNTS = (  # 1 or more
+    "depth",
+    "texts",
+    "anchors",
+    "accumulate",
+    "evaluate_every",
+    "held_out",
+    "before_tokens",
+    "opening",
+    "new_tokens",
+)
 
 
 _option = partial(option.option, panel="Training")
@@ -46,6 +56,7 @@ class TrainSettings:
         patience: measurements without gain after which it ends; 0 for never.
         held_out: texts that acceptance is measured on.
         keep: the weights that are kept: "best" by the tokens of a greedy round on held-out texts, or "last".
+        before_tokens: that a draft model of `Files.before` has to predict for a position to be left out (Col-BT).
         on_policy: the share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
         temperature: at which it writes them.
         opening: tokens of a text that it continues, where the length of the text's prompt is not known.
@@ -56,7 +67,7 @@ class TrainSettings:
         None, "steps to train; default: 5 passes over the data, without --minutes", kinds.whole(1)
     )
     minutes: float | None = _option(
-        None, "maximum minutes to train; results are repeatable by --steps alone", kinds.number(above=True, metavar="M")
+        None, "maximum minutes to train; only --steps gives repeatable results", kinds.number(above=True, metavar="M")
     )
     loss: str = _option(
         "kl",
@@ -64,53 +75,56 @@ class TrainSettings:
         kinds.name(metavar="LOSS"),
     )
     feature_weight: float = _option(
-        0.0, "weight of the distance of hidden states, for kinds that predict them", kinds.number(metavar="W")
+        0.0, "loss weight of the distance between hidden states, for kinds that predict them", kinds.number(metavar="W")
     )
-    depth: int = _option(1, "drafted tokens that are trained; default: the kind's", kinds.whole(1, 64))
+    depth: int = _option(1, "number of drafted tokens to train; default: the kind's", kinds.whole(1, 64))
     depth_from: float = _option(
         0.0,
-        "train the first token alone until this share of the training; default: 0",
+        "train only the first token until this share of the training; default: 0",
         kinds.number(metavar="SHARE"),
     )
-    decay: float = _option(
-        0.8, "weights of the losses by depth: D^(depth - 1); default: the kind's, 0.8", kinds.FRACTION
-    )
+    decay: float = _option(0.8, "loss weights by depth: P^(depth - 1); default: the kind's, 0.8", kinds.FRACTION)
     measured: int = 4
     lr: float = _option(
         1e-3, "learning rate; default: the kind's, about 0.001", kinds.number(above=True, metavar="RATE")
     )
     optimizer: str = _option("adamw", "adamw or muon", kinds.name())
-    schedule: str = _option("linear", "schedule of the learning rate: linear, cosine or constant", kinds.name())
-    warmup: int = _option(50, "steps over which the learning rate rises", kinds.whole(0))
+    schedule: str = _option("linear", "learning-rate schedule: linear, cosine or constant", kinds.name())
+    warmup: int = _option(50, "warm-up steps of the learning rate", kinds.whole(0))
     weight_decay: float = _option(0.0, "weight decay of matrices; default: 0", kinds.number(metavar="W"))
     clip: float = _option(1.0, "gradient-norm clip; 0 disables", kinds.number(metavar="NORM"))
     texts: int = _option(8, "texts per batch", kinds.whole(1))
     anchors: int = _option(32, "maximum trained positions per text; default: the kind's", kinds.whole(1))
     accumulate: int = _option(1, "batches per step", kinds.whole(1))
-    precision: str = _option(
-        "float32", "precision of the arithmetic: float32 or bfloat16; weights stay float32", kinds.name()
-    )
+    precision: str = _option("float32", "arithmetic: float32 or bfloat16; weights stay float32", kinds.name())
     seed: int = _option(0, "seed of new weights, order and anchors; default: 0", kinds.whole(0))
     evaluate_every: int = _option(
         200, "steps between measurements of held-out acceptance", kinds.whole(1), flag="--evaluate-steps"
     )
-    patience: int = _option(0, "end after so many measurements without gain; default: 0, never", kinds.whole(0))
-    held_out: int = _option(128, "texts to measure on, a tenth of all at most", kinds.whole(1))
+    patience: int = _option(0, "stop after this many measurements without gain; default: 0, never", kinds.whole(0))
+    held_out: int = _option(128, "texts to measure on, at most a tenth of all", kinds.whole(1))
     keep: str = _option(
         "best",
-        "the weights that are written: the best ones in greedy decoding on held-out texts (default), or the last",
+        "weights to write: the best in greedy decoding on held-out texts (default), or the last",
         kinds.name(metavar="best|last"),
+    )
+    before_tokens: int = _draft_model(
+        1,
+        "tokens in a row that a draft model of --before has to predict for a position to be left out; default: 1",
+        kinds.whole(1),
     )
     on_policy: float = _draft_model(
         0.0,
-        "share of the batches whose texts the draft model continues itself (DistillSpec); default: 0",
+        "share of batches whose texts the draft model writes itself (DistillSpec); default: 0",
         kinds.number(metavar="SHARE"),
     )
     temperature: float = _draft_model(
-        1.0, "temperature at which it writes them; default: 1", kinds.number(above=True, metavar="T")
+        1.0, "temperature of --on-policy texts; default: 1", kinds.number(above=True, metavar="T")
     )
-    opening: int = _draft_model(16, "tokens of a text that it continues where the data has no prompts", kinds.whole(1))
-    new_tokens: int = _draft_model(64, "maximum tokens that it writes", kinds.whole(1))
+    opening: int = _draft_model(
+        16, "tokens of a text that --on-policy starts from where the data has no prompts", kinds.whole(1)
+    )
+    new_tokens: int = _draft_model(64, "maximum new tokens of an --on-policy text", kinds.whole(1))
 
     def __post_init__(self) -> None:
         parse_terms(self.loss)

@@ -4,7 +4,9 @@
   prompts itself, and the target scores every position. What it samples depends on its weights, on the seed and on the
   number of the batch, so a training that goes on from a checkpoint samples the same.
 - Col-BT (SpecInfer: Miao et al. 2024, arXiv 2305.09781, section 3.1): positions that draft models trained before
-  predict rightly are left out, in training as in the measurements; the method `specinfer` merges what all draft.
+  predict rightly are left out, in training as in the measurements; the method `specinfer` merges what all draft. The
+  paper leaves out a sample if a model and the target generate the same tokens after it. Every position is such a sample
+  here, and `before_tokens` says after how many equal tokens it is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.training.recipe import TrainBatch
@@ -108,7 +109,7 @@ class StudentFeatures(Features):
 
     @torch.no_grad()
     def _unpredicted(self, batch: TrainBatch, *, written: bool = False) -> TrainBatch:
-        """Return a batch without the anchors whose first drafted token another draft model predicts.
+        """Return a batch without the anchors whose first drafted tokens another draft model predicts, all of them.
 
         Args:
             batch: of any texts.
@@ -118,18 +119,19 @@ class StudentFeatures(Features):
         if not self._before or not len(batch.anchors):
             return batch
         texts, rows = batch.anchors.unbind(1)
-        right = batch.ids[texts, rows + 2]
-        if written:
-            right = self._target.project(batch.final[texts, rows + 1]).argmax(-1)
-        predicted = torch.zeros_like(right, dtype=torch.bool)
+        predicted = torch.zeros_like(rows, dtype=torch.bool)
         for student in self._before:
-            predicted |= self._best(student, batch.ids, texts, rows + 1) == right
+            states, own = student.states(batch.ids), torch.ones_like(predicted)
+            for depth in range(1, self._settings.before_tokens + 1):
+                inside = rows + depth + 1 < batch.lengths[texts]  # behind the end of a text nothing is wrong
+                places = torch.where(inside, rows + depth, 0)
+                right = batch.ids[texts, places + 1]
+                if written:
+                    right = self._target.project(batch.final[texts, places]).argmax(-1)
+                best = student.project(states[texts, places])[:, : self._target.vocabulary].argmax(-1)
+                own &= (best == right) | ~inside
+            predicted |= own
         return replace(batch, anchors=batch.anchors[~predicted])
-
-    def _best(self, student: Student, ids: Tensor, texts: Tensor, rows: Tensor) -> Tensor:
-        """Return the most probable token Int64[A] after each of A rows of texts."""
-        logits = student.project(student.states(ids)[texts, rows])
-        return logits[:, : self._target.vocabulary].argmax(-1)
 
 
 def is_on_policy(number: int, share: float) -> bool:

@@ -1,1 +1,1 @@
-"""Acceptance rules, one file each. A verifier knows neither drafters nor engines."""
+"""Acceptance rules, one file each. A verifier depends on neither drafters nor engines."""

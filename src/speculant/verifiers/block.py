@@ -1,10 +1,10 @@
-"""Block verification: a chain is accepted or rejected as a block, from its end, which accepts the most on average.
+"""Block verification: the tokens of a chain are accepted jointly, as its longest prefix that passes a test.
 
 Sun et al.: "Block Verification Accelerates Speculative Decoding", ICLR 2025, arXiv 2403.10444. With w_0 = 1 and
-w_i = min(1, w_{i-1} p(x_i) / q(x_i)), the first i nodes are accepted with the probability h_i = s_i / (s_i + 1 - w_i),
-s_i = sum_x max(0, w_i p(x) - q(x)) after node i, and h_g = w_g at the end. All tests are independent, and the longest
-prefix that passes counts; the next token is drawn from max(0, w_i p - q), normalised. No rule that sees one chain
-accepts more tokens on average, and token by token (speculative sampling) never accepts more.
+w_i = min(1, w_{i-1} p(x_i) / q(x_i)), the first i nodes are accepted with probability h_i = s_i / (s_i + 1 - w_i),
+where s_i = sum_x max(0, w_i p(x) - q(x)) after node i, and h_g = w_g at the end. All tests are independent, and the
+longest prefix that passes is accepted; the next token is drawn from max(0, w_i p - q), normalised. No rule that sees
+one chain accepts more tokens on average; token-by-token speculative sampling never accepts more.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Contrastive decoding, verified: the text follows the target's strength over the draft model, not the target.
+"""Speculative contrastive decoding: the output follows the contrast of target and draft model, not the target's p.
 
 Yuan et al.: "Speculative Contrastive Decoding", ACL 2024, arXiv 2311.08981, with the distribution of Li et al. 2023
 (arXiv 2210.15097) in the form of O'Brien and Lewis 2023 (arXiv 2309.09117): among the tokens with p >= alpha max p,
 
     p'(x) proportional to p(x)^(1 + beta) / q(x)^beta,
 
-where q is the draft model's, the amateur's, at the same temperature but not truncated by top-k or top-p. Drafts are
-drawn from q and tested against p' by speculative sampling, so the output has exactly the distribution p', whatever the
-draft. Every pass has q after its root, the prompt's and those without a draft too.
+where q is the distribution of the draft model, the amateur, at the same temperature but not truncated by top-k or
+top-p. Drafts are drawn from q and tested against p' by speculative sampling, so the output has exactly the distribution
+p', whatever the draft. Every pass needs q after its root, including the prompt's and those without a draft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from speculant.verifiers.speculative_sampling import recursive_rejection
 
 
 class ContrastiveDecoding(RuleVerifier):
-    """Exact for p', another distribution than the target's."""
+    """Exact in distribution for p', which differs from the target's p."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
     scored = True
@@ -38,10 +38,10 @@ class ContrastiveDecoding(RuleVerifier):
         self._alpha, self._beta = alpha, beta
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
-        """Return the work on the device, with p' for p.
+        """Return the work on the device, with p' in place of p.
 
         Raises:
-            UnsupportedError: q after some row is missing, as where a text is decoded without drafts.
+            UnsupportedError: q after some row is missing, as when a text is decoded without drafts.
         """
         if tree.proposal is None:
             raise UnsupportedError(
@@ -67,7 +67,7 @@ class ContrastiveDecoding(RuleVerifier):
 
 
 def contrast(p: Tensor, q: Tensor, alpha: float, beta: float) -> Tensor:
-    """Return p' [R, V] of the distributions p and q [R, V]."""
+    """Return the contrastive distribution p' [R, V] of p and q [R, V]."""
     floor = torch.finfo(p.dtype).tiny
     scores = (1 + beta) * p.clamp(min=floor).log() - beta * q.clamp(min=floor).log()
     plausible = (p >= alpha * p.amax(-1, keepdim=True)) & (p > 0)

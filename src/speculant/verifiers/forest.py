@@ -1,4 +1,4 @@
-"""Forest: the drafts of B sequences as padded tensors, in the form in which acceptance rules take them."""
+"""Forest: the drafts of B sequences as padded tensors, the input of acceptance rules."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Forest:
     """B drafts of at most N nodes. Row 0 of a draft is the root, row i + 1 is node i.
 
     Attributes:
-        tokens: Int64[B, N]; 0 where there is no node.
+        tokens: Int64[B, N]; 0 as padding.
         parents: Int64[B, N], the row of each node's parent.
-        exists: Bool[B, N].
+        exists: Bool[B, N], False at padding.
         sampled: Bool[B, N], whether a node was drawn from q rather than chosen.
-        children: Int64[B, N + 1, W], the nodes below each row in draft order; -1 where there is none.
-        q: [B, N + 1, V], what the children of each row were drawn from; rows without such children hold anything.
+        children: Int64[B, N + 1, W], the children of each row in draft order; -1 as padding.
+        q: [B, N + 1, V], the distribution that the children of each row were drawn from; undefined for rows without
+            such children.
         distinct: Bool[B], whether siblings were drawn without replacement.
-        laws: Int64[B, N], the row of q that each node was drawn from, where that of some is not its parent's; then q
-            has as many rows as the drafts' proposals. None where each node was drawn from its parent's row.
+        laws: Int64[B, N], the row of q that each node was drawn from, if that is not always the parent's; q then has as
+            many rows as the drafts' proposals. None if each node was drawn from its parent's row.
         below: the children without padding, on the host.
     """
 
@@ -41,7 +42,7 @@ class Forest:
 
     @classmethod
     def of(cls, drafts: Sequence[DraftTree], p: Tensor) -> Forest:
-        """Return the forest of some drafts, with q in the type and on the device of p [..., V]."""
+        """Build the forest of some drafts, with q in the dtype and on the device of p [..., V]."""
         size, below = max(map(len, drafts)), [_children(draft) for draft in drafts]
         width = max((len(nodes) for each in below for nodes in each), default=0)
         tokens, parents, exists, sampled = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[bool]]()
@@ -82,11 +83,11 @@ class Forest:
         )
 
     def proposed(self, node: Tensor, q: Tensor) -> Tensor:
-        """Return the distributions [B, V] that one node of each draft comes from: q, or one-hot if it was chosen.
+        """Return the distributions [B, V] that one node of each draft was drawn from: q, or one-hot if it was chosen.
 
         Args:
             node: Int64[B]; any number for drafts without that node.
-            q: [B, V], what siblings of the node are drawn from, where that is one distribution.
+            q: [B, V], the distribution of the node's siblings, if they share one; ignored if `laws` are given.
         """
         at = node.clamp(min=0)[:, None]
         if self.laws is not None:
@@ -104,10 +105,10 @@ def _children(draft: DraftTree) -> list[list[int]]:
 
 
 def refuse_several(draft: DraftTree, rule: str) -> None:
-    """Refuse candidates of one place that were drawn from different distributions, for rules that know one.
+    """Check that siblings were drawn from one distribution, for rules that support only one.
 
     Raises:
-        UnsupportedError: the draft has such.
+        UnsupportedError: siblings come from several draft models.
     """
     if draft.proposal is not None and draft.proposal.laws is not None:
         raise UnsupportedError(
@@ -117,10 +118,10 @@ def refuse_several(draft: DraftTree, rule: str) -> None:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return max(0, p - q) [B, V], normalised: what is left of p for a rejected token's place.
+    """Return the residual max(0, p - q) [B, V], normalised, from which a rejected token is replaced.
 
-    A token is rejected only where p is below q, so somewhere else p is above q; but rounding may leave nothing there,
-    and then p itself is as good an answer as its precision allows.
+    A token is rejected only if p is below q there, so elsewhere p is above q; but rounding may leave nothing, and then
+    p itself is the best answer that the precision allows.
     """
     left = (p - q).clamp(min=0)
     mass = left.sum(-1, keepdim=True)
@@ -128,10 +129,10 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def settle(p: Tensor, tokens: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the law [B, V] of a token with the distribution p, given a token each [B] that was drawn from q [B, V].
+    """Return the conditional distribution [B, V] of a token from p, given a token per row [B] drawn from q [B, V].
 
-    One-hot where that token passes the test of speculative sampling, else the residual; over q and the uniform numbers
-    [B] it is p, which need not be normalised.
+    One-hot if that token passes the test of speculative sampling, else the residual. Averaged over q and the uniform
+    numbers [B] it equals p, which need not be normalised.
     """
     p, at = p / p.sum(-1, keepdim=True), tokens[:, None]
     accepted = uniforms[:, None] * q.gather(1, at) < p.gather(1, at)
@@ -139,15 +140,15 @@ def settle(p: Tensor, tokens: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def without(q: Tensor, tokens: Tensor) -> Tensor:
-    """Return q [B, V] without one token each [B], normalised; q itself where nothing else is left."""
+    """Return q [B, V] with one token per row [B] removed, normalised; q itself if nothing else is left."""
     left = q.scatter(1, tokens[:, None], 0.0)
     mass = left.sum(-1, keepdim=True)
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(q.dtype).tiny), q)
 
 
 def draw(p: Tensor, uniforms: Tensor) -> Tensor:
-    """Return a token of each distribution [B, V], which need not be normalised, by its uniform number [B]."""
+    """Draw a token from each distribution [B, V], which need not be normalised, with a uniform number each [B]."""
     reached = p.double().cumsum(-1)
     tokens = torch.searchsorted(reached, (uniforms.double() * reached[:, -1])[:, None], right=True)[:, 0]
-    last = p.shape[-1] - 1 - (p > 0).flip(-1).int().argmax(-1)  # rounding must not reach beyond what is possible
+    last = p.shape[-1] - 1 - (p > 0).flip(-1).int().argmax(-1)  # rounding must not yield a token of probability 0
     return torch.minimum(tokens, last)

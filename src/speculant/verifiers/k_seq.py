@@ -1,9 +1,10 @@
 """K-SEQ: candidates drawn independently from one q, each tested against the same scaled ratio.
 
 Sun et al.: "SpecTr: Fast Speculative Decoding via Optimal Transport", NeurIPS 2023, arXiv 2310.15141. With k candidates
-of a place and b(r) = sum_x min(q(x), p(x) / r), r is the root in [1, k] of 1 - (1 - b(r))^k = r b(r). Candidates are
-accepted in order with the probability min(1, p(x) / (r q(x))); if none is, the token is drawn from
-p(x) - min(q(x), p(x) / r) (1 - (1 - b)^k) / b, normalised. Any r not below the root is exact; it is found from above.
+for one position and b(r) = sum_x min(q(x), p(x) / r), r is the root in [1, k] of 1 - (1 - b(r))^k = r b(r). Candidates
+are accepted in order, each with probability min(1, p(x) / (r q(x))); if none is, the token is drawn from
+p(x) - min(q(x), p(x) / r) (1 - (1 - b)^k) / b, normalised. Any r at or above the root is exact; bisection returns its
+upper bound.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class KSeq(DescentVerifier):
 
 
 def _scale(p: Tensor, q: Tensor, count: Tensor) -> Tensor:
-    """Return r [B, 1], from above."""
+    """Return r [B, 1], the upper bound of a bisection."""
     low, high = torch.ones_like(count), count.clamp(min=1)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -1,14 +1,14 @@
-"""The frame of acceptance rules that compare probabilities: p of every row, random numbers, and a walk on the host.
+"""The common part of acceptance rules that compare probabilities: p of every row, random numbers, a walk on the host.
 
-A rule is a pure function of the drafts, p and uniform random numbers, for B sequences at once and on their device. It
+A rule is a pure function of the drafts, p and uniform random numbers, for B sequences at once, on their device. It
 returns the last accepted row of each draft and the distribution of the target's own token after it. The token is drawn
-on the device, so that two numbers per sequence cross to the host, in one transfer for all.
+on the device, so that only two numbers per sequence are transferred to the host, all at once.
 
-Rules that go from the root to a leaf and need p only at the rows they come to (`NodeRule`) are run row by row on CPUs,
-which saves warping the other rows, and wherever processors look at the text, since the text is then known to come.
+Rules that descend from the root and need p only at the rows they visit (`NodeRule`) are run row by row on CPUs, which
+saves warping the other rows, and whenever processors look at the text, because the text before a visited row is known.
 
-Greedy decoding needs no rule: one-hot p and lossless leave only the argmax, and ties must be resolved as plain decoding
-resolves them.
+Greedy decoding needs no rule: with a one-hot p, lossless output can only be the argmax, and ties must be resolved as in
+plain decoding.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What a rule decides for B drafts.
+    """A rule's decision for B drafts.
 
     Attributes:
         rows: Int64[B], the last accepted row; 0 is the root.
         rest: [B, V], the distribution of the target's own token, not always normalised.
-        rates: [B, n], the probability of each acceptance test that the rule may come to, given that it comes to it.
+        rates: [B, n], for each possible acceptance test, the probability of passing if it is reached.
     """
 
     rows: Tensor
@@ -47,7 +47,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """What a rule decides among siblings: the place of the accepted one [B], -1 for none; `rest`, `rates` as above."""
+    """A rule's decision among siblings: index of the accepted one [B] or -1; `rest` and `rates` as in `Decision`."""
 
     taken: Tensor
     rest: Tensor
@@ -63,10 +63,10 @@ class NodeRule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """A sequence's part of a round's verification: its draft, p [N + 1, V], and uniform numbers [N + 1].
+    """A sequence's input to a round's verification: its draft, p [N + 1, V], and uniform numbers [N + 1].
 
-    Where decoding is greedy, `p` is that of temperature 1, and the own token is its argmax. `ahead` is a token that was
-    drawn behind the draft, or None; with it there is one more uniform number, for its test.
+    If decoding is greedy, `p` is taken at temperature 1, and the target's own token is its argmax. `ahead` is a token
+    drawn after the draft, or None; if present, there is one more uniform number to test it.
     """
 
     draft: DraftTree
@@ -88,17 +88,17 @@ class RuleVerifier(Verifier):
         """Return the outcome for drafts with p [B, N + 1, V] after every row and uniform numbers [B, N]."""
 
     def check(self, draft: DraftTree) -> None:
-        """Refuse drafts that the rule is not made for.
+        """Check that the rule supports a draft.
 
         Raises:
-            UnsupportedError: it is one.
+            UnsupportedError: it does not.
         """
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
-        """Return the work on the device; the target's tokens after every row where decoding is greedy.
+        """Return the work on the device, or the target's tokens after every row if decoding is greedy.
 
         Raises:
-            UnsupportedError: the rule cannot take this draft, or p depends on text that may not come.
+            UnsupportedError: the rule does not support this draft, or p depends on text that is not known yet.
         """
         sampler.load(result.logits)
         if sampler.greedy and self.exactness != "lossy":
@@ -115,7 +115,7 @@ class RuleVerifier(Verifier):
         return Work(tree, p, sampler.uniforms(len(tree) + 1 + (ahead is not None)), sampler.greedy, ahead)
 
     def decide(self, prepared: Sequence[Any]) -> list[Array]:
-        """Run the rule for all sequences at once; return the last accepted row and the own token of each, Int64[2]."""
+        """Run the rule for all sequences at once; return each one's last accepted row and own token, Int64[2]."""
         works = [each for each in prepared if isinstance(each, Work)]
         if not works:
             return list(prepared)
@@ -130,7 +130,7 @@ class RuleVerifier(Verifier):
         return [next(decided) if isinstance(each, Work) else each for each in prepared]
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
-        """Commit what was decided."""
+        """Commit the decided path and token."""
         if sampler.greedy and self.exactness != "lossy":
             return SampleThenFollow().walk(tree, prepared, sampler)
         assert prepared is not None
@@ -143,17 +143,17 @@ class RuleVerifier(Verifier):
 
 
 class DescentVerifier(RuleVerifier):
-    """Runs a rule among siblings from the root down."""
+    """Applies a rule among siblings, from the root down."""
 
     @abstractmethod
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
-        """Return the choice among siblings, see `NodeRule`."""
+        """Return the choice among siblings; see `NodeRule`."""
 
     def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         return descend(self.choose, forest, p, uniforms)
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
-        """Return the work on the device, or None where the walk is to be made on the host."""
+        """Return the work on the device, or None if the walk is done on the host."""
         if sampler.greedy or sampler.parallel:
             return super().prepare(tree, result, sampler)
         self.check(tree)
@@ -161,7 +161,7 @@ class DescentVerifier(RuleVerifier):
         return None
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
-        """Commit what was decided, or go down row by row."""
+        """Commit the decided path, or descend row by row on the host."""
         if sampler.greedy or prepared is not None:
             return super().walk(tree, prepared, sampler)
         path, node, forest = list[int](), ROOT, None
@@ -183,7 +183,7 @@ class DescentVerifier(RuleVerifier):
 
 
 def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
-    """Apply a rule among siblings from the root down, until it accepts none."""
+    """Apply a rule among siblings from the root down until it accepts none."""
     everyone = torch.arange(len(p), device=p.device)
     rows, going = torch.zeros_like(everyone), torch.ones_like(everyone, dtype=torch.bool)
     rest = p[:, 0]
@@ -203,19 +203,19 @@ def descend(choose: NodeRule, forest: Forest, p: Tensor, uniforms: Tensor) -> De
 
 
 def ahead_of(tree: DraftTree) -> Ahead | None:
-    """Return the token that was drawn behind a chain while its pass ran, or None."""
+    """Return the token that was drawn after a chain while its pass ran, or None."""
     return None if tree.proposal is None or tree.proposal.ahead is None else tree.proposal.ahead()
 
 
 def _test_ahead(ahead: Ahead, p: Tensor, sampler: Sampler) -> Tensor:
-    """Return the law [1, V] of the own token after p [1, V], given one drawn ahead."""
+    """Return the distribution [1, V] of the target's own token under p [1, V], given a token drawn ahead."""
     q = torch.as_tensor(ahead.q).to(p)[None]
     test = torch.as_tensor(sampler.uniforms(1)).to(p.device)
     return settle(p, torch.tensor([ahead.token], device=p.device), q, test)
 
 
 def _settle_all(works: Sequence[Work], outcome: Decision) -> Tensor:
-    """Return the laws [B, V] of the own tokens: where a whole draft was accepted, given the token drawn ahead."""
+    """Return the distributions [B, V] of the target's own tokens, given tokens drawn ahead of fully accepted drafts."""
     rest, ahead = outcome.rest, [work.ahead for work in works]
     if not any(ahead):
         return rest
@@ -229,7 +229,7 @@ def _settle_all(works: Sequence[Work], outcome: Decision) -> Tensor:
 
 
 def _end_walk(tree: DraftTree, path: list[int], node: int) -> Walk:
-    """Return the walk of a text that ends with a node, which counts as the target's own token."""
+    """Return the walk of a text that ends with a drafted node, which then counts as the target's own token."""
     return Walk(path, tree.tokens[[*path, node]].tolist(), True)
 
 

@@ -1,11 +1,11 @@
 """Sample, then follow: the acceptance rule for drafts whose tokens were chosen, not sampled.
 
-At each node the target's own next token is drawn exactly as plain decoding would draw it and committed, and the child
-that holds it is followed; where no child does, the round ends. Losslessness needs no argument about probabilities: the
-draft decides only how many of the target's tokens one pass computes, never which, so processors, stop rules and random
-streams see every token once, in order. The probability of going on from a node is the target's summed probability of
-its children, the most that any rule can reach with a fixed set of candidates (the tree used as a cache of target
-distributions: SpecExec, Svirschevski et al., 2024, arXiv 2406.02532).
+At each node the target's own next token is drawn exactly as in plain decoding and committed; if a child holds it, the
+walk continues there, otherwise the round ends. Losslessness needs no argument about probabilities: the draft decides
+only how many of the target's tokens one pass computes, never which, so processors, stop rules and random streams see
+every token once, in order. The probability of continuing from a node is the target's total probability of its children,
+the maximum that any rule can reach with a fixed set of candidates (the tree used as a cache of target distributions:
+SpecExec, Svirschevski et al., 2024, arXiv 2406.02532).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class SampleThenFollow(Verifier):
     sampled = False
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
-        """Let the sampler draw after every row at once, where nothing depends on the prefix.
+        """Let the sampler draw the tokens after all rows at once, if p does not depend on the prefix.
 
         Raises:
-            UnsupportedError: nodes were sampled; following those that the target draws would waste what q says.
+            UnsupportedError: nodes were sampled; this rule would make no use of q.
         """
         if tree.proposal is not None:
             raise UnsupportedError("sample-then-follow takes drafts of chosen tokens; these were sampled.")
@@ -59,15 +59,15 @@ class SampleThenFollow(Verifier):
 
 
 class Greedy(SampleThenFollow):
-    """The same for greedy decoding alone, where the target's own token is its argmax."""
+    """The same rule for greedy decoding only, where the target's own token is its argmax."""
 
     sampled = True
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
-        """Find the argmax after every row.
+        """Compute the argmax after every row.
 
         Raises:
-            UnsupportedError: the request samples.
+            UnsupportedError: the request is sampled.
         """
         if not sampler.greedy:
             raise UnsupportedError(

@@ -1,17 +1,17 @@
-"""Speculative sampling, and recursive rejection, which is the same among several candidates.
+"""Speculative sampling, and recursive rejection, its extension to several candidates.
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192,
-algorithm 1; Chen et al. 2023, arXiv 2302.01318, theorem 1. A token x drawn from q is accepted with the probability
-min(1, p(x) / q(x)). If it is rejected, p becomes the residual max(0, p - q), normalised, and the next candidate of the
-same place is tested against that; after the last, the token is drawn from it.
+algorithm 1; Chen et al. 2023, arXiv 2302.01318, theorem 1. A token x drawn from q is accepted with probability
+min(1, p(x) / q(x)). If it is rejected, p becomes the residual max(0, p - q), normalised, and the next candidate for the
+same position is tested against that; after the last one, the token is drawn from it.
 
 - Candidates drawn with replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), multi-step sampling, where
-  candidates of one place may come from several draft models, each tested against the q that it was drawn from.
+  candidates for one position may come from several draft models, each tested against the q that it was drawn from.
 - Without replacement: RSD (Jeon et al. 2024, arXiv 2402.14160), MCSD (Yang et al. 2024, arXiv 2401.06706), Sequoia
   (Chen et al. 2024, arXiv 2402.12374): after a rejection the token also leaves q.
-- A chosen candidate counts as drawn from a one-hot q: it is accepted with the probability p(x), and p loses it.
+- A chosen candidate counts as drawn from a one-hot q: it is accepted with probability p(x), else removed from p.
 
-The output has exactly the distribution p, whatever q is. p and q are warped alike (temperature, top-k, top-p) before.
+The output has exactly the distribution p, whatever q is. p and q are both warped (temperature, top-k, top-p) before.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from speculant.verifiers.rule import Choice, DescentVerifier
 
 
 class SpeculativeSampling(DescentVerifier):
-    """Exact in distribution; token-identical where decoding is greedy."""
+    """Exact in distribution; token-identical if decoding is greedy."""
 
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
         return recursive_rejection(forest, rows, p, uniforms)
 
 
 def recursive_rejection(forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor, *, lenience: float = 1.0) -> Choice:
-    """Test the children of rows one after another, each against what the rejected ones before it left of p.
+    """Test the children of one row per draft in turn, each against the residual left by the rejected ones before it.
 
     Args:
         forest: the drafts.
-        rows: Int64[B].
-        p: [B, V] after these rows.
-        uniforms: [B, W].
-        lenience: q is multiplied by it; below 1 more is accepted, and the output is no longer p (Leviathan et al.,
-            appendix A.5).
+        rows: Int64[B], the row of each draft.
+        p: [B, V], target distributions after these rows.
+        uniforms: [B, W], a uniform number for each child.
+        lenience: factor of q; below 1, more tokens are accepted and the output is no longer distributed as p (Leviathan
+            et al., appendix A.5).
     """
     everyone = torch.arange(len(rows), device=p.device)
     nodes, q = forest.children[everyone, rows], forest.q[everyone, rows]

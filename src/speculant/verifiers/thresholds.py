@@ -1,8 +1,9 @@
-"""Lossy rules that accept a token by a threshold on the target's own probabilities, whatever it was drawn from.
+"""Lossy rules that accept a token if its target probability passes a threshold, however it was drafted.
 
-A node is accepted if it and all nodes above it pass; the deepest accepted one ends the path, the drafter's better one
-of equals. The target's own token follows: its argmax where decoding is greedy, else drawn from p. The output is that of
-neither plain decoding nor p, so these rules are used only on request (`lossy=True`).
+A node is accepted if it and all its ancestors pass; the path ends at the deepest accepted node, or among equally deep
+ones at the one that the drafter ranks first. The target's own token follows: its argmax if decoding is greedy, else
+drawn from p. The output neither equals plain decoding nor is distributed as p, so these rules are used only on request
+(`lossy=True`).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from speculant.verifiers.speculative_sampling import recursive_rejection
 
 
 class ThresholdVerifier(RuleVerifier):
-    """Accepts what passes a test of its own probability."""
+    """Accepts tokens whose own probability passes a test."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
 
     @abstractmethod
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
-        """Return Bool[B, N], whether each node's token passes, p [B, N, V] being the distribution after its parent."""
+        """Return Bool[B, N], whether each node's token passes, given the distribution p [B, N, V] after its parent."""
 
     def rule(self, forest: Forest, p: Tensor, uniforms: Tensor) -> Decision:
         everyone, size = torch.arange(len(p), device=p.device), forest.tokens.shape[1]
@@ -47,7 +48,7 @@ class ThresholdVerifier(RuleVerifier):
 class TypicalAcceptance(ThresholdVerifier):
     """Medusa (Cai et al., ICML 2024, arXiv 2401.10774), section 2.3: p(x) > min(epsilon, delta exp(-H(p))).
 
-    The authors' runs use epsilon = 0.09 and delta = 0.3; the defaults of their function have them exchanged.
+    The authors' runs use epsilon = 0.09 and delta = 0.3; the defaults of their function are swapped.
     """
 
     def __init__(self, *, epsilon: float = 0.09, delta: float = 0.3) -> None:
@@ -61,10 +62,10 @@ class TypicalAcceptance(ThresholdVerifier):
 
 
 class TopBeta(ThresholdVerifier):
-    """SpecDec (Xia et al., EMNLP Findings 2023, arXiv 2203.16487): among the top `beta` and near the best in log p."""
+    """SpecDec (Xia et al., EMNLP Findings 2023, arXiv 2203.16487): among the top `beta`, and log p near the maximum."""
 
     def __init__(self, *, beta: int = 3, gap: float = 1.0) -> None:
-        """Take the rank and the largest difference in nats to the most probable token."""
+        """Set the maximum rank and the maximum difference in nats from the most probable token."""
         if beta < 1 or gap < 0:
             raise UsageError(f"top-beta takes a beta of at least 1 and a gap of at least 0, not {beta} and {gap}.")
         self._beta, self._gap = beta, gap
@@ -78,8 +79,8 @@ class TopBeta(ThresholdVerifier):
 class Blockwise(ThresholdVerifier):
     """Blockwise Parallel Decoding (Stern et al., NeurIPS 2018, arXiv 1811.03115), section 5.
 
-    A token passes if it is among the top `k`, or, for vocabularies in an order such as intensities, at most `distance`
-    from the best one. The first `minimum` tokens of a block pass always.
+    A token passes if it is among the top `k` or, for ordered vocabularies such as intensities, at most `distance` from
+    the most probable one. The first `minimum` tokens of a block always pass.
     """
 
     def __init__(self, *, k: int = 1, distance: int = 0, minimum: int = 0) -> None:
@@ -100,7 +101,7 @@ class Rollback(ThresholdVerifier):
     """
 
     def __init__(self, *, threshold: float = 5.0) -> None:
-        """Take the threshold in nats."""
+        """Set the threshold in nats."""
         if not threshold > 0:
             raise UsageError(f"the threshold of a rollback is above 0 nats, not {threshold}.")
         self._threshold = threshold
@@ -110,7 +111,7 @@ class Rollback(ThresholdVerifier):
 
 
 class Nucleus(DescentVerifier):
-    """Medusa's other rule: a token drawn from the top-p part of the target's distribution is followed in the draft."""
+    """Medusa's other rule: a token is drawn from the nucleus (top-p) of the target and followed in the draft."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
 
@@ -127,12 +128,12 @@ class Nucleus(DescentVerifier):
 
 
 class Lenience(DescentVerifier):
-    """Speculative sampling with a smaller q, which accepts more (Leviathan et al. 2023, appendix A.5)."""
+    """Speculative sampling with a scaled-down q, which accepts more (Leviathan et al. 2023, appendix A.5)."""
 
     exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
 
     def __init__(self, *, lenience: float = 0.5) -> None:
-        """Take the factor of q, above 0 and at most 1; with 1 nothing is lost."""
+        """Set the factor of q, above 0 and at most 1; with 1 the rule is lossless."""
         self._lenience = _share("lenience", lenience)
 
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:

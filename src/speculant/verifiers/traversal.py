@@ -1,11 +1,11 @@
-"""Traversal verification: a tree is verified from its leaves up, so that no accepted token is lost to a rejected one.
+"""Traversal verification: a tree is verified from its leaves up, so that a rejected ancestor does not discard a leaf.
 
-Weng et al.: "Traversal Verification for Speculative Tree Decoding", NeurIPS 2025, arXiv 2505.12398. Each node carries a
-mass w: 1 at the root, min(1, w p(x) / q(x)) of its parent's at a child. Nodes are tested depth first, children in draft
-order before their parent, each with its mass: a node that passes is the end of the path, and the next token is drawn
-from what p is there. A child that fails changes its parent: p becomes max(0, w p - q), normalised by its sum s, w
-becomes s / (s + 1 - w), and q loses the token where siblings were drawn without replacement. The root always passes. On
-a chain this is block verification.
+Weng et al.: "Traversal Verification for Speculative Tree Decoding", NeurIPS 2025, arXiv 2505.12398. Each node has a
+mass w: 1 at the root, and min(1, w p(x) / q(x)) at a child, with w, p and q of its parent. Nodes are tested depth
+first, children in draft order before their parent, and pass with a probability equal to their mass. The first node that
+passes ends the path, and the next token is drawn from its current p. A child that fails changes its parent: p becomes
+max(0, w p - q), normalised by its sum s, w becomes s / (s + 1 - w), and if siblings were drawn without replacement the
+token is removed from q. The root always passes. On a chain this is block verification.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TraversalVerification(RuleVerifier):
 def _schedule(forest: Forest) -> tuple[Tensor, Tensor]:
     """Return the events of a depth-first walk of each draft, Int64[B, 2 N], and the depth of each node, Int64[B, N].
 
-    An event is twice the node, plus 1 where it is left; negative where there are no more.
+    An event is 2 * node on entering a node and 2 * node + 1 on leaving it; -1 is padding.
     """
     events, depths = list[list[int]](), list[list[int]]()
     size = forest.tokens.shape[1]

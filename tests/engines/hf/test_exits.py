@@ -50,6 +50,19 @@ def test_passes_go_on(name: str, layers: int, read: int) -> None:
     torch.testing.assert_close(cache.forward(*rows([4], [-1])).logits, other.forward(*rows([4], [-1])).logits)
 
 
+def test_what_was_run_early() -> None:
+    """Guards what sizes are chosen by: the share of a pass that drafting has run, by weights; none if a row was not."""
+    _, cache = opened("llama")
+    model, (tokens, parents) = cache._runner.model, TREE
+    layers = [sum(each.numel() for each in layer.parameters()) for layer in model.model.layers]
+    share = layers[0] / (sum(layers) + model.lm_head.weight.numel())
+    for read, expected in ((5, share), (4, 0.0), (0, 0.0)):
+        if read:
+            cache.read_exit(tokens[:read], parents[:read], 1)
+        assert cache.forward(tokens, parents).early == pytest.approx(expected)
+        cache.rollback()
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_drafts_share_what_they_can(name: str) -> None:
     """Guards drafts that were trimmed or changed: rows that differ are dropped, whatever comes first."""

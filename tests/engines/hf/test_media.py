@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers
 
+from architecture_matrix.catalogue import build
 from media_models import PLACEHOLDER, build_media_model
 from speculant import Speculator
+from speculant.core.errors import UsageError
 from speculant.engines.hf.media import MediaPrompt
 from speculant.engines.hf.prompt import UnusualPromptError, slices_by_length
 
@@ -63,7 +65,7 @@ def test_text_alone_and_media_share_a_model() -> None:
 
 
 def test_what_cannot_be_drafted_for_is_decoded_plainly() -> None:
-    """Guards Mllama, whose images are rows of a cache of their own: same text, and the reason is told."""
+    """Guards Mllama without the mask that its processor makes, whose passes see an image by how many rows they have."""
     model, inputs = build_media_model("mllama")
     expected = _generate(model, inputs, do_sample=False)
     speculator = Speculator.from_transformers(model, method="mix")
@@ -87,16 +89,24 @@ def test_prompts_given_as_embeddings_are_not_taken() -> None:
     speculator = Speculator.from_transformers(model, method="mix")
     call = _prepared(speculator, inputs)
     call.inputs = call.inputs | {"inputs_embeds": torch.zeros(1, inputs["input_ids"].shape[1], 32)}
+    call.ids = call.ids[:, :0]
     with pytest.raises(UnusualPromptError, match="embeddings"):
         MediaPrompt(call)
 
 
-def test_models_that_let_another_write_are_decoded_plainly() -> None:
-    """Guards BLIP-2's kind, whose `generate` calls that of a model within: its text, and no error."""
-    text = transformers.OPTConfig(
-        vocab_size=128, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4
-    )
-    text.update({"word_embed_proj_dim": 32, "eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1})
+@pytest.mark.parametrize("name", ["opt", "t5"])
+def test_models_that_let_another_write_are_drafted_for(name: str) -> None:
+    """Guards BLIP-2's kind, whose `generate` calls that of a decoder or an encoder-decoder within."""
+    sizes: dict[str, Any] = {"vocab_size": 128, "eos_token_id": None, "pad_token_id": 0}
+    if name == "opt":
+        text: Any = transformers.OPTConfig(
+            **sizes, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4
+        )
+        text.update({"word_embed_proj_dim": 32, "bos_token_id": 1})
+    else:
+        text = transformers.T5Config(
+            **sizes, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, decoder_start_token_id=0
+        )
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Blip2Config(
         vision_config=small | {"image_size": 8, "patch_size": 4},
@@ -112,3 +122,16 @@ def test_models_that_let_another_write_are_decoded_plainly() -> None:
     expected = _generate(model, inputs, do_sample=False)
     speculator = Speculator.from_transformers(model, method="mix")
     assert _generate(model, inputs, do_sample=False, custom_generate=speculator) == expected
+    assert not speculator.engine.capabilities.refusal
+    assert not speculator.engine.obstacle(_prepared(speculator, inputs)), "decoded plainly"
+    assert speculator.model is model
+    batch = [result.ids for result in speculator.generate_batch([inputs, inputs], size=2, max_new_tokens=32)]
+    assert batch == [expected[-32:]] * 2
+
+
+def test_processors_that_a_class_drops_are_refused() -> None:
+    """Guards Janus, whose `generate` passes no processors on: penalties are refused, not ignored."""
+    model = build("janus", "sdpa")
+    speculator = Speculator.from_transformers(model, method="mix", fast=False)
+    with pytest.raises(UsageError, match="passes no logits processors on"):
+        speculator.generate([5, 6, 7], max_new_tokens=4, presence_penalty=0.5)

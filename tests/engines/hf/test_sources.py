@@ -24,6 +24,11 @@ SEQ2SEQ, SPEECH, IMAGE = "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "
         pytest.param(IMAGE, "pix2struct", id="a-decoder's-own-bias"),
         pytest.param(IMAGE, "t5gemma2", id="windows-beside-the-source"),
         pytest.param(IMAGE, "git", id="images-without-placeholders"),
+        pytest.param(IMAGE, "mllama", id="cross-attention-of-some-layers"),
+        pytest.param(IMAGE, "idefics", id="no-text-without-an-image"),
+        pytest.param(IMAGE, "blip", id="a-part-writes-beside-the-image"),
+        pytest.param(IMAGE, "instructblip", id="a-part-writes-behind-embeddings"),
+        pytest.param(IMAGE, "ernie4_5_vl_moe", id="axes-in-another-order"),
     ],
 )
 def test_trees_write_the_text_of_generate(group: str, name: str) -> None:

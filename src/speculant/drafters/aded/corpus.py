@@ -1,9 +1,8 @@
-"""Counting the tri-grams of a corpus larger than memory, for the initial table of a drafter.
+"""Counting the tri-grams of a corpus larger than memory, to build a drafter's initial table.
 
-An n-gram is a UInt64 of three 21-bit ids; a bi-gram has the vocabulary's size as its first id, which is how frozen
-tables mark "no context". Documents are buffered, sorted and counted chunk by chunk; sorted runs of similar size are
-merged, so each n-gram is merged a logarithmic number of times. Beyond a given number of distinct n-grams the rarest are
-dropped.
+An n-gram is a UInt64 of three 21-bit ids; a bi-gram has the vocabulary size as its first id, which is how frozen tables
+mark "no context". Documents are buffered, sorted and counted chunk by chunk; sorted runs of similar size are merged, so
+each n-gram is merged a logarithmic number of times. Beyond a given number of distinct n-grams, the rarest are dropped.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _ID = (1 << _BITS) - 1
 
 
 class TrigramCounter:
-    """Counts n-grams within documents, in memory bounded by the chunk and by the n-grams kept.
+    """Counts n-grams within documents, in memory bounded by the chunk size and the number of n-grams kept.
 
     Attributes:
-        tokens: tokens added.
-        floor: n-grams seen no more often than this may have been dropped; 0 as long as all are kept.
+        tokens: number of tokens added.
+        floor: n-grams seen no more often than this may have been dropped; 0 if all were kept.
     """
 
     def __init__(self, vocabulary: int, *, chunk: int = 4 << 20, maximum: int = 16 << 20) -> None:
@@ -39,8 +38,9 @@ class TrigramCounter:
 
         Args:
             vocabulary: V, the number of token ids.
-            chunk: tri-grams buffered before they are sorted; 16 bytes each.
-            maximum: distinct n-grams kept, bi-grams included; about 100 bytes each while the table is built.
+            chunk: number of tri-grams buffered before they are sorted; 16 bytes each.
+            maximum: maximum number of distinct n-grams, including bi-grams; about 100 bytes each while the table is
+                built.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than a table can hold.
@@ -57,7 +57,7 @@ class TrigramCounter:
 
     @property
     def trigrams(self) -> int:
-        """Distinct tri-grams counted and kept so far; bi-grams are left out."""
+        """Number of distinct tri-grams counted so far, without bi-grams and dropped ones."""
         return int(np.searchsorted(self._counted()[0], np.uint64(self.vocabulary << 2 * _BITS)))
 
     def add(self, ids: Any) -> None:
@@ -83,7 +83,7 @@ class TrigramCounter:
             self._sort()
 
     def table(self) -> Frozen:
-        """Return the table of everything added: at most 255 successors per context, 64 per bi-gram context."""
+        """Return a table of all documents: at most 255 successors per context, 64 per bi-gram context."""
         keys, counts = self._counted()
         a, b, c = ((keys >> np.uint64(shift) & np.uint64(_ID)).astype(np.int64) for shift in (2 * _BITS, _BITS, 0))
         kept = np.concatenate(
@@ -124,15 +124,15 @@ class TrigramCounter:
 
 
 def count_trigrams(table: Frozen) -> int:
-    """Return the number of tri-grams of a table, without bi-grams."""
+    """Return the number of tri-grams in a table, without bi-grams."""
     contexts = int(table.first[-2])
     return int(table.length[:contexts].sum(dtype=np.int64))
 
 
 def _heaviest(a: Int64, b: Int64, counts: Int64, vocabulary: int) -> Int64:
-    """Return the indices of the most frequent successors of each bi-gram row; rows are sorted by `a`, then `b`."""
+    """Return the indices of the most frequent successors in each bi-gram row; rows are sorted by `a`, then `b`."""
     begin = int(np.searchsorted(a, vocabulary))
     b, counts = b[begin:], counts[begin:]
     order = np.lexsort((-counts, b))
-    first = np.searchsorted(b, b)  # the start of each row; sorting within rows does not move it
+    first = np.searchsorted(b, b)  # start of each row, which sorting within rows does not move
     return begin + order[np.arange(len(b)) - first < LONGEST_BIGRAM_ROW]

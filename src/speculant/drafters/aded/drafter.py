@@ -1,11 +1,11 @@
-"""ADED: a tri-gram table that adapts to the target while it decodes, searched for the most probable tree.
+"""ADED: a tri-gram table that adapts to the target during decoding, searched for the most probable tree.
 
 Liu, Lei, Zhang, Xu: "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
-arXiv 2407.12021 (there also called Adaptix). The method as published is in paper.py; here it is improved. The whole
-prompt is learned, every token once; so are the target's top tokens at every verified node, rejected ones too (as in
-Token Recycling, Luo et al. 2024, arXiv 2408.08696). Rows are counts with decay, so they stay probabilities; unseen
-contexts back off to bi-grams. The search is best-first, uses its whole budget, has no depth limit of its own and draws
-no random numbers.
+arXiv 2407.12021 (also called Adaptix there). The method as published is in paper.py; this is an improved version. It
+learns every token of the prompt once, and the target's top tokens at every verified node, including rejected ones (as
+in Token Recycling, Luo et al. 2024, arXiv 2408.08696). Rows are decayed counts, so they remain probabilities, and
+unseen contexts back off to bi-grams. The search is best-first, uses its whole budget, has no depth limit of its own and
+draws no random numbers.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _PIECE = 256  # tokens learned at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdedSettings:
-    """Settings; the defaults were chosen on half of the development requests.
+    """Settings of ADED; the defaults were chosen on half of the development requests.
 
     Attributes:
-        row_memory: observations a row holds before older ones decay.
-        prior: the most observations that a row of a corpus table counts as.
-        longest_row: successors kept per context.
+        row_memory: number of observations a row holds before older ones decay.
+        prior: maximum number of observations that a row of a corpus table counts as.
+        longest_row: maximum number of successors kept per context.
         escape: weight that a row reserves for unseen successors, in observations per successor.
         exploration: weight of the exploration bonus in the search.
-        cut: nodes near the end of the ranking whose children would need a conditional probability above this to enter
-            the tree are not expanded; it halves the search time at no measurable loss.
-        top_k: the target's top tokens learned at every row of a pass, rejected nodes too; 0 for none.
-        strength: observations that the target's distribution at a row counts as.
+        cut: nodes near the end of the ranking are not expanded if a child would need a conditional probability above
+            this to enter the tree; halves the search time at no measurable loss.
+        top_k: number of the target's top tokens learned at every row of a pass, including rejected nodes; 0 for none.
+        strength: number of observations that the target's distribution at a row counts as.
     """
 
     row_memory: float = 8
@@ -78,16 +78,16 @@ class AdedSettings:
 
 
 class TableDrafter(Drafter):
-    """The table, shared by all requests of a process behind one lock; what the method and its improvement share."""
+    """Base class of both versions of the method: a table shared by all requests of a process behind one lock."""
 
     def __init__(self, *, rule: LearningRule, vocabulary: int, tokenizer: str, memory_limit: int) -> None:
         """Start with an empty table.
 
         Args:
-            rule: how its rows learn.
+            rule: learning rule of its rows.
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes the table may take, a loaded file included.
+            memory_limit: maximum bytes for the table, including a loaded file.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the table can hold.
@@ -101,7 +101,7 @@ class TableDrafter(Drafter):
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Load the compiled kernels now, so that the first request does not wait for them."""
+        """Load the compiled kernels, so that the first request does not wait for them."""
         scratch = TrigramTable(rule=self._table.rule, limit=0, base=empty_frozen())
         scratch.make_room()
         scratch.learn(np.zeros(3, np.int32))
@@ -110,15 +110,15 @@ class TableDrafter(Drafter):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the memory takes now."""
+        """Current size of the memory in bytes."""
         return self._table.nbytes
 
     def load(self, path: Path) -> None:
-        """Map a saved or built table as the base and drop what was learned so far.
+        """Map a saved or built table as the base, replacing everything learned so far.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
-            UnsupportedError: it is larger than the memory limit.
+            UnsupportedError: it exceeds the memory limit.
         """
         base = load_table(path, tokenizer=self._tokenizer)
         rule, limit = self._table.rule, self._table.limit
@@ -131,7 +131,7 @@ class TableDrafter(Drafter):
 
 
 class AdedDrafter(TableDrafter, Persistent):
-    """The improved method."""
+    """ADED with our improvements."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class AdedDrafter(TableDrafter, Persistent):
         memory_limit: int = MEMORY_LIMIT,
         settings: AdedSettings | None = None,
     ) -> None:
-        """Start with an empty table, as `TableDrafter` does; None for the default settings."""
+        """Start with an empty table, like `TableDrafter`; `settings` None for the defaults."""
         self.settings = settings or AdedSettings()
         super().__init__(
             rule=self.settings.rule(), vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit
@@ -149,28 +149,28 @@ class AdedDrafter(TableDrafter, Persistent):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The target's top tokens, if the settings learn from them."""
+        """Target outputs this drafter learns from: the top tokens, if the settings ask for them."""
         return RequestedOutputs(top_k=self.settings.top_k)
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; the whole prompt is learned at once."""
+        """Start a request; the whole prompt is learned at once."""
         return AdedSession(self, start.prompt)
 
     def learn(self, text: Int32, start: int = 0) -> None:
-        """Learn text[start:], Int32[T], a piece at a time, so that other requests can draft meanwhile."""
+        """Learn text[start:], Int32[T], one piece at a time, so that other requests can draft in between."""
         for at in range(start, len(text), _PIECE):
             with self._lock:
                 self._table.learn(text[: at + _PIECE], at)
 
     def learn_rows(self, contexts: Int32, ids: Int32, logits: Float32) -> None:
-        """Learn the target's distribution after contexts Int32[R, 2] from its top tokens, [R, k] each."""
+        """Learn the target's distribution after contexts Int32[R, 2] from its top tokens, ids and logits [R, k]."""
         shares = np.exp(logits - logits[:, :1])
         shares *= self.settings.strength / shares.sum(axis=1, keepdims=True)
         with self._lock:
             self._table.learn_rows(contexts, ids, shares)
 
     def search(self, before: int, root: int, budget: Budget) -> DraftTree:
-        """Return the best tree below `root`, whose predecessor is `before` (NONE: there is none)."""
+        """Return the best tree below `root`, which follows the token `before` (NONE if there is none)."""
         settings = self.settings
         with self._lock:
             table = self._table
@@ -181,24 +181,24 @@ class AdedDrafter(TableDrafter, Persistent):
         return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth, trees=budget.trees)
 
     def save(self, path: Path) -> None:
-        """Write everything learned, merged with the base table, as one new base table.
+        """Write everything learned, merged with the base table, as a new base table.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._lock:
             frozen = self._frozen()
         save_table(path, frozen, tokenizer=self._tokenizer, vocabulary=self.vocabulary)
 
     def _frozen(self) -> Frozen:
-        """Merge the three levels; where the result exceeds the limit, the base's lightest rows are dropped."""
+        """Merge the three levels; if the result exceeds the limit, the base's lightest rows are dropped."""
         table = self._table
         young = export(table.young, new_level(1, 0))
         old = export(table.old, table.young)
         a, b, c, weight = (np.concatenate(pair) for pair in zip(young, old, strict=True))
         a = np.where(a == NONE, self.vocabulary, a).astype(np.int64)
         base_a, base_b, base_c, base_weight = thaw(table.base)
-        # The base may come from a model with the same tokenizer and a differently padded vocabulary.
+        # The base may come from a model with the same tokenizer but a differently padded vocabulary.
         base_a = np.where(base_a == len(table.base.first) - 2, self.vocabulary, base_a)
         learned = np.unique(a << 24 | b)
         kept = ~np.isin(base_a << 24 | base_b, learned)
@@ -214,7 +214,7 @@ class AdedDrafter(TableDrafter, Persistent):
 
 
 class AdedSession(Session):
-    """One request; its only state is the last two tokens."""
+    """Session of one request; its only state is the last two tokens."""
 
     def __init__(self, drafter: AdedDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -245,7 +245,7 @@ class AdedSession(Session):
 
 
 def save_table(path: Path, table: Frozen, *, tokenizer: str, vocabulary: int) -> None:
-    """Write a frozen table as a memory file that `TableDrafter.load` maps."""
+    """Write a frozen table as a memory file, which `TableDrafter.load` can map."""
     write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=table.stored(), facts={"vocabulary": vocabulary})
 
 

@@ -1,9 +1,9 @@
 """The successor table on disk: sorted, read-only, memory-mapped, 4 to 8 bytes per tri-gram.
 
-Contexts (a, b) are sorted; those of one `a` are contiguous and found by its index, then by bisection on b. A successor
-takes 4 bytes (3 for the token, 1 for the logarithm of its weight), a context 5.25 (3 for b, 1 for its length, 1 for the
-logarithm of its total weight, and a checkpoint every 16 contexts, from which the start of a row is summed up). Bi-gram
-rows come last, under an `a` of their own.
+Contexts (a, b) are sorted; those with the same `a` are contiguous and found by an index over `a`, then by binary search
+for b. A successor takes 4 bytes (3 for the token, 1 for the logarithm of its weight). A context takes 5.25 (3 for b, 1
+for its length, 1 for the logarithm of its total weight, and a checkpoint every 16 contexts, from which the start of a
+row is summed up). Bi-gram rows come last, under an `a` of their own.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Array = npt.NDArray[Any]
 
 LONGEST_FROZEN_ROW = 255
 _STRIDE = 16
-_LOG_STEPS = 16  # steps of the weight's logarithm per factor of two: 2 % error
-_MAXIMUM = 60_000  # rows are scaled down to this total; the largest code stands for 62,757
+_LOG_STEPS = 16  # logarithmic steps per factor of two in weight: 2 % error
+_MAXIMUM = 60_000  # maximum total of a row, to which larger ones are scaled down; the largest code represents 62,757
 CHECKPOINT_BYTES = 4
 
 
 class Frozen(NamedTuple):
-    """The arrays of a frozen table of C contexts and E successors.
+    """The arrays of a frozen table with C contexts and E successors.
 
     Attributes:
         first: UInt32[V + 2], first context of each `a`; `a` = V holds the bi-gram rows.
         second: UInt8[C, 3], b of each context, little endian.
-        length: UInt8[C], successors of each context, heaviest first.
+        length: UInt8[C], number of successors of each context, which are stored heaviest first.
         total: UInt8[C], 16 times the binary logarithm of the sum of their weights.
         checkpoint: UInt32[C / 16 + 1], first successor of every 16th context.
-        token: UInt8[E, 3], the successors.
+        token: UInt8[E, 3], tokens of the successors.
         weight: UInt8[E], 16 times the binary logarithm of their weights.
-        decode: Int64[256], the weight each code stands for.
+        decode: Int64[256], the weight that each code represents.
     """
 
     first: Array
@@ -48,16 +48,16 @@ class Frozen(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk."""
+        """Size on disk in bytes."""
         return sum(array.nbytes for array in self[:-1])
 
     def stored(self) -> dict[str, Array]:
-        """Return the arrays that a memory file holds, by name."""
+        """Return the arrays stored in a memory file, by name."""
         return {name: array for name, array in self._asdict().items() if name != "decode"}
 
 
 def decode_table() -> Array:
-    """Return Int64[256]: the weight that each code stands for."""
+    """Return the weight that each code represents, Int64[256]."""
     return np.rint(2 ** (np.arange(256) / _LOG_STEPS)).astype(np.int64)
 
 
@@ -77,8 +77,8 @@ def copy_frozen_row(
 ) -> int:
     """Copy the row of (a, b) into tokens and weights; return its length, 0 if unknown.
 
-    The row's total weight is scaled down to `prior` if it is more, and up to it if `normalised`; then at most `longest`
-    successors are copied.
+    If the row's total weight exceeds `prior`, it is scaled down to it; with `normalised`, it is also scaled up. At most
+    `longest` successors are copied.
     """
     last = len(base.first) - 2
     a = min(a, last)
@@ -106,10 +106,10 @@ def copy_frozen_row(
 def freeze(
     a: Array, b: Array, c: Array, weight: Array, *, vocabulary: int, longest: int = LONGEST_FROZEN_ROW
 ) -> Frozen:
-    """Return the table of Int[E] columns; a = vocabulary (or more) marks a bi-gram row.
+    """Return the table for columns Int[E]; a = vocabulary (or more) marks a bi-gram row.
 
-    Each (a, b, c) may occur once. Rows keep their `longest` heaviest successors; a row too heavy for the 8-bit code
-    is scaled down.
+    Each (a, b, c) may occur only once. Rows keep their `longest` heaviest successors; a row too heavy for the 8-bit
+    code is scaled down.
     """
     a = np.minimum(a, vocabulary)
     order = np.lexsort((c, -weight, b, a))
@@ -134,12 +134,12 @@ def freeze(
         decode=decode_table(),
     )
     for array in table:
-        array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for one type of array
+        array.flags.writeable = False  # like mapped arrays, so that the kernels are compiled for one type only
     return table
 
 
 def thaw(base: Frozen) -> tuple[Array, Array, Array, Array]:
-    """Return a, b, c and weight of every successor, the inverse of `freeze`."""
+    """Return a, b, c and weight of every successor: the inverse of `freeze`."""
     length = base.length.astype(np.int64)
     a = np.repeat(np.arange(len(base.first) - 1), np.diff(base.first.astype(np.int64)))
     return (
@@ -151,18 +151,18 @@ def thaw(base: Frozen) -> tuple[Array, Array, Array, Array]:
 
 
 def count_frozen_bytes(successors: int, contexts: int, vocabulary: int) -> int:
-    """Return the bytes that a frozen table of that size takes."""
+    """Return the size in bytes of a frozen table with these counts."""
     checkpoints = max(1, -(-contexts // _STRIDE))
     return 4 * (successors + contexts + checkpoints + vocabulary + 2) + contexts
 
 
 def heaviest_rows(base: Frozen, chosen: Array, room: int) -> Array:
-    """Return Bool[E], the successors of the heaviest chosen rows that fit `room` bytes.
+    """Return Bool[E], which successors belong to the heaviest chosen rows that fit into `room` bytes.
 
     Args:
         base: the table.
         chosen: Bool[E], true for all successors of a row or for none.
-        room: bytes, not counting the index over the vocabulary.
+        room: maximum bytes, not counting the index over the vocabulary.
     """
     length = base.length.astype(np.int64)
     row = np.repeat(np.arange(len(length)), length)

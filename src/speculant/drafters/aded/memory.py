@@ -1,4 +1,4 @@
-"""The memory files of ADED: a frozen tri-gram table."""
+"""Memory files of ADED: a frozen tri-gram table."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from speculant.memory.kind import Contents, MemoryKind, merge_limit_error, sum_b
 
 
 def table_of(memory: Memory) -> Frozen:
-    """Return the table that a memory holds."""
+    """Return the table stored in a memory."""
     return Frozen(**memory.arrays, decode=decode_table())
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many tri-grams, bi-grams and contexts there are."""
+    """Return the number of tri-grams, bi-grams and contexts."""
     table = table_of(memory)
     trigrams = count_trigrams(table)
     return {"tri-grams": trigrams, "bi-grams": len(table.token) - trigrams, "contexts": len(table.second)}
 
 
 def empty(memory: Memory) -> Contents:
-    """Return a table of the same vocabulary without contexts."""
+    """Return an empty table for the same vocabulary."""
     none = np.empty(0, np.int64)
     return freeze(none, none, none, none, vocabulary=memory.facts["vocabulary"]).stored(), memory.facts
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
-    """Add up the weights of all n-grams; where the limit is exceeded, the lightest rows are dropped.
+    """Add up the weights of all n-grams; if the limit is exceeded, the lightest rows are dropped.
 
     Raises:
         UnsupportedError: the index over the vocabulary alone exceeds the limit.

@@ -1,7 +1,7 @@
-"""ADED as published, constant by constant: `aded-paper`.
+"""ADED exactly as published, `aded-paper`.
 
 Liu, Lei, Zhang, Xu: "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025,
-arXiv 2407.12021 (there also called Adaptix), as in its released code. The search is in puct.py. The constants are
+arXiv 2407.12021 (also called Adaptix there), as in its released code. The search is in puct.py. The constants are
 settings, for ablations; the improved method is in drafter.py.
 """
 
@@ -23,24 +23,24 @@ from speculant.drafters.aded.drafter import TableDrafter
 from speculant.drafters.aded.rows import LONGEST_ROW, WEIGHT_LIMIT
 from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
 
-FALLBACK = 100  # the published code drafts this token id where the table has no entry
+FALLBACK = 100  # token id that the published code drafts where the table has no entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdedPaperSettings:
-    """Settings; the defaults are the published constants.
+    """Settings of `aded-paper`; the defaults are the published constants.
 
     Attributes:
-        successors: most probable successors kept of each row of a corpus.
-        step: added, when drafting, to the weight of each tri-gram at the end of the text; 0 for a table that does not
-            adapt.
+        successors: number of most probable successors kept of each row of a corpus.
+        step: amount added, when drafting, to the weight of each tri-gram at the end of the text; 0 for a table that
+            does not adapt.
         window: tokens at the end of the text whose tri-grams are learned at every draft.
-        cap: the largest weight of a tri-gram.
-        iterations: of the search.
+        cap: maximum weight of a tri-gram.
+        iterations: number of search iterations.
         c1: weight of the prior in the search.
-        c2: visits of a node from which on that weight grows.
-        depth: tokens that the search sees ahead; its paths are lengthened by one.
-        paths: most visited nodes that become paths of the draft, the root included.
+        c2: scale of visits, at which the weight of the prior starts to grow.
+        depth: number of tokens that the search looks ahead; its paths are extended by one.
+        paths: number of most visited nodes that become paths of the draft, including the root.
 
     Raises:
         UsageError: a number is out of its range.
@@ -75,7 +75,7 @@ class AdedPaperSettings:
             raise UsageError(f"the smallest step is 1/{puct.SCALE}; give a larger one, or 0 for none.")
 
     def rule(self) -> LearningRule:
-        """Return the table's learning rule. Rows of a corpus are probabilities, which pruning leaves as they are."""
+        """Return the table's learning rule. Rows of a corpus are probabilities, which pruning does not rescale."""
         return LearningRule(
             gain=round(self.step * puct.SCALE),
             ceiling=round(self.cap * puct.SCALE),
@@ -93,7 +93,7 @@ class AdedPaperSettings:
 
 
 class AdedPaperDrafter(TableDrafter):
-    """PUCT search, and +0.04 per drafting step for the last 14 tri-grams; saves nothing."""
+    """PUCT search, with +0.04 per draft for the last 14 tri-grams; saves nothing."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class AdedPaperDrafter(TableDrafter):
         memory_limit: int = MEMORY_LIMIT,
         settings: AdedPaperSettings | None = None,
     ) -> None:
-        """Start with an empty table, as `TableDrafter` does; None for the published settings."""
+        """Start with an empty table, like `TableDrafter`; `settings` None for the published ones."""
         self.settings = settings or AdedPaperSettings()
         super().__init__(
             rule=self.settings.rule(), vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit
@@ -116,11 +116,11 @@ class AdedPaperDrafter(TableDrafter):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing: only accepted tokens are learned."""
+        """Target outputs this drafter needs: none, since only accepted tokens are learned."""
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; of the prompt only its end is learned."""
+        """Start a request; only the end of the prompt is learned."""
         return AdedPaperSession(self, start)
 
     def step(self, window: Int32, random: npt.NDArray[np.uint64]) -> DraftTree:
@@ -132,7 +132,7 @@ class AdedPaperDrafter(TableDrafter):
 
 
 class AdedPaperSession(Session):
-    """One request."""
+    """Session of one request."""
 
     def __init__(self, drafter: AdedPaperDrafter, start: SessionRequest) -> None:
         self._drafter = drafter
@@ -142,9 +142,9 @@ class AdedPaperSession(Session):
         self._draft: DraftTree | None = None
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the published draft, or its part within the budget.
+        """Return the published draft, or the part of it that fits the budget.
 
-        The published method learns and draws random numbers when it drafts; so it drafts once a round.
+        The published method learns and draws random numbers when it drafts, so it drafts only once per round.
         """
         if min(budget.nodes, budget.depth) < 1 or len(self._tail) < 2:
             return DraftTree.empty()
@@ -169,7 +169,7 @@ def draft(
     random: npt.NDArray[np.uint64],
     vocabulary: int,
 ) -> DraftTree:
-    """Return the published draft below `root`, whose predecessor is `before`."""
+    """Return the published draft below `root`, which follows the token `before`."""
     levels = table.young, table.old, table.base
     row, weights = np.empty(LONGEST_ROW, np.int64), np.empty(LONGEST_ROW, np.int64)
 

@@ -1,8 +1,8 @@
-"""ADED's published search, constant by constant: PUCT over the tri-gram table.
+"""ADED's search exactly as published: PUCT over the tri-gram table.
 
-Liu et al., arXiv 2407.12021, as in its released code, the ineffective value included: the roll-out looks up the
-transition to a token that the state already holds, which nearly always fails, so the prior alone drives the search.
-Kept for comparison; use search.py instead.
+Liu et al., arXiv 2407.12021, as in its released code. This includes its ineffective value function: the roll-out looks
+up the transition to a token that the state already contains, which almost always fails, so only the prior guides the
+search. Kept for comparison; use search.py instead.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from speculant.drafters.aded.table import LearningRule, lookup
 
 Array = npt.NDArray[Any]
 
-SCALE = 1300  # table weights per unit of the paper's matrix, so that its cap of 3.0 fits
+SCALE = 1300  # table weights per unit of the paper's matrix, chosen so that its cap of 3.0 fits
 BUDGET = 64
 _MAX_NODES = 65536
 
 
 class PuctConstants(NamedTuple):
-    """What the search is given.
+    """Constants of the search.
 
     Attributes:
-        iterations: roll-outs, 150 as published.
-        states: of a path, the root's included, so that the published 4 see three new tokens.
-        c1, c2: of the score, c1 + ln((N + c2 + 1) / c2) being the prior's weight at N visits; 32 and 8 as published.
+        iterations: number of roll-outs, 150 as published.
+        states: number of states in a path, including the root's, so that the published 4 look three tokens ahead.
+        c1, c2: constants of the score, in which the prior's weight at N visits is c1 + ln((N + c2 + 1) / c2); 32 and 8
+            as published.
     """
 
     iterations: int
@@ -56,7 +57,7 @@ def _roll_out(
     young: TableLevel, old: TableLevel, base: Frozen, states: Array, depth: int, rule: LearningRule, random: Array,
     row: Array, weights: Array,
 ) -> float:  # fmt: skip
-    """Walk at random to the last state and return 1 + the weights that the published lookup finds on the way."""
+    """Walk randomly to the last state; return 1 plus the weights that the published lookup finds along the path."""
     while depth < len(states):
         length = lookup(young, old, base, states[depth - 1, 0], states[depth - 1, 1], rule, row, weights)
         if length == 0:
@@ -85,7 +86,7 @@ def puct(
     young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, rule: LearningRule,
     constants: PuctConstants, random: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Run the search and return its nodes in pre-order: token, parent, visits; node 0 is the root."""
+    """Run the search and return its nodes in pre-order: tokens, parents and visits; node 0 is the root."""
     tokens, parents = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.int64)
     first, length = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.int64)
     visits, scores = np.empty(_MAX_NODES, np.int64), np.empty(_MAX_NODES, np.float64)
@@ -95,7 +96,7 @@ def puct(
     tokens[0], parents[0], first[0], length[0], visits[0], scores[0] = root, -1, -1, 0, 0, 0.0
     count = 1
     for _ in range(constants.iterations):
-        # 1. Descend by the largest score (PUCT) to a leaf, and expand it.
+        # 1. Descend to a leaf by the largest PUCT score, and expand it.
         node, depth = 0, 1
         states[0, 0], states[0, 1] = before, root
         while depth < constants.states:
@@ -126,13 +127,13 @@ def puct(
             depth += 1
             if leaf:
                 break
-        # 2. Play out from it, and credit the value to all nodes of the path.
+        # 2. Play out from the leaf, and add the value to all nodes on the path.
         value = _roll_out(young, old, base, states, depth, rule, random, row, weights)
         while node >= 0:
             visits[node] += 1
             scores[node] += value
             node = parents[node]
-    # 3. Bring the nodes into pre-order, with parents by their new places.
+    # 3. Reorder the nodes to pre-order, and renumber their parents.
     order = np.empty(count, np.int64)
     place = np.empty(count, np.int64)
     stack = np.empty(count, np.int64)
@@ -153,16 +154,16 @@ def puct(
 
 
 def select_published_paths(tokens: Array, parents: Array, visits: Array, greedy: Any, *, top: int) -> list[list[int]]:
-    """Return the published draft of a search tree: fewer paths than `top`, each of a token more than the search saw.
+    """Return the published draft of a search tree: fewer than `top` paths, each one token longer than the search's.
 
-    The paths are those to the `top` most visited nodes; each of two states or more is extended by one greedy token;
-    the root's own path is dropped. While the paths' distinct tokens add up to more than 64, whole paths are
-    deleted, longest first; shared prefixes are counted once per path.
+    The paths lead to the `top` most visited nodes. Each path of at least two states is extended by one greedy token;
+    the root's own path is dropped. While the numbers of distinct tokens per path add up to more than 64, whole paths
+    are deleted, longest first; shared prefixes are counted once per path.
 
     Args:
-        tokens, parents, visits: what `puct` returned.
-        greedy: given two tokens, the heaviest successor or None.
-        top: nodes, 24 as published.
+        tokens, parents, visits: result of `puct`.
+        greedy: function of two tokens that returns the heaviest successor, or None.
+        top: number of nodes, 24 as published.
     """
     paths = []
     for node in np.argsort(-visits, kind="stable")[:top].tolist():

@@ -1,8 +1,8 @@
-"""Rows of a tri-gram table: for a context (a, b), which tokens followed and their weights, in one hash table.
+"""Rows of a tri-gram table: for each context (a, b), the tokens that followed and their weights, in one hash table.
 
 A row with one successor is stored in its hash slot (12 bytes), a longer one in a block of the pool (6 bytes per
-successor); a row that outgrows its block frees it for the next row of that size. The same table holds bi-gram rows,
-under the context (NONE, b). How rows are learned, and how such tables are stacked and bounded, is in table.py.
+successor). A row that outgrows its block frees it for another row of that size. The same table stores bi-gram rows,
+under the context (NONE, b). table.py defines how rows are learned, and how such tables are stacked and bounded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_VOCABULARY = NONE
 LONGEST_ROW = 256
 UNIT = 64  # the weight of one observation; a row's weights are decayed counts in these units
 WEIGHT_LIMIT = 8191
-LOAD = 0.75  # share of the slots that may be in use
-SLOT_BYTES, POOL_BYTES = 12, 6  # of a slot, of a successor in a block
-USED, TAIL, SUCCESSORS = 0, 1, 2  # of a level's counts
+LOAD = 0.75  # maximum share of the slots in use
+SLOT_BYTES, POOL_BYTES = 12, 6  # per slot, and per successor in a block
+USED, TAIL, SUCCESSORS = 0, 1, 2  # indices into a level's counts
 
 _BLOCK_CLASSES = 8  # blocks of 2, 4, ... 256 successors
 
@@ -34,10 +34,10 @@ class TableLevel(NamedTuple):
 
     Attributes:
         slots: UInt64[S]; 0 if empty, else context (42 bits), row length (9), weight of a single successor (13).
-        values: UInt32[S], the single successor, or where the row's block starts.
-        tokens, weights: UInt32[P], UInt16[P], the pool of blocks, each a row in order.
-        free: Int64[8], one plus the first free block of each size, 0 for none; free blocks are linked by `tokens`.
-        counts: Int64[3], slots in use, end of the used pool, successors held.
+        values: UInt32[S], the single successor, or the start of the row's block.
+        tokens, weights: UInt32[P], UInt16[P], pool of blocks, each an ordered row.
+        free: Int64[8], one plus the first free block of each size, 0 for none; free blocks are linked through `tokens`.
+        counts: Int64[3], number of slots in use, end of the used pool, number of successors stored.
     """
 
     slots: Array
@@ -48,7 +48,7 @@ class TableLevel(NamedTuple):
     counts: Array
 
 
-Level = TableLevel  # indexes of kernels that earlier versions compiled name it so, and numba reads them first
+Level = TableLevel  # kernel caches compiled by earlier versions use this name, and numba reads their indexes first
 
 
 def new_level(slots: int, pool: int) -> TableLevel:
@@ -64,19 +64,19 @@ def new_level(slots: int, pool: int) -> TableLevel:
 
 
 def level_bytes(level: TableLevel) -> int:
-    """Return the bytes that the arrays of a level take."""
+    """Return the size of a level's arrays in bytes."""
     return sum(array.nbytes for array in level)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def context_of(a: int, b: int) -> np.uint64:
-    """Return the 42-bit key of the row of (a, b)."""
+    """Return the 42-bit key of the context (a, b)."""
     return (np.uint64(a) << np.uint64(21)) | np.uint64(b)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def find_row(level: TableLevel, context: np.uint64) -> int:
-    """Return the context's slot, or -1 - s where s is the empty slot to insert it at."""
+    """Return the context's slot, or -1 - s, where s is the empty slot to insert it at."""
     slots = level.slots
     size = np.uint64(len(slots))
     mixed = (context * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
@@ -104,7 +104,7 @@ def _word(context: np.uint64, length: int, weight: int) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def read_row(level: TableLevel, slot: int, tokens: Array, weights: Array) -> int:
-    """Copy a row out and return its length."""
+    """Copy a row into `tokens` and `weights`, and return its length."""
     word = level.slots[slot]
     length = _length(word)
     if length == 1:
@@ -120,7 +120,7 @@ def read_row(level: TableLevel, slot: int, tokens: Array, weights: Array) -> int
 
 @njit(cache=True, nogil=True)
 def _class_of(length: int) -> int:
-    """Return c such that a block of 2 << c successors holds the row."""
+    """Return the c for which a block of 2 << c successors holds the row."""
     c = 0
     while (2 << c) < length:
         c += 1
@@ -129,7 +129,7 @@ def _class_of(length: int) -> int:
 
 @njit(cache=True, nogil=True)
 def block_length(length: int) -> int:
-    """Return the capacity, in successors, of the block of a row."""
+    """Return the capacity, in successors, of the block for a row of this length."""
     return 2 << _class_of(length)
 
 
@@ -146,7 +146,7 @@ def _allocate(level: TableLevel, c: int) -> int:
 
 @njit(cache=True, nogil=True)
 def write_row(level: TableLevel, slot: int, context: np.uint64, length: int, tokens: Array, weights: Array) -> None:
-    """Write a row to a slot, with a block of fitting size if it has several successors."""
+    """Write a row to a slot, with a block of suitable size if it has several successors."""
     before = _length(level.slots[slot]) if level.slots[slot] != np.uint64(0) else 0
     if before == 0:
         level.counts[USED] += 1
@@ -170,14 +170,14 @@ def write_row(level: TableLevel, slot: int, context: np.uint64, length: int, tok
 
 @njit(cache=True, nogil=True)
 def has_room(level: TableLevel, rows: int, longest: int) -> bool:
-    """Return whether as many rows of up to `longest` successors can be written."""
+    """Return whether `rows` more rows of up to `longest` successors can be written."""
     ending = level.counts[TAIL] + rows * block_length(longest)
     return level.counts[USED] + rows <= LOAD * len(level.slots) and ending <= len(level.tokens)
 
 
 @njit(cache=True, nogil=True)
 def copy_rows(source: TableLevel, target: TableLevel) -> None:
-    """Write all rows of a level into an empty one."""
+    """Write all rows of a level into an empty level."""
     tokens = np.empty(LONGEST_ROW, np.int64)
     weights = np.empty(LONGEST_ROW, np.int64)
     for slot in range(len(source.slots)):
@@ -190,7 +190,7 @@ def copy_rows(source: TableLevel, target: TableLevel) -> None:
 
 @njit(cache=True, nogil=True)
 def export(level: TableLevel, above: TableLevel) -> tuple[Array, Array, Array, Array]:
-    """Return a, b, c and weight of every successor, except in rows that the level above holds too."""
+    """Return a, b, c and weight of every successor, except in rows that the level above also contains."""
     n = level.counts[SUCCESSORS]
     a, b, c = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     weight = np.empty(n, np.int64)

@@ -1,15 +1,15 @@
-"""The adaptive successor table of ADED: for a context (a, b), which tokens followed and how often.
+"""The adaptive successor table of ADED: for each context (a, b), which tokens followed and how often.
 
 ADED (Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding", AAAI 2025, arXiv
-2407.12021) approximates the target by a sparse matrix of tri-gram weights that is updated with every committed token.
+2407.12021) approximates the target by a sparse matrix of tri-gram weights, which is updated with every committed token.
 Here the matrix has three levels, looked up in this order:
 
     young    rows learned or updated recently (rows.py)
-    old      the former young level; a row that is updated again is copied back to young
+    old      the previous young level; a row that is updated again is copied back to young
     base     a read-only table from a corpus or an earlier run, memory-mapped (frozen.py)
 
-When young has grown to half of the byte limit it becomes old, and the former old level is dropped: the memory is
-bounded, and the least recently updated rows go first.
+When young reaches half of the byte limit, it becomes old, and the previous old level is dropped: memory is bounded, and
+the least recently updated rows go first.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from speculant.drafters.aded.rows import (
 
 Array = npt.NDArray[Any]
 
-_ROWS = 64  # rows that fit at least after a level has grown
+_ROWS = 64  # minimum number of rows that fit after a level has grown
 
 
 class LearningRule(NamedTuple):
-    """How a row learns, in units of 1/64 observation.
+    """How a row learns; weights are in units of 1/64 observation.
 
     Attributes:
-        gain: what one observation adds.
-        ceiling: the largest weight of a successor.
-        memory: the largest total of a row; beyond, all its weights decay. 0 for no decay.
-        prior: the largest total that a row from `base` starts with, or the total of each if `normalised`.
-        longest: successors a row may hold; a new one replaces the lightest.
-        bigrams: whether (NONE, b) is learned beside (a, b).
+        gain: weight that one observation adds.
+        ceiling: maximum weight of a successor.
+        memory: maximum total of a row, beyond which all its weights decay; 0 for no decay.
+        prior: maximum total that a row from `base` starts with, or the total of each such row if `normalised`.
+        longest: maximum number of successors in a row; a new one replaces the lightest.
+        bigrams: whether (NONE, b) is learned in addition to (a, b).
         normalised: whether all rows of `base` count the same, however often they were seen.
-        base_longest: successors that a row of `base` starts with.
+        base_longest: maximum number of successors that a row from `base` starts with.
     """
 
     gain: int
@@ -72,7 +72,7 @@ class LearningRule(NamedTuple):
     base_longest: int = LONGEST_ROW
 
 
-Rule = LearningRule  # indexes of kernels that earlier versions compiled name it so, and numba reads them first
+Rule = LearningRule  # kernel caches compiled by earlier versions use this name, and numba reads their indexes first
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -98,7 +98,7 @@ def lookup(
 
 @njit(cache=True, nogil=True)
 def _observe(length: int, c: int, gain: int, rule: LearningRule, tokens: Array, weights: Array) -> int:
-    """Add `gain` to successor c of the row and keep it in order, recent first among equals; return its length."""
+    """Add `gain` to successor c of a row and keep the row in order, recent first among equals; return its length."""
     total = gain
     place = -1
     for i in range(length):
@@ -126,7 +126,7 @@ def _observe(length: int, c: int, gain: int, rule: LearningRule, tokens: Array, 
 def _bring_up(
     young: TableLevel, old: TableLevel, base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array
 ) -> tuple[int, int]:
-    """Copy out the row of (a, b) from whichever level holds it; return its slot in young and its length."""
+    """Copy the row of (a, b) from the first level that has it; return its slot in young and its length."""
     context = context_of(a, b)
     slot = find_row(young, context)
     if slot >= 0:
@@ -168,7 +168,7 @@ def _learn_row(
     tokens: Array,
     weights: Array,
 ) -> None:
-    """Learn shares Float32[k] of the successors ids Int32[k] of (a, b), the last one first."""
+    """Learn shares Float32[k] of the successors ids Int32[k] of (a, b), starting with the last one."""
     slot, length = _bring_up(young, old, base, a, b, rule, tokens, weights)
     learned = False
     for i in range(len(ids) - 1, -1, -1):
@@ -182,7 +182,7 @@ def _learn_row(
 
 @njit(cache=True, nogil=True)
 def learn(young: TableLevel, old: TableLevel, base: Frozen, text: Array, start: int, rule: LearningRule) -> int:
-    """Learn text[start:], with the tokens before as context.
+    """Learn text[start:], with the preceding tokens as context.
 
     Return where it stopped: len(text), or earlier if young is full.
     """
@@ -226,13 +226,13 @@ def learn_rows(
 
 
 class TrigramTable:
-    """The three levels, their growth, and their bound. Not safe to share between threads without a lock."""
+    """The three levels, which grow up to a limit. Not safe to share between threads without a lock."""
 
     def __init__(self, *, rule: LearningRule, limit: int, base: Frozen) -> None:
-        """Start with empty levels above `base`, of at most `limit` bytes, those of `base` included.
+        """Start with empty levels above `base`, using at most `limit` bytes including `base`.
 
         Raises:
-            ValueError: the rule's rows or weights do not fit the table.
+            ValueError: the rule's maximum row length or weight does not fit the table.
         """
         if not (1 <= rule.longest <= LONGEST_ROW and 1 <= rule.ceiling <= WEIGHT_LIMIT):
             raise ValueError(f"rows hold 1 to {LONGEST_ROW} successors of weight 1 to {WEIGHT_LIMIT}, not {rule}")
@@ -244,21 +244,21 @@ class TrigramTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, those of the mapped base included."""
+        """Current size in bytes, including the mapped base."""
         return level_bytes(self.young) + level_bytes(self.old) + self.base.nbytes
 
     @property
     def successors(self) -> int:
-        """Successors learned (young and old); a row in both levels is counted twice."""
+        """Number of successors learned (young and old); a row in both levels is counted twice."""
         return int(self.young.counts[SUCCESSORS] + self.old.counts[SUCCESSORS])
 
     def learn(self, text: Array, start: int = 0) -> None:
-        """Learn text[start:], Int32[T], with the tokens before as context."""
+        """Learn text[start:], Int32[T], with the preceding tokens as context."""
         while (start := learn(self.young, self.old, self.base, text, start, self.rule)) < len(text):
             self.make_room()
 
     def learn_rows(self, contexts: Array, ids: Array, shares: Array) -> None:
-        """Learn shares Float32[R, k] of the successors ids Int32[R, k] of the contexts Int32[R, 2]."""
+        """Learn shares Float32[R, k] of the successors ids Int32[R, k] after contexts Int32[R, 2]."""
         start = 0
         while True:
             start = learn_rows(self.young, self.old, self.base, contexts, ids, shares, start, self.rule)
@@ -267,9 +267,9 @@ class TrigramTable:
             self.make_room()
 
     def make_room(self) -> None:
-        """Grow young by a quarter where it is full; past half of the limit start a new one instead.
+        """Grow young by a quarter if it is full; beyond half of the limit, start a new one instead.
 
-        Growing needs memory for a copy. It is available as long as there is no old level; from then on a level is
+        Growing needs memory for a copy, which is available as long as there is no old level; after that, each level is
         allocated at its full size.
         """
         young, block = self.young, int(block_length(self.rule.longest))
@@ -287,7 +287,7 @@ class TrigramTable:
 
 
 def _divide(size: int, like: TableLevel, min_slots: int, min_pool: int) -> tuple[int, int]:
-    """Return the slots and the pool that together take `size` bytes, in the proportions of a full level `like`."""
+    """Return the slots and the pool that together take `size` bytes, in the proportions of the full level `like`."""
     slot_bytes = int(like.counts[USED]) * SLOT_BYTES / LOAD
     share = slot_bytes / (slot_bytes + int(like.counts[TAIL]) * POOL_BYTES)
     slots = max(min_slots, min(int(size * share), size - min_pool * POOL_BYTES) // SLOT_BYTES)

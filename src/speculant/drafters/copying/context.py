@@ -1,14 +1,14 @@
 """The text of one request, indexed for finding earlier matches of its end.
 
-Drafters that copy look for the longest earlier match of the last tokens, the most recent one first. Each position
-is linked to the previous position of the same token, so a search visits only the occurrences of the last token:
-microseconds in 32,000 tokens, without a bound on the length of the match.
+Copying drafters look for the longest earlier match of the last tokens, preferring the most recent one. Each position is
+linked to the previous position of the same token, so a search visits only the occurrences of the last token: it takes
+microseconds in 32,000 tokens, with no bound on the length of the match.
 
-A copy that reaches the end of the text continues in itself, as in Lempel-Ziv coding (Ziv and Lempel, 1977), so text
-with a period is drafted beyond one period.
+A copy that reaches the end of the text continues in itself, as in Lempel-Ziv coding (Ziv and Lempel, 1977), so periodic
+text is drafted beyond one period.
 
-The probability that a copied token is accepted depends above all on how many tokens before it agree. Each session
-estimates it: `new_rates` returns the prior counts, `rate_copy` updates them with the outcome of each draft.
+The probability that a copied token is accepted depends mainly on how many tokens before it agree. Each session
+estimates it: `new_rates` returns the prior counts, and `rate_copy` updates them with the outcome of each draft.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from speculant.core.tree import DraftTree, Int32
 
 Array = npt.NDArray[Any]
 
-LONGEST_RATED = 16  # matches of this many tokens or more share one rate
+LONGEST_RATED = 16  # matches of at least this many tokens share one rate
 _FIRST_CAPACITY = 1024
-_ROOM = 256  # tokens of a draft that kernels may write behind the text
+_ROOM = 256  # spare entries after the text, where kernels may write draft tokens
 _PRIOR_TRIALS = 4.0
 
 
 class Context:
-    """A text that grows.
+    """A growing text.
 
     Attributes:
-        text: Int32[C], of which the first `length` are the text.
+        text: Int32[C]; the first `length` entries are the text.
         previous: Int32[C], the nearest earlier position of the same token (or of one in the same bucket), -1 if none.
         latest: Int32[B], the latest position of each bucket of tokens.
-        length: T, tokens so far.
+        length: T, number of tokens.
     """
 
     __slots__ = ("latest", "length", "previous", "text")
 
     def __init__(self, prompt: Int32, vocabulary: int) -> None:
-        """Index a prompt Int32[T]; `vocabulary` is V, the number of token ids."""
+        """Index a prompt, Int32[T]; `vocabulary` is V, the number of token ids."""
         capacity = max(_FIRST_CAPACITY, 2 * len(prompt)) + _ROOM
         self.text, self.previous = np.zeros(capacity, np.int32), np.full(capacity, -1, np.int32)
         self.latest = np.full(max(vocabulary, 1), -1, np.int32)
@@ -64,7 +64,7 @@ class Context:
 
     @contextlib.contextmanager
     def ahead(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Hold further tokens at the end for a while."""
+        """Append tokens temporarily, inside a `with` block."""
         start = self.length
         self.append(np.array(tokens, np.int32))
         try:
@@ -84,10 +84,10 @@ def warm_up(session: Session) -> None:
 
 
 def new_rates() -> Array:
-    """Return Float64[2, 17]: how many copied tokens were right, and how many there were, by agreeing tokens before.
+    """Return Float64[2, 17]: correct copied tokens and all copied tokens, by the number of agreeing tokens before them.
 
-    The prior is four copied tokens for each n of agreeing tokens, of which the fraction (n + 0.1) / (n + 2) was right:
-    about what was measured on a quarter of the development requests.
+    The prior is four copied tokens for each number n of agreeing tokens, of which the fraction (n + 0.1) / (n + 2) was
+    correct: close to what was measured on a quarter of the development requests.
     """
     agreed = np.arange(LONGEST_RATED + 1)
     trials = np.full(LONGEST_RATED + 1, _PRIOR_TRIALS)
@@ -106,7 +106,7 @@ def link(text: Array, previous: Array, latest: Array, length: int, tokens: Array
 
 @njit(cache=True, nogil=True, inline="always")
 def agreement(text: Array, early: int, late: int, maximum: int) -> int:
-    """Return how many tokens agree before and at two positions, at most `maximum`."""
+    """Return how many tokens up to and including two positions agree, at most `maximum`."""
     n = 0
     maximum = min(maximum, early + 1)
     while n < maximum and text[early - n] == text[late - n]:
@@ -121,12 +121,12 @@ def longest_match(
     """Return where the longest earlier match of the text up to `end` ends, and its length; (-1, 0) if none.
 
     Args:
-        text, previous: of a context; `text[end]` may be a drafted token behind it.
-        nearest: the first earlier position in the bucket of `text[end]`.
+        text, previous: arrays of a context; `text[end]` may be a drafted token after its end.
+        nearest: first earlier position in the bucket of `text[end]`.
         end: position of the last token to be matched.
         shortest: shorter matches are ignored.
-        longest: longer matches count as equally long; of equals the most recent is taken.
-        reach: positions examined, most recent first.
+        longest: longer matches count as equally long; among equals the most recent wins.
+        reach: maximum number of positions examined, most recent first.
     """
     at, size = -1, shortest - 1
     while nearest >= 0 and reach > 0 and size < longest:
@@ -140,20 +140,20 @@ def longest_match(
 
 @njit(cache=True, nogil=True, inline="always")
 def copied(text: Array, length: int, match: int, depth: int) -> int:
-    """Return the token that a copy from behind `match` has at a depth, 0 for the first; a copy continues in itself."""
+    """Return the token at a depth (0 for the first) of a copy that starts after `match`; it may continue in itself."""
     return text[match + 1 + depth % (length - 1 - match)]
 
 
 @njit(cache=True, nogil=True, inline="always")
 def rate(rates: Array, agreed: int) -> float:
-    """Return the fraction of copied tokens that were right after that many agreeing tokens."""
+    """Return the fraction of copied tokens that were correct after `agreed` agreeing tokens."""
     agreed = min(agreed, rates.shape[1] - 1)
     return rates[0, agreed] / rates[1, agreed]
 
 
 @njit(cache=True, nogil=True)
 def rate_copy(rates: Array, text: Array, length: int, match: int, agreed: int, tokens: Array) -> None:
-    """Count how far a copy from behind `match` agreed with the committed tokens Int32[A]."""
+    """Count how far a copy that starts after `match` agreed with the committed tokens, Int32[A]."""
     for depth in range(len(tokens)):
         kind = min(agreed + depth, rates.shape[1] - 1)
         rates[1, kind] += 1

@@ -1,14 +1,14 @@
-"""LogitSpec: the runners-up of the root are guesses at the token after it, and each is continued from the text.
+"""LogitSpec: draft the runners-up to the root as guesses at the token after it, and continue each from the text.
 
 Liu, Lv, Li, Gao, Sun: "LogitSpec: Accelerating Retrieval-based Speculative Decoding via Next Next Token Speculation",
-2025, arXiv 2507.01449. The distribution that yielded the root is also informative about the token after it: its other
-top tokens, in order, are children of the root. The end of the text, and the end of the text with each guess appended,
-is looked up among earlier matches of three to one tokens, and what followed there is copied: 20 tokens below the root,
-4 in all for the first eight guesses, 3 for those up to the 32nd, 1 for the rest, as published.
+2025, arXiv 2507.01449. The distribution from which the root was chosen also tells about the token after it: its other
+top tokens, in order, become children of the root. The end of the text, alone and with each guess appended, is looked up
+among earlier matches of three down to one token, and what followed there is copied: 20 tokens below the root, 4 in
+total for each of the first eight guesses, 3 up to the 32nd, 1 for the rest, as published.
 
-In the paper the tree of 64 nodes is filled in order. Here its nodes are those of largest estimated probability: how
-often a guess of that rank was right so far, times how often copies with as many agreeing tokens were. A guess that a
-copy below the root begins with is drafted once.
+In the paper the tree of 64 nodes is filled in order. Here it takes the nodes with the largest estimated probability:
+how often a guess of that rank has been correct, times how often copies with as many agreeing tokens were. If a guess is
+also the first token of the copy below the root, it is drafted only once.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from speculant.drafters.copying.context import (
 
 Array = npt.NDArray[Any]
 
-_REACH = 256  # positions examined per guess, most recent first
+_REACH = 256  # maximum positions examined per guess, most recent first
 _PRIOR_TRIALS = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitSpecSettings:
-    """Settings; the defaults are the published ones.
+    """Settings of LogitSpec; the defaults are the published ones.
 
     Attributes:
-        guesses: the target's top tokens asked for, the root among them.
-        longest: tokens of the longest match; longer ones count as equally long.
+        guesses: number of the target's top tokens requested, including the root.
+        longest: maximum length of a match, in tokens; longer ones count as equally long.
         copied: tokens copied below the root.
         lengths: (rank, tokens): guesses up to that rank are continued to that many tokens; guesses beyond are not.
-        nodes: of the tree.
+        nodes: maximum nodes per tree.
 
     Raises:
         UsageError: guesses, copied and the tokens of lengths must each be 1 or more.
@@ -69,7 +69,7 @@ class LogitSpecSettings:
             raise UsageError("guesses, copied and the tokens of lengths must each be 1 or more; give larger ones.")
 
     def spans(self) -> Int32:
-        """Return Int32[guesses], tokens in all that a guess of each rank is continued to."""
+        """Return Int32[guesses], the total tokens to which a guess of each rank is continued."""
         spans = np.ones(self.guesses, np.int32)
         for rank, tokens in reversed(self.lengths):
             spans[: rank + 1] = tokens  # rank 0 is the target's own choice
@@ -77,7 +77,7 @@ class LogitSpecSettings:
 
 
 class LogitSpecDrafter(Drafter):
-    """Opens sessions; nothing is kept between them."""
+    """Opens sessions; no state is kept between them."""
 
     def __init__(
         self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LogitSpecSettings | None = None
@@ -87,7 +87,7 @@ class LogitSpecDrafter(Drafter):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: unused; no memory is saved.
-            memory_limit: bytes that may be kept between requests; none are.
+            memory_limit: unused; nothing is kept between requests.
             settings: None for the defaults.
         """
         self.vocabulary = vocabulary
@@ -96,16 +96,16 @@ class LogitSpecDrafter(Drafter):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The target's top tokens at every row, since any may be the last accepted one."""
+        """Target outputs this drafter needs: top tokens at every row, since any may be the last accepted one."""
         return RequestedOutputs(top_k=self.settings.guesses)
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; the prompt is indexed at once."""
+        """Start a request; the prompt is indexed at once."""
         return LogitSpecSession(start.prompt, self.vocabulary, self.settings)
 
 
 class LogitSpecSession(Session):
-    """One request: its text, and the target's top tokens at the position of the root."""
+    """Session of one request: its text, and the target's top tokens at the root's position."""
 
     def __init__(self, prompt: Int32, vocabulary: int, settings: LogitSpecSettings) -> None:
         self._context = Context(prompt, vocabulary)
@@ -118,7 +118,7 @@ class LogitSpecSession(Session):
         self._agreed = 0
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return what followed earlier occurrences of the text's end, and the guesses with what followed those."""
+        """Return what followed earlier matches of the text's end, and the guesses with their continuations."""
         self._match = -1
         nodes = min(budget.nodes, self._settings.nodes)
         if min(nodes, budget.depth) < 1 or not self._context.length:
@@ -132,7 +132,7 @@ class LogitSpecSession(Session):
         return DraftTree.trusted(tokens, parents, weights).within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
-        """Count which guess was right and how far the copy was, and keep the guesses for the next round."""
+        """Count which guess was correct and how far the copy was; keep the guesses for the next round."""
         context, tokens = self._context, verified.tokens
         if len(self._guesses):
             rate_guesses(self._hits, self._guesses, tokens[0])
@@ -151,16 +151,16 @@ class LogitSpecSession(Session):
 
 
 def new_hits(guesses: int) -> Array:
-    """Return Float64[guesses + 1]: how often each rank was right, and last how often all were tried.
+    """Return Float64[guesses + 1]: how often each rank was correct; the last entry is the number of trials.
 
-    The prior is a rate of 0.05 / (r + 1) for rank r, in 16 trials.
+    The prior is a rate of 0.05 / (r + 1) for rank r, over 16 trials.
     """
     return np.append(_PRIOR_TRIALS * 0.05 / np.arange(1, guesses + 1), _PRIOR_TRIALS)
 
 
 @njit(cache=True, nogil=True)
 def rate_guesses(hits: Array, guesses: Array, token: int) -> None:
-    """Count which guess the committed token was."""
+    """Count a trial, and the rank of the guess that the committed token matches."""
     hits[-1] += 1
     for rank in range(min(len(guesses), len(hits) - 1)):
         if guesses[rank] == token:
@@ -172,19 +172,19 @@ def guess(
     text: Array, previous: Array, latest: Array, length: int, guesses: Array, hits: Array, spans: Array, longest: int,
     span: int, limit: int, rates: Array,
 ) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
-    """Return tokens, parents and weights of the tree, where the match of the text's end ends (-1: none), what agrees.
+    """Return the tree's tokens, parents and weights, the end of the match at the root (-1: none) and its agreement.
 
-    A guess is written behind the text while an earlier match that ends with it is looked for.
+    Each guess is temporarily written after the text while an earlier match that ends with it is looked up.
 
     Args:
-        text, previous, latest: of a context.
-        length: T, tokens of the text.
-        guesses: Int32[k], the target's top tokens at the root's position.
+        text, previous, latest: arrays of a context.
+        length: T, length of the text.
+        guesses: Int32[k], target's top tokens at the root's position.
         hits: Float64[guesses + 1], see `new_hits`.
-        spans: Int32[guesses], tokens in all that a guess of each rank is continued to.
-        longest: tokens of the longest match.
+        spans: Int32[guesses], total tokens to which a guess of each rank is continued.
+        longest: maximum length of a match, in tokens.
         span: tokens copied below the root.
-        limit: the most nodes.
+        limit: maximum number of nodes.
         rates: Float64[2, 17], see `new_rates`.
     """
     maximum = span + spans[: len(guesses)].sum()
@@ -218,7 +218,7 @@ def _copy(
     tokens: Array, parents: Array, weights: Array, count: int, text: Array, length: int, match: int, agreed: int,
     span: int, parent: int, weight: float, rates: Array,
 ) -> int:  # fmt: skip
-    """Append a copied chain of `span` nodes below a node, and return how many nodes there are."""
+    """Append a copied chain of `span` nodes below a node, and return the new number of nodes."""
     for depth in range(span):
         weight *= rate(rates, agreed + depth)
         tokens[count], parents[count], weights[count] = copied(text, length, match, depth), parent, weight

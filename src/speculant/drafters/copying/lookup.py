@@ -1,9 +1,9 @@
 """Prompt lookup: copy what followed an earlier occurrence of the last tokens in the prompt or the output.
 
 Yang et al.: "Inference with Reference: Lossless Acceleration of Large Language Models", 2023, arXiv 2304.04487 (LLMA),
-and Saxena: "Prompt Lookup Decoding", 2023, whose settings are the defaults. Of all matches of three to one tokens the
-longest is copied from, among equals the most recent; Saxena's code takes the first. The draft is a chain; with more
-`branches` the tree also holds copies of further matches that continue with another token.
+and Saxena: "Prompt Lookup Decoding", 2023, whose settings are the defaults. The longest match of three down to one
+token is copied from, the most recent one among equals; Saxena's code takes the first. The draft is a chain; with more
+`branches`, the tree also contains copies of further matches that continue with a different token.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSettings:
-    """Settings; the defaults are those of prompt lookup decoding.
+    """Settings of prompt lookup; the defaults are those of prompt lookup decoding.
 
     Attributes:
-        longest: tokens of the longest match; longer ones count as equally long.
-        shortest: tokens of the shortest match that is copied from.
-        copied: tokens copied from a match.
-        branches: matches copied from, each with a different next token.
+        longest: maximum length of a match, in tokens; longer ones count as equally long.
+        shortest: minimum length of a match, in tokens.
+        copied: tokens copied from each match.
+        branches: number of matches to copy from, each with a different next token.
 
     Raises:
         UsageError: the last three must each be 1 or more.
@@ -60,7 +60,7 @@ class LookupSettings:
 
 
 class LookupDrafter(Drafter):
-    """Opens sessions; nothing is kept between them."""
+    """Opens sessions; no state is kept between them."""
 
     def __init__(
         self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LookupSettings | None = None
@@ -70,7 +70,7 @@ class LookupDrafter(Drafter):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: unused; no memory is saved.
-            memory_limit: bytes that may be kept between requests; none are.
+            memory_limit: unused; nothing is kept between requests.
             settings: None for the defaults.
         """
         self.vocabulary = vocabulary
@@ -79,16 +79,16 @@ class LookupDrafter(Drafter):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing from the target."""
+        """Target outputs this drafter needs: none."""
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; the prompt is indexed at once."""
+        """Start a request; the prompt is indexed at once."""
         return LookupSession(start.prompt, self.vocabulary, self.settings)
 
 
 class LookupSession(Session):
-    """One request: its text, and where the last draft was copied from."""
+    """Session of one request: its text, and where the last draft was copied from."""
 
     def __init__(self, prompt: Int32, vocabulary: int, settings: LookupSettings) -> None:
         self._context = Context(prompt, vocabulary)
@@ -103,12 +103,12 @@ class LookupSession(Session):
         return tree
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        """Copy what followed the longest, most recent match of the text with these tokens behind it."""
+        """Copy what followed the longest, most recent match of the text followed by `tokens`."""
         with self._context.ahead(tokens):
             return self._copied(budget)[0]
 
     def _copied(self, budget: Budget) -> tuple[DraftTree, int, int]:
-        """Return the draft, where its best match ends (-1: none), and how many tokens agree there."""
+        """Return the draft, the end of its best match (-1: none), and how many tokens agree there."""
         context, settings = self._context, self._settings
         if min(budget.nodes, budget.depth) < 1 or context.length < 2:
             return DraftTree.empty(), -1, 0
@@ -119,7 +119,7 @@ class LookupSession(Session):
         return DraftTree.trusted(tokens, parents, weights), match, agreed
 
     def observe(self, verified: Verified) -> None:
-        """Count how far the copy was right, and append the committed tokens."""
+        """Count how far the copy was correct, and append the committed tokens."""
         if self._match >= 0:
             context, tokens = self._context, verified.tokens
             rate_copy(self._rates, context.text, context.length, self._match, self._agreed, tokens)
@@ -132,9 +132,9 @@ class LookupSession(Session):
 
 @njit(cache=True, nogil=True, inline="always")
 def _place(matches: Array, sizes: Array, count: int, text: Array, match: int, size: int) -> int:
-    """Insert a match behind those as long or longer, unless one of them continues alike; return how many there are.
+    """Insert a match after those of at least its length, unless one has the same next token; return the new count.
 
-    The arrays have one entry more than there are branches; the match that lands there is dropped.
+    The arrays have one entry more than there are branches; a match in that entry is dropped.
     """
     at = 0
     while at < count and sizes[at] >= size:
@@ -155,15 +155,15 @@ def look_up(
     text: Array, previous: Array, length: int, shortest: int, longest: int, span: int, branches: int, limit: int,
     rates: Array,
 ) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
-    """Return tokens, parents and weights of the draft, where its best match ends (-1: none), and how much agrees there.
+    """Return the draft's tokens, parents and weights, the end of its best match (-1: none), and the agreement there.
 
     Args:
-        text, previous: of a context.
-        length: T, tokens of the text.
-        shortest, longest: tokens of a match.
-        span: tokens copied from a match.
-        branches: matches copied from.
-        limit: the most nodes.
+        text, previous: arrays of a context.
+        length: T, length of the text.
+        shortest, longest: minimum and maximum length of a match, in tokens.
+        span: tokens copied from each match.
+        branches: maximum number of matches to copy from.
+        limit: maximum number of nodes.
         rates: Float64[2, 17], see `new_rates`.
     """
     last = length - 1

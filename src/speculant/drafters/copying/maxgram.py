@@ -1,11 +1,11 @@
-"""Max-Gram: copy what followed the longest earlier match; where there is none, follow a bi-gram model.
+"""Max-Gram: copy what followed the longest earlier match; if there is none, use a bi-gram model.
 
 Chen, Yang, Lin, Sun, Chang, Huang: "Cascade Speculative Drafting for Even Faster LLM Inference", NeurIPS 2024,
 arXiv 2312.11462: the smallest drafter of its cascade. The draft is a chain of ten tokens, the published length.
 
-The published bi-gram model is counted from Wikipedia. Ours is counted from the prompts and outputs of all requests:
-for each token the four successors that Space-Saving keeps (Metwally, Agrawal, El Abbadi, ICDT 2005), at a fixed cost of
-32 bytes per token id. This is the memory that is saved.
+The published bi-gram model is counted from Wikipedia. Ours is counted from the prompts and outputs of all requests: for
+each token, the four successors that Space-Saving keeps (Metwally, Agrawal, El Abbadi, ICDT 2005), at a fixed cost of 32
+bytes per token id. Only this model is saved.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from speculant.memory.file import read_memory, write_memory
 Array = npt.NDArray[Any]
 
 KIND = "bigram"
-KEPT = 4  # successors per token
+KEPT = 4  # successors kept per token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxGramSettings:
-    """Settings.
+    """Settings of Max-Gram.
 
     Attributes:
-        drafted: tokens of a draft; ten as published.
-        longest: tokens of the longest match; longer ones count as equally long.
+        drafted: tokens per draft; ten as published.
+        longest: maximum length of a match, in tokens; longer ones count as equally long.
     """
 
     drafted: int = 10
@@ -58,7 +58,7 @@ class MaxGramSettings:
 
 
 class MaxGramDrafter(Drafter, Persistent):
-    """The bi-gram model, shared by all requests of a process behind one lock."""
+    """Drafter whose bi-gram model is shared by all requests of a process behind one lock."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class MaxGramDrafter(Drafter, Persistent):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes the model may take; it takes 32 V.
+            memory_limit: maximum bytes for the model; it takes 32 V.
             settings: None for the defaults.
 
         Raises:
-            UnsupportedError: the model does not fit the limit.
+            UnsupportedError: the model exceeds the limit.
         """
         self.settings = settings or MaxGramSettings()
         self.vocabulary = vocabulary
@@ -94,16 +94,16 @@ class MaxGramDrafter(Drafter, Persistent):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing from the target."""
+        """Target outputs this drafter needs: none."""
         return NO_OUTPUTS
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the memory takes now."""
+        """Current size of the memory in bytes."""
         return self._successors.nbytes + self._counts.nbytes
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; the whole prompt is learned at once."""
+        """Start a request; the whole prompt is learned at once."""
         return MaxGramSession(self, start.prompt)
 
     def learn(self, context: Context, start: int) -> None:
@@ -112,7 +112,7 @@ class MaxGramDrafter(Drafter, Persistent):
             count_bigrams(self._successors, self._counts, context.text, start, context.length)
 
     def draft(self, context: Context, nodes: int, rates: Array) -> tuple[DraftTree, int, int]:
-        """Return the chain, where the match it begins with ends (-1: none), and how much agrees there."""
+        """Return the chain, the end of the match it begins with (-1: none), and how many tokens agree there."""
         with self._lock:
             tokens, parents, weights, match, agreed = draft_chain(
                 context.text, context.previous, context.latest, context.length, self._successors, self._counts, nodes,
@@ -124,7 +124,7 @@ class MaxGramDrafter(Drafter, Persistent):
         """Write the bi-gram model.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._lock:
             arrays = {"successors": self._successors.copy(), "counts": self._counts.copy()}
@@ -138,7 +138,7 @@ class MaxGramDrafter(Drafter, Persistent):
         """
         arrays, _ = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
         successors, counts = new_bigrams(self.vocabulary)
-        # One tokenizer serves models with differently padded vocabularies.
+        # The same tokenizer may serve models whose vocabularies are padded differently.
         rows = min(self.vocabulary, len(arrays["counts"]))
         successors[:rows], counts[:rows] = arrays["successors"][:rows], arrays["counts"][:rows]
         counts[successors >= self.vocabulary] = 0
@@ -147,7 +147,7 @@ class MaxGramDrafter(Drafter, Persistent):
 
 
 class MaxGramSession(Session):
-    """One request: its text, and where the last draft was copied from."""
+    """Session of one request: its text, and where the last draft was copied from."""
 
     def __init__(self, drafter: MaxGramDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -158,7 +158,7 @@ class MaxGramSession(Session):
         drafter.learn(self._context, 1)
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Copy behind the longest match, and where there is none follow the bi-grams."""
+        """Copy what followed the longest match; if there is none, follow the bi-grams."""
         self._match = -1
         nodes = min(budget.nodes, budget.depth, self._drafter.settings.drafted)
         if nodes < 1 or not self._context.length:
@@ -167,7 +167,7 @@ class MaxGramSession(Session):
         return tree
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        """Do the same behind these tokens."""
+        """Draft in the same way for the text followed by `tokens`."""
         nodes = min(budget.nodes, budget.depth, self._drafter.settings.drafted)
         if nodes < 1 or not self._context.length:
             return DraftTree.empty()
@@ -175,7 +175,7 @@ class MaxGramSession(Session):
             return self._drafter.draft(self._context, nodes, self._rates)[0]
 
     def observe(self, verified: Verified) -> None:
-        """Count how far the copy was right, and learn the committed tokens."""
+        """Count how far the copy was correct, and learn the committed tokens."""
         context = self._context
         if self._match >= 0:
             rate_copy(self._rates, context.text, context.length, self._match, self._agreed, verified.tokens)
@@ -216,16 +216,16 @@ def draft_chain(
     text: Array, previous: Array, latest: Array, length: int, successors: Array, counts: Array, nodes: int,
     longest: int, rates: Array,
 ) -> tuple[Array, Array, Array, int, int]:  # fmt: skip
-    """Return tokens, parents and weights of the chain, where its first match ends (-1: none), and what agrees there.
+    """Return the chain's tokens, parents and weights, the end of its first match (-1: none), and the agreement there.
 
-    The draft is written behind the text, so that after a bi-gram the next match includes drafted tokens.
+    The draft is written after the text, so that after a bi-gram the next match can include drafted tokens.
 
     Args:
-        text, previous, latest: of a context.
-        length: T, tokens of the text.
+        text, previous, latest: arrays of a context.
+        length: T, length of the text.
         successors, counts: Int32[V, 4] each, the bi-gram model.
-        nodes: the most nodes.
-        longest: tokens of the longest match.
+        nodes: maximum number of nodes.
+        longest: maximum length of a match, in tokens.
         rates: Float64[2, 17], see `new_rates`.
     """
     nodes = min(nodes, len(text) - length)

@@ -1,4 +1,4 @@
-"""The memory files of Max-Gram: each token's most frequent successors and their counts."""
+"""Memory files of Max-Gram: each token's most frequent successors and their counts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from speculant.memory.kind import Contents, MemoryKind, merge_limit_error, sum_b
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many tokens have successors, and how many bi-grams there are."""
+    """Return the number of tokens that have successors, and the number of bi-grams."""
     counts = memory.arrays["counts"]
     return {"tokens with successors": int(np.count_nonzero(counts[:, 0])), "bi-grams": int(np.count_nonzero(counts))}
 
 
 def empty(memory: Memory) -> Contents:
-    """Return a model of the same vocabulary without bi-grams."""
+    """Return an empty model for the same vocabulary."""
     successors, counts = new_bigrams(memory.facts["vocabulary"])
     return {"successors": successors, "counts": counts}, memory.facts
 

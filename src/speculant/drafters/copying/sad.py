@@ -1,12 +1,12 @@
-"""Input-guided aggressive decoding: the output is assumed to repeat the prompt, token by token.
+"""Input-guided aggressive decoding: draft on the assumption that the output repeats the prompt.
 
 Sun, Ge, Wei, Wang: "Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding", ACL 2021,
 arXiv 2106.04970, section 3.1 (aggressive decoding), without its model. A pointer into the prompt gives the next token;
-it starts at the first token and advances with every token that agrees. Where the output departs from the prompt,
-nothing is drafted until a suffix of the output, even a single token, occurs in the prompt exactly once.
+it starts at the first token and advances with every token that agrees. When the output departs from the prompt, nothing
+is drafted until a suffix of the output, even a single token, occurs in the prompt exactly once.
 
 For every occurrence of the last token in the prompt, the length of the output's suffix that matches up to it is kept;
-it follows from that of the position before. A step costs as many operations as the token has occurrences.
+it is derived from the length at the preceding position. A step takes as many operations as the token has occurrences.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SadSettings:
     """Settings; as published, a unique match of one token realigns, and the whole rest of the prompt is drafted.
 
     Attributes:
-        shortest: tokens at the end of the output that must occur in the prompt before it is followed again.
-        drafted: the most tokens drafted; None for as many as the budget allows.
+        shortest: minimum length of a unique match at the end of the output before the prompt is followed again.
+        drafted: maximum tokens drafted; None for no limit other than the budget.
     """
 
     shortest: int = 1
@@ -44,12 +44,12 @@ class Alignment(NamedTuple):
 
     Attributes:
         prompt: Int32[T].
-        order: Int64[T], its positions sorted by token.
+        order: Int64[T], positions in the prompt, sorted by token.
         ordered: Int32[T], the tokens in that order.
-        runs: Int32[T], tokens at the output's end that agree with the prompt up to a position; valid where `steps`
-            is the present step.
-        steps: Int32[T], the step at which `runs` was written.
-        state: Int64[3], tokens of output so far, the next position (-1: not aligned), tokens that agree before it.
+        runs: Int32[T], number of tokens at the output's end that agree with the prompt up to each position; valid
+            where `steps` equals the current step.
+        steps: Int32[T], the step at which each entry of `runs` was written.
+        state: Int64[3], output tokens so far, next position (-1: not aligned), number of agreeing tokens before it.
     """
 
     prompt: Array
@@ -61,7 +61,7 @@ class Alignment(NamedTuple):
 
 
 class SadDrafter(Drafter):
-    """Opens sessions; nothing is kept between them."""
+    """Opens sessions; no state is kept between them."""
 
     def __init__(
         self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: SadSettings | None = None
@@ -71,7 +71,7 @@ class SadDrafter(Drafter):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: unused; no memory is saved.
-            memory_limit: bytes that may be kept between requests; none are.
+            memory_limit: unused; nothing is kept between requests.
             settings: None for the defaults.
         """
         self.settings = settings or SadSettings()
@@ -79,16 +79,16 @@ class SadDrafter(Drafter):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing from the target."""
+        """Target outputs this drafter needs: none."""
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request."""
+        """Start a request."""
         return SadSession(start.prompt, self.settings)
 
 
 class SadSession(Session):
-    """One request: its prompt and the position that the output has reached in it."""
+    """Session of one request: its prompt, and the position that the output has reached in it."""
 
     def __init__(self, prompt: Int32, settings: SadSettings) -> None:
         self._alignment = align(prompt)
@@ -112,7 +112,7 @@ class SadSession(Session):
 
 
 def align(prompt: Int32) -> Alignment:
-    """Return the alignment of an empty output: its first token is assumed to be the prompt's."""
+    """Return the alignment of an empty output, whose first token is assumed to be the prompt's."""
     prompt = np.ascontiguousarray(prompt, np.int32)
     order = np.argsort(prompt, kind="stable")
     runs, steps = np.zeros(len(prompt), np.int32), np.zeros(len(prompt), np.int32)
@@ -121,13 +121,13 @@ def align(prompt: Int32) -> Alignment:
 
 @njit(cache=True, nogil=True)
 def follow(alignment: Alignment, tokens: Array, shortest: int, rates: Array) -> None:
-    """Advance by tokens Int32[A] of output, and count where the prompt predicted them."""
+    """Advance by output tokens, Int32[A], and count where the prompt predicted them."""
     prompt, order, ordered, runs, steps, state = alignment
     for token in tokens:
         state[0] += 1
         step, place, agreed = state
         longest, second, at = np.int64(0), np.int64(0), np.int64(-1)
-        # From the last position to the first: a position reads the run that the previous step wrote before it.
+        # Iterate from the last position to the first: each reads the run that the previous step wrote before it.
         for i in range(np.searchsorted(ordered, token, side="right") - 1, -1, -1):
             if ordered[i] != token:
                 break

@@ -1,7 +1,7 @@
-"""The state of a head that drafts a whole block in one pass: a distribution for each depth, whatever was drafted above.
+"""The state of a head that drafts a whole block in one pass: one distribution per depth, independent of drafted tokens.
 
-The tokens of such a draft are independent given the text, q(x_1 .. x_K) = prod q_k(x_k), so a chain is drafted exactly
-with the ordinary acceptance rules, slot by slot, and a tree has the same children below all nodes of a level.
+The tokens of such a draft are independent given the text, q(x_1 .. x_K) = prod q_k(x_k), so the ordinary acceptance
+rules are exact for a chain, slot by slot, and a tree has the same children below all nodes of a level.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class SlotRows:
     """Nodes of one text, and the slots of its block that predict what follows them.
 
     Attributes:
-        logits: [n, V'] of the slots.
-        depths: of the nodes, 0 for the root.
-        tokens: of the nodes; [] for the root.
-        above: the rows of the draft above the nodes, -1 for the root; [] for the root itself.
+        logits: [n, V'], logits of the slots.
+        depths: depths of the nodes, 0 for the root.
+        tokens: tokens of the nodes; [] for the root.
+        above: parent rows of the nodes in the draft, -1 for the root; [] for the root itself.
     """
 
     logits: Tensor
@@ -34,22 +34,22 @@ class SlotRows:
 
 
 class BlockState(HeadState):
-    """One text; the block is computed once for each root, when it is first asked for."""
+    """State of one text; the block is computed once per root, when it is first needed."""
 
     def __init__(self) -> None:
         self.block: Tensor | None = None  # logits [K, V'] after the root
-        self._depths: list[int] = []  # of the draft's rows, 1 for those below the root
+        self._depths: list[int] = []  # of the draft's rows, 1 for children of the root
 
     @abstractmethod
     def run_block(self) -> Tensor:
         """Return the logits [K, V'] of the K tokens after the root."""
 
     def run_blocks(self, states: Sequence[BlockState]) -> list[Tensor]:
-        """Return the same of several texts of the head; heads that can, run them together."""
+        """Return the blocks of several texts of the head; heads that can run them together."""
         return [state.run_block() for state in states]
 
     def condition(self, states: Sequence[BlockState], rows: Sequence[SlotRows]) -> list[Tensor]:
-        """Return the logits [n, V'] after nodes of several texts; by default their tokens have no effect."""
+        """Return the logits [n, V'] after nodes of several texts; by default drafted tokens have no effect."""
         return [own.logits for own in rows]
 
     def start(self) -> Tensor:
@@ -61,7 +61,7 @@ class BlockState(HeadState):
         return logits
 
     def branch(self, above: Sequence[int]) -> list[int]:
-        """Append rows of a draft below others, -1 for the root; return their depths."""
+        """Append draft rows below the given parent rows, -1 for the root; return their depths."""
         depths = [1 if row < 0 else self._depths[row] + 1 for row in above]
         self._depths += depths
         return depths
@@ -70,12 +70,12 @@ class BlockState(HeadState):
         self._depths = []
 
     def forget_block(self) -> None:
-        """Drop the block, since the root has changed."""
+        """Drop the block because the root has changed."""
         self.block, self._depths = None, []
 
 
 class BlockHead(Head, Protocol):
-    """A head whose states are `BlockState`s that run together."""
+    """A head whose states are `BlockState`s, which run together."""
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
         return start_blocks([each for each in states if isinstance(each, BlockState)])
@@ -87,7 +87,7 @@ class BlockHead(Head, Protocol):
 
 
 def start_blocks(states: Sequence[BlockState]) -> list[Tensor]:
-    """Begin drafts; return the logits [1, V'] after the roots of texts of one head."""
+    """Start drafts on texts of one head; return the logits [1, V'] after each root."""
     lacking = [state for state in states if state.block is None]
     if lacking:
         for state, block in zip(lacking, states[0].run_blocks(lacking), strict=True):
@@ -103,7 +103,7 @@ def start_blocks(states: Sequence[BlockState]) -> list[Tensor]:
 def grow_blocks(
     states: Sequence[BlockState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     rows = list[SlotRows]()
     for state, own, parents in zip(states, tokens, above, strict=True):
         assert state.block is not None
@@ -113,10 +113,10 @@ def grow_blocks(
 
 
 class TextBlockState(BlockState):
-    """One text whose tokens are held, for heads that read it; see `head.TextHead`."""
+    """State that stores the text's tokens, for heads that read them; see `head.TextHead`."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        """Begin with the first tokens of the text."""
+        """Start a text with its first token."""
         super().__init__()
         self.text = list(tokens[:1])
 

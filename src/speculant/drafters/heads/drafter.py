@@ -1,4 +1,4 @@
-"""A trained head drafts: chains and trees, from the target's hidden states."""
+"""Drafting with a trained head: chains and trees, from the target's hidden states."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class HeadSettings:
     """Settings of methods with a head.
 
     Attributes:
-        tree: "dynamic" for the most probable paths by the head's own probabilities, "static" for the ranks of the tree
-            that is published for such heads, "chain" for one token a level.
-        depth: levels that a draft grows at most.
-        top_k: of a dynamic tree, nodes that a level expands, and candidates of each.
-        min_probability: of a dynamic tree, the joint probability below which no node is expanded.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
-        vocabulary: a file of token ids, the most frequent first; other tokens are not drafted. "" for all tokens.
-        vocabulary_size: how many of them are drafted; 0 for all in the file.
+        tree: "dynamic" for the most probable paths by the head's own probabilities, "static" for the ranks of the
+            published tree for such heads, "chain" for one token per level.
+        depth: maximum levels of a draft.
+        top_k: for a dynamic tree, nodes expanded per level, and candidates per expanded node.
+        min_probability: for a dynamic tree, minimum joint probability of a node that is expanded.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
+        vocabulary: file of token ids, most frequent first; only these are drafted. "" for all tokens.
+        vocabulary_size: number of tokens from the file that are drafted; 0 for all in the file.
     """
 
     tree: str = "dynamic"
@@ -49,21 +49,21 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainHeadSettings(HeadSettings):
-    """Settings of methods with a head that draft chains by themselves; see `HeadSettings`."""
+    """Settings of methods whose heads draft chains by default; see `HeadSettings`."""
 
     tree: str = "chain"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedHead:
-    """A head on its target.
+    """A head loaded for its target.
 
     Attributes:
-        head: its weights, on the target's device.
-        target: the parts of the target that it uses.
-        kind: of its architecture, as `Method.heads` names it.
-        method: the method that drafts with it alone.
-        notes: what the user should know of the pair.
+        head: the head, with its weights on the target's device.
+        target: parts of the target that it uses.
+        kind: kind of its architecture, as named in `Method.heads`.
+        method: method that drafts with this head alone.
+        notes: notes about the pair for the user.
     """
 
     head: Head
@@ -73,41 +73,41 @@ class LoadedHead:
     notes: tuple[str, ...] = ()
 
     def with_vocabulary(self, path: str, size: int) -> LoadedHead:
-        """Return the head with the tokens of a file alone; see `reduce_vocabulary`."""
+        """Return the head restricted to the tokens of a file; see `reduce_vocabulary`."""
         head, target = reduce_vocabulary(self.head, self.target, path, size, kind=self.kind)
         return self if head is self.head else replace(self, head=head, target=target)
 
 
 class HeadDrafter(Drafter):
-    """Drafts with one head for all requests.
+    """Drafter with one head for all requests.
 
     Attributes:
-        head: the head.
-        states: of its texts.
+        head: the loaded head.
+        states: states of its texts.
     """
 
     def __init__(self, head: LoadedHead, *, settings: HeadSettings | None = None, sampled: bool = False) -> None:
-        """Take the head.
+        """Set up the head.
 
         Args:
-            head: what `load_head` returned.
+            head: result of `load_head`.
             settings: None for the defaults.
-            sampled: whether chains are drawn from q where the target samples, for rules that compare probabilities;
-                else their tokens are chosen. Trees are always chosen.
+            sampled: whether chains are drawn from q when the target samples, for rules that compare probabilities;
+                otherwise their tokens are the most probable ones. Trees always take the most probable ones.
 
         Raises:
-            FileError, UsageError, UnsupportedError: a setting is out of range, or the head cannot honour it.
+            FileError, UsageError, UnsupportedError: a setting is out of range, or not supported by the head.
         """
         self._settings, self._sampled = settings or HeadSettings(), sampled
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._acceptance, self._gains, self._calibration = LevelAcceptance(), LevelGains(), Calibration()
         self.states = KeptStates(head.head, head.target)
-        self._shape()  # settings are checked before the first request
+        self._shape()  # validates the settings before the first request
         self._needs = replace(head_needs(self.head.head), max_nodes=check_max(self._settings.max_nodes))
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The states that the head reads."""
+        """Target outputs that the head reads: hidden states."""
         return self._needs
 
     def open(self, start: SessionRequest) -> Session:
@@ -117,7 +117,7 @@ class HeadDrafter(Drafter):
         return propose_together(sessions, budgets)
 
     def open_text(self, start: SessionRequest) -> HeadText:
-        """Return the text of a request."""
+        """Return a request's text on the head."""
         return HeadText(self.states, start)
 
     def _shape(self) -> Shape:
@@ -151,7 +151,7 @@ def propose_together(sessions: Sequence[Session], budgets: Sequence[Budget]) -> 
 
 
 def _propose_grown(sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
-    """Return drafts that the head grows, together; sessions that unite have recalled."""
+    """Return drafts that the head grows together; the memories of united sessions have already drafted."""
     united = [each if isinstance(each, UnitedSession) else None for each in sessions]
     growing = [each if own is None else own.own for each, own in zip(sessions, united, strict=True)]
     levels = [each for each in growing if isinstance(each, LevelSession)]
@@ -166,7 +166,7 @@ def _propose_grown(sessions: Sequence[Session], budgets: Sequence[Budget]) -> li
 
 
 def _grow_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) -> list[DraftTree]:
-    """Return the drafts of sessions: those that code grows whole, by one call, and level by level the others."""
+    """Return the drafts of sessions: grown whole by a single call where fast code can, otherwise level by level."""
     whole = grow_whole_together(sessions, budgets)
     rest = [place for place, draft in enumerate(whole) if draft is None]
     grown = iter(draft_together([sessions[place] for place in rest], [budgets[place] for place in rest], read_together))
@@ -174,14 +174,14 @@ def _grow_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) 
 
 
 class ChainHeadDrafter(HeadDrafter):
-    """The same, with chains unless the settings say otherwise."""
+    """A `HeadDrafter` that drafts chains by default."""
 
     def __init__(self, head: LoadedHead, *, settings: ChainHeadSettings | None = None, sampled: bool = False) -> None:
         super().__init__(head, settings=settings or ChainHeadSettings(), sampled=sampled)
 
 
 class HeadChain(Chain):
-    """One token a level, drawn or chosen."""
+    """One token per level, drawn or the most probable one."""
 
     def __init__(self, acceptance: LevelAcceptance, depth: int, *, choosing: bool) -> None:
         super().__init__(acceptance)

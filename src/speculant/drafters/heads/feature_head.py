@@ -1,7 +1,7 @@
-"""Heads of one or more decoder layers that carry a hidden state from token to token: EAGLE's family.
+"""Heads of one or more decoder layers that pass a hidden state from token to token: EAGLE's family.
 
 Row i reads a feature of token i and the embedding of token i + 1, and its output gives the logits of token i + 2. Rows
-of committed tokens always read the target's true states; rows of a draft read the output of the row above them.
+of committed tokens always read the target's true states; rows of a draft read the output of their parent row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class FeatureHead(Head, Protocol):
     """A head whose rows are decoder layers over a feature and an embedding.
 
     Attributes:
-        layers: of the class DecoderLayer.
-        rotary: of all layers.
+        layers: modules of the class DecoderLayer.
+        rotary: rotary embedding of all layers.
     """
 
     layers: nn.ModuleList
@@ -33,29 +33,29 @@ class FeatureHead(Head, Protocol):
 
     @abstractmethod
     def features(self, hidden: Tensor, target: TargetParts) -> Tensor:
-        """Return the features [..., D] of tokens from the target's states [..., L', D'] at them."""
+        """Return the features [..., D] of tokens, from the target's states [..., L', D'] at these tokens."""
 
     @abstractmethod
     def layer_input(self, index: int, embeddings: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream [..., D] of a layer and what its attention reads, [..., D] or [..., 2D].
+        """Return a layer's residual stream [..., D], and the input of its attention, [..., D] or [..., 2D].
 
         Args:
-            index: of the layer.
-            embeddings: [..., D], of the next tokens.
+            index: index of the layer.
+            embeddings: [..., D], embeddings of the next tokens.
             x: [..., D], the features, or the output of the layer below.
         """
 
     @abstractmethod
     def step_parts(self) -> StepParts:
-        """Return what `layer_input`, the layers, `carried` and `logits` are made of."""
+        """Return the modules behind `layer_input`, the layers, `carried` and `logits`."""
 
     @abstractmethod
     def carried(self, x: Tensor) -> Tensor:
-        """Return the features [..., D] of the next row, from the last layer's output."""
+        """Return the features [..., D] of the next row, given the last layer's output."""
 
     @abstractmethod
     def logits(self, features: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [..., V'] from what `carried` returned."""
+        """Return the logits [..., V'], given the result of `carried`."""
 
     def layer(self, index: int) -> DecoderLayer:
         """Return a decoder layer."""

@@ -1,4 +1,4 @@
-"""Rows of heads of EAGLE's family that run together: those of one text, or of several, which attend apart."""
+"""Running rows of EAGLE's family together: rows of one text, or of several texts with separate attention."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.step import StepCode, TextRows
 
-_FEW = 16  # committed rows that code runs whole, though only the last one's output is wanted
+_FEW = 16  # maximum committed rows run entirely by fast code, even though only the last one's output is needed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewFeatureRows:
-    """Rows that a text has room for and that are yet to be run.
+    """Rows that a text has reserved but not yet run.
 
     Attributes:
-        cache: of the text.
-        features: [..., D], which they read.
-        places: Int64[n], which of the features each row reads; None for one after the other.
-        positions: Int64[n].
-        seen: Bool[n, rows], which rows of the text each may attend to; None for all.
-        passed: [m, D], for what the last m of them pass on.
+        cache: key-value cache of the text.
+        features: [..., D], features that the rows read.
+        places: Int64[n], index of the feature that each row reads; None if in order.
+        positions: Int64[n], positions of the rows.
+        seen: Bool[n, rows], rows of the text each may attend to; None for all.
+        passed: [m, D], output buffer for the features that the last m rows pass on.
     """
 
     cache: HeadCache
@@ -44,17 +44,17 @@ class NewFeatureRows:
 def run_rows(
     head: FeatureHead, target: TargetParts, code: StepCode | None, embeddings: Tensor, rows: Sequence[NewFeatureRows]
 ) -> list[Tensor]:
-    """Run rows of several texts through all layers, and keep what they pass on.
+    """Run rows of several texts through all layers, and store the features they pass on.
 
     Args:
-        head: of the texts.
-        target: of the head.
-        code: of the head's steps; None where there is none.
-        embeddings: [n, D], of the tokens of all rows, text by text.
-        rows: of each text.
+        head: head of the texts.
+        target: target of the head.
+        code: fast code for the head's steps, or None.
+        embeddings: [n, D], embeddings of the tokens of all rows, text by text.
+        rows: new rows of each text.
 
     Returns:
-        The logits [m, V'] of each text after the m rows that pass on.
+        For each text, the logits [m, V'] after the m rows that pass features on.
     """
     logits = None if code is None else _run_code(head, code, embeddings, rows)
     if logits is None:
@@ -66,7 +66,7 @@ def run_rows(
 
 
 def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor | None:
-    """Run rows by the target's code; return the logits [m, V'] of all texts, None where it has none for these."""
+    """Run rows by fast code; return the logits [m, V'] of all texts, or None if the code cannot run these rows."""
     if len(embeddings) > code.max_together or any(
         len(own) > (code.maximum if len(own) == len(own.passed) else min(_FEW, code.maximum)) for own in rows
     ):
@@ -92,7 +92,7 @@ def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Seque
 
 
 def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:
-    """Run rows by PyTorch; return what they pass on, [m, D]."""
+    """Run rows in PyTorch; return the features they pass on, [m, D]."""
     caches = [own.cache for own in rows]
     x = joined([own.features if own.places is None else own.features[own.places] for own in rows])
     last = max(cache.length + cache.drafted for cache in caches)
@@ -114,6 +114,6 @@ def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeature
 
 
 def _last_rows(x: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:
-    """Return of x [n, ...] the rows that pass on."""
+    """Return those rows of x [n, ...] that pass features on."""
     parts = torch.split(x, [len(own) for own in rows])
     return joined([part[-len(own.passed) :] for part, own in zip(parts, rows, strict=True)])

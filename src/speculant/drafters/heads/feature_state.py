@@ -1,7 +1,7 @@
 """States of texts on heads of EAGLE's family.
 
-After a round the rows of the draft are dropped and those of accepted tokens computed anew (heads that kept drafted rows
-would draft 8 to 15 % worse, vLLM issue 14649).
+After a round, the draft's rows are dropped and those of accepted tokens are recomputed (heads that kept drafted rows
+would have 8 to 15 % lower acceptance, vLLM issue 14649).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from speculant.drafters.heads.layers import joined
 from speculant.drafters.heads.step import DraftRoot, GrownDraft, StepCode
 from speculant.drafters.models.shapes import GrowthPlan
 
-_ROOM = 64  # rows of a draft that need no larger buffer
+_ROOM = 64  # draft rows that the initial buffer has room for
 
 
 class FeatureState(HeadState):
-    """One text on such a head.
+    """State of one text on such a head.
 
     Attributes:
-        head, target: of the text.
-        cache: keys and values of its rows.
+        head, target: the head and its target.
+        cache: keys and values of the text's rows.
     """
 
     def __init__(self, head: FeatureHead, target: TargetParts, first: int) -> None:
-        """Begin a text whose tokens before the position `first` have no rows."""
+        """Start a text whose tokens before position `first` have no rows."""
         self.head, self.target = head, target
         self._code = target.step_code(head.step_parts())
         self.cache = HeadCache(len(head.layers), first=first)
-        # [room, D], what rows pass on to those below them: the last committed one, then those of the draft.
+        # [room, D], features that rows pass on: first the last committed row, then the rows of the draft.
         self._passed: Tensor | None = None
-        self._root: Tensor | None = None  # [1, V'], the logits after the last committed row
+        self._root: Tensor | None = None  # [1, V'], logits after the last committed row
 
     @property
     def length(self) -> int:
@@ -63,7 +63,7 @@ class FeatureState(HeadState):
         self._passed = self._root = None
 
     def commit(self, features: Tensor) -> NewFeatureRows:
-        """Append rows of committed tokens that read features [n, D]; only the last one passes on."""
+        """Append rows of committed tokens that read features [n, D]; only the last one passes features on."""
         positions, seen = self.cache.commit(len(features), features.device)
         return NewFeatureRows(self.cache, features, None, positions, seen, self._make_room(0, 1, features))
 
@@ -71,8 +71,8 @@ class FeatureState(HeadState):
         """Append rows of a draft.
 
         Args:
-            above: the row that each follows, -1 for the root.
-            features: [1, D], what all of them read; None for what the rows above pass on.
+            above: parent row of each, -1 for the root.
+            features: [1, D], features that all of them read; None for those that the parent rows pass on.
         """
         assert self._passed is not None
         device, first, read = self._passed.device, self.cache.drafted + 1, [row + 1 for row in above]
@@ -84,11 +84,11 @@ class FeatureState(HeadState):
         )
 
     def run(self, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> list[Tensor]:
-        """Run rows of this text or of several of the head; see `run_rows`."""
+        """Run rows of one or several texts of the head; see `run_rows`."""
         return run_rows(self.head, self.target, self._code, embeddings, rows)
 
     def draft_root(self, plan: GrowthPlan) -> DraftRoot | None:
-        """Return what a whole draft grows below; None where nothing was committed."""
+        """Return the root below which a whole draft grows; None if nothing was committed."""
         if self._root is None or self._passed is None:
             return None
         cache, shape, like = self.cache, self.head.layer(0).self_attn.shape, self._passed
@@ -104,15 +104,15 @@ class FeatureState(HeadState):
 
     @property
     def code(self) -> StepCode | None:
-        """The target's code for the head's steps."""
+        """The target's fast code for the head's steps."""
         return self._code
 
     def take_root(self, logits: Tensor) -> None:
-        """Take the logits [1, V'] after the last committed row."""
+        """Set the logits [1, V'] after the last committed row."""
         self._root = logits
 
     def _make_room(self, first: int, count: int, like: Tensor) -> Tensor:
-        """Return the places [count, D] for what rows pass on, from one on."""
+        """Return the slots [count, D], starting at `first`, for the features that rows pass on."""
         end, held = first + count, self._passed
         if held is None or len(held) < end:
             self._passed = like.new_empty(2 * end + _ROOM, like.shape[-1])
@@ -149,7 +149,7 @@ class JointHead(FeatureHead, Protocol):
 
 
 def extend_states(states: Sequence[FeatureState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
-    """Append rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    """Append rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     first = states[0]
     features = torch.split(first.head.features(joined(hidden), first.target), [len(each) for each in hidden])
     rows = [state.commit(own) for state, own in zip(states, features, strict=True)]
@@ -160,7 +160,7 @@ def extend_states(states: Sequence[FeatureState], hidden: Sequence[Tensor], foll
 def grow_states(
     states: Sequence[FeatureState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     first = states[0]
     rows = [state.branch(own) for state, own in zip(states, above, strict=True)]
     ids = torch.tensor([token for own in tokens for token in own], device=rows[0].features.device)

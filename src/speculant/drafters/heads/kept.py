@@ -1,7 +1,7 @@
-"""States of ended requests, which the next turns of their conversations go on with.
+"""States of ended requests, for reuse in the next turns of their conversations.
 
-A prompt whose first tokens are in the target's cache already is read from there on, so their hidden states are not
-computed again. The rows that the head made of them are kept here, and found again by the text.
+If the first tokens of a prompt are already in the target's cache, the target reads only the rest, so their hidden
+states are not computed again. The rows that the head made of them are kept here, and looked up by the text.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Sequence
 from speculant.core.engine import TargetCache
 from speculant.drafters.heads.head import Head, HeadState, LayerHead, TargetParts, TextHead
 
-KEPT = 4  # states
+KEPT = 4  # maximum number of states kept
 
 
 class KeptStates:
-    """Opens the states of one head's texts, and keeps those of ended ones. For several threads at once.
+    """Opens the states of one head's texts, and keeps those of ended ones. Thread-safe.
 
     Attributes:
         head: the head.
-        target: of the head.
-        row_share: see `HeadText.row_share`; None until it was measured.
+        target: target of the head.
+        row_share: see `HeadText.row_share`; None until it is measured.
     """
 
     def __init__(self, head: Head, target: TargetParts) -> None:
-        """Begin without any state.
+        """Start without any states.
 
         Args:
-            head: whose states these are.
-            target: of the head.
+            head: head that the states belong to.
+            target: target of the head.
         """
         self.head, self.target = head, target
         self.row_share: float | None = None
@@ -41,11 +41,11 @@ class KeptStates:
         return len(self._kept)
 
     def open(self, known: Sequence[int], cache: TargetCache | None = None) -> HeadState:
-        """Return a state with the rows of all tokens but the last, if they are kept; else one that lacks them.
+        """Return a state with the rows of all tokens but the last, if they were kept; otherwise one without them.
 
         Args:
-            known: the text up to the first token whose hidden states are given next, that token included.
-            cache: the target's of the request, for heads that read the text.
+            known: text up to and including the first token whose hidden states will be given next.
+            cache: the target's cache of the request, for heads that read the text.
         """
         if isinstance(self.head, TextHead):
             return self.head.open_text(known, self.target, cache)
@@ -56,29 +56,29 @@ class KeptStates:
         return self.head.open(first, self.target) if found is None else found
 
     def _kept_state(self, known: Sequence[int], first: int) -> HeadState | None:
-        """Return the state that is kept of a text whose tokens up to the position `first` it has rows of."""
+        """Return the kept state that has rows of the text `known` up to position `first`, or None."""
         with self._lock:
             for place, (tokens, state) in enumerate(self._kept):
                 if 0 < first <= state.length and tokens[: len(known)] == known:
                     del self._kept[place]
                     state.crop(first)
-                    if state.length == first:  # else it lacks rows at the beginning itself, more than are wanted
+                    if state.length == first:  # otherwise it lacks more rows at the beginning than it may
                         return state
                     break
         return None
 
     def keep(self, tokens: Sequence[int], state: HeadState) -> None:
-        """Keep the state of a text that has ended; the oldest one is dropped for it.
+        """Keep the state of an ended text; the oldest state is dropped for it.
 
         Args:
-            tokens: the text, its root included.
-            state: of the text. One that does not have as many rows was interrupted, and is dropped.
+            tokens: the text, including its root.
+            state: state of the text; if it was interrupted and lacks rows, it is dropped.
         """
         state.drop()
         if isinstance(self.head, LayerHead):
             self.head.end(state)
         if isinstance(self.head, TextHead):
-            return  # the target's cache, which it reads, ends with the request
+            return  # the target's cache, which the head reads, ends with the request
         if state.length == len(tokens) - 1:
             with self._lock:
                 self._kept.append((tokens, state))

@@ -1,4 +1,4 @@
-"""HeadKind: everything that is told of one kind of heads, in data; each kind's folder has its own in `__init__.py`."""
+"""HeadKind: everything specific to one kind of heads, as data; each kind's folder defines its own in `__init__.py`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A public layout of checkpoints. Its functions are "module:name", imported when they are used.
+    """A public checkpoint layout. Its functions are given as "module:name" and imported when they are used.
 
     Attributes:
-        name: in words, for messages.
-        method: the method that drafts with such heads alone.
-        matches: tells such checkpoints by config and names of tensors alone.
-        load: returns the head for a checkpoint and a target; raises UnsupportedError where they do not fit.
+        name: description, for messages.
+        method: method that drafts with such heads alone.
+        matches: recognises such checkpoints by config and tensor names.
+        load: returns the head for a checkpoint and a target; raises UnsupportedError if they do not fit.
     """
 
     name: str
@@ -28,13 +28,13 @@ class HeadMethod:
     """A method that drafts with such heads; the table of methods derives its row, see `registry.method.Method`.
 
     Attributes:
-        name: of the method.
-        family: where it stands in the survey's taxonomy.
-        summary: what it does, in a line.
+        name: name of the method.
+        family: family in the survey's taxonomy.
+        summary: what it does, in one line.
         drafter: "module:class" of its drafter.
         settings: "module:class" of its settings.
         source: paper and arXiv id.
-        requires: what it needs beside the target, in words.
+        requires: requirements in addition to the target, in words.
     """
 
     name: str
@@ -48,23 +48,23 @@ class HeadMethod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTraining:
-    """How heads of a kind are made, trained and saved. Its parts are "module:name", imported when they are used.
+    """How heads of a kind are built, trained and saved. Its parts are "module:name", imported when they are used.
 
     Attributes:
-        build: the function that returns a new head for a target. If it takes `counts`, it is given how often each
-            token stands in the texts, Int64[V].
+        build: function that returns a new head for a target. If it takes `counts`, it gets the frequency of each token
+            in the texts, Int64[V].
         options: keyword arguments of `build` that users may set, with their defaults.
-        recipe: the class of the recipe, called with the head and a depth, of at most the head's own.
-        save: the function that writes head, folder and target in the public layout.
-        depth: depths trained by default.
-        parts: the option of `build` that is the depth, for heads that have parts for each; None if they have not.
-        measured: depths at which acceptance is measured, if the head can draft as deep.
-        loss: the divergence that is trained on by default.
-        feature_weight: of the recipe's own loss, such as the distance of hidden states.
-        decay: of the weights of deeper losses, per depth.
-        lr: the learning rate.
-        anchors: positions of a text that are trained by default, at most.
-        searches_tree: whether its static tree is searched on held-out texts and kept with the head.
+        recipe: class of the recipe, called with the head and a depth, which is at most the head's own.
+        save: function that writes head, folder and target in the public layout.
+        depth: default number of depths trained.
+        parts: option of `build` that sets the depth, for heads with a part per depth; None for others.
+        measured: depths at which acceptance is measured, if the head can draft that deep.
+        loss: default training divergence.
+        feature_weight: weight of the recipe's own loss, such as the distance of hidden states.
+        decay: weight of deeper losses relative to the previous depth.
+        lr: learning rate.
+        anchors: default maximum number of positions trained per text.
+        searches_tree: whether its static tree is searched on held-out texts and saved with the head.
         source: paper and arXiv id.
     """
 
@@ -89,10 +89,10 @@ class HeadKind:
     """A kind of heads.
 
     Attributes:
-        name: of the architecture, as `Method.heads` names it.
-        layouts: of its checkpoints.
-        methods: that draft with it alone.
-        training: how it is trained; None where heads are only published.
+        name: name of the architecture, as in `Method.heads`.
+        layouts: layouts of its checkpoints.
+        methods: methods that draft with it alone.
+        training: how it is trained; None if heads are only available as published checkpoints.
     """
 
     name: str

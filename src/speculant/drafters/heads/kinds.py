@@ -1,4 +1,4 @@
-"""The table of kinds of heads; methods, formats of checkpoints and training derive from it.
+"""The table of kinds of heads, from which methods, checkpoint formats and training are derived.
 
 A new kind is a folder with its head, checkpoints and recipe, its row in `__init__.py`, and a line here. Nothing heavy
 is imported.

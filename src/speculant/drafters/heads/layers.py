@@ -1,7 +1,7 @@
 """The parts of a head's decoder layers, named as in public checkpoints of Llama-like heads.
 
-Attention is written so that keys of one source and queries of another can be combined: EAGLE-3 feeds it twice the
-hidden size, DFlash gives it keys of the target's states beside those of its own rows.
+Attention is written so that keys of one source can be combined with queries of another: EAGLE-3 feeds it twice the
+hidden size, DFlash adds keys of the target's states to those of its own rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_TABLE = 9  # bits of the shortest table of angles
+_TABLE = 9  # the smallest table of angles has 2 ** this positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,19 +21,19 @@ class LayerShape:
     """The sizes of a decoder layer.
 
     Attributes:
-        hidden: D, of what it returns.
-        inner: of its MLP.
-        heads, kv_heads, head_dim: of its attention.
-        given: of what its attention reads; 0 for D.
-        eps: of its norms.
+        hidden: D, size of its output.
+        inner: inner size of its MLP.
+        heads, kv_heads, head_dim: sizes of its attention.
+        given: input size of its attention; 0 for D.
+        eps: epsilon of its norms.
         bias: whether queries, keys and values have biases.
-        norms: whether queries and keys are normalised by head (Qwen3).
-        theta: the base of its rotary embedding.
-        frequencies: Float32[rotary_dim / 2] of a rotary embedding that is scaled, or rotates a part of a key; None for
-            those of the base.
-        scale: what cos and sin are multiplied by.
-        rope: the rotary embedding as configs describe it, transformers' `rope_parameters`.
-        positions: that its rotary embedding is made for.
+        norms: whether queries and keys are normalised per head (Qwen3).
+        theta: base of its rotary embedding.
+        frequencies: Float32[rotary_dim / 2], for a rotary embedding that is scaled or rotates only part of a key; None
+            to derive them from the base.
+        scale: factor for cos and sin.
+        rope: the rotary embedding as described in configs, transformers' `rope_parameters`.
+        positions: number of positions that its rotary embedding is made for.
     """
 
     hidden: int
@@ -53,7 +53,7 @@ class LayerShape:
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of a key are rotated, the first ones; others are left as they are."""
+        """Number of leading dimensions of a key that are rotated; the others are left as they are."""
         return self.head_dim if self.frequencies is None else 2 * len(self.frequencies)
 
 
@@ -80,23 +80,23 @@ class Rotary(nn.Module):
         plain = shape.theta ** -(torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         found = plain if shape.frequencies is None else shape.frequencies.float()
         self.frequencies: Tensor
-        self.register_buffer("frequencies", found, persistent=False)  # of the config: no checkpoint has them
+        self.register_buffer("frequencies", found, persistent=False)  # from the config, not in checkpoints
         self.scale = shape.scale
         self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of the first positions
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [..., n, rotary_dim] of positions Int64[..., n], in the dtype of another tensor."""
+        """Return cos and sin [..., n, rotary_dim] for positions Int64[..., n], in the dtype of `like`."""
         turned = positions[..., None].float() * self.frequencies.float()
         turned = torch.cat([turned, turned], dim=-1)
         return (turned.cos() * self.scale).to(like.dtype), (turned.sin() * self.scale).to(like.dtype)
 
     def looked_up(self, positions: Tensor, maximum: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `angles` returns of positions Int64[n] up to `maximum`, from a table."""
+        """Return the result of `angles` for positions Int64[n] up to `maximum`, from a table."""
         cos, sin = self.table(maximum, like)
         return cos[positions], sin[positions]
 
     def table(self, maximum: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [m, rotary_dim] of the first positions, up to `maximum` or beyond."""
+        """Return cos and sin [m, rotary_dim] of the first positions, up to at least `maximum`."""
         table = self._table
         if table is None or len(table[0]) <= maximum or table[0].dtype is not like.dtype:
             length = 1 << max(_TABLE, maximum.bit_length())
@@ -105,7 +105,7 @@ class Rotary(nn.Module):
         return table
 
     def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
-        """Move the frequencies, and keep them in float32 whatever the weights are in."""
+        """Move the frequencies, but keep them in float32 whatever the dtype of the weights."""
         exact, self._table = self.frequencies, None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.frequencies = exact.to(self.frequencies.device)
@@ -113,7 +113,7 @@ class Rotary(nn.Module):
 
 
 def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Return keys or queries [..., H, n, d] rotated by cos and sin [..., n, r]; numbers behind the first r stay."""
+    """Return keys or queries [..., H, n, d] rotated by cos and sin [..., n, r]; dimensions after the first r stay."""
     cos, sin = (each.unsqueeze(-3) for each in angles)
     if (size := cos.shape[-1]) < x.shape[-1]:
         return torch.cat([rotated(x[..., :size], angles), x[..., size:]], dim=-1)
@@ -122,12 +122,12 @@ def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors one after the other; one alone is itself."""
+    """Concatenate tensors; a single one is returned as it is."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with the projections apart."""
+    """Grouped-query attention with separate projections."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -141,27 +141,27 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = RMSNorm(dim, shape.eps), RMSNorm(dim, shape.eps)
 
     def queries(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Return rotated queries [..., H, n, d] of x [..., n, D']."""
+        """Return rotated queries [..., H, n, d] for x [..., n, D']."""
         found = self._split(self.q_proj(x))
         return rotated(self.q_norm(found) if self.shape.norms else found, angles)
 
     def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return rotated keys and values [..., H_kv, n, d] of x [..., n, D']."""
+        """Return rotated keys and values [..., H_kv, n, d] for x [..., n, D']."""
         keys = self._split(self.k_proj(x))
         return rotated(self.k_norm(keys) if self.shape.norms else keys, angles), self._split(self.v_proj(x))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-        """Return [..., n, D] of what `weigh` takes."""
+        """Return the output [..., n, D] of attention; takes the arguments of `weigh`."""
         output: Tensor = self.o_proj(self.weigh(queries, keys, values, seen))
         return output
 
     def weigh(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-        """Return [..., n, H * d], before the output projection, of queries [..., H, n, d].
+        """Return the attention output before its projection, [..., n, H * d], for queries [..., H, n, d].
 
         Args:
-            queries: rotated.
+            queries: rotated queries.
             keys, values: [..., H_kv, m, d].
-            seen: Bool[..., n, m], which keys each query may see; None for all.
+            seen: Bool[..., n, m], keys that each query may see; None for all.
         """
         mask = seen if seen is None or seen.ndim == 2 else seen.unsqueeze(-3)
         flat = queries.ndim == 3
@@ -180,13 +180,13 @@ class Attention(nn.Module):
         seen: Sequence[Tensor | None],
         sizes: Sequence[int],
     ) -> Tensor:
-        """Return [n, H * d], before the output projection, of rows of several texts, each over keys of its own.
+        """Return the output before projection, [n, H * d], for rows of several texts, each over its own keys.
 
         Args:
             queries: [H, n, d], rotated, text by text.
             held: keys and values [H_kv, m, d] of each text.
-            seen: Bool[n_i, m], which keys each query of a text may see; None for all.
-            sizes: n_i, how many queries each text has.
+            seen: Bool[n_i, m], keys that each query of a text may see; None for all.
+            sizes: n_i, number of queries of each text.
         """
         own = torch.split(queries, [*sizes], dim=-2)
         return joined([self.weigh(each, *rows, mask) for each, rows, mask in zip(own, held, seen, strict=True)])
@@ -220,13 +220,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return what its attention reads, of x [..., n, D]."""
+        """Return the attention's input for x [..., n, D]."""
         if not hasattr(self, "input_layernorm"):
             return x
         output: Tensor = self.input_layernorm(x)
         return output
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output, of the attention's input before its norm and its output."""
+        """Return the layer's output, given the attention's input before its norm and the attention's output."""
         x = residual + attended
         return torch.add(x, self.mlp(self.post_attention_layernorm(x)))

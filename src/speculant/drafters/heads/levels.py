@@ -1,8 +1,8 @@
 """States of heads that read the newest target state once and then draft level by level.
 
-A context is what one node passes to those below it: Medusa's never changes, Hydra's grows by an embedding a level, an
-MLP speculator's is its recurrent state. Nothing of a draft outlives its round. Nodes of one depth run together, of
-several texts too.
+A context is what one node passes on to its children: Medusa's never changes, Hydra's grows by an embedding per level,
+an MLP speculator's is its recurrent state. Nothing of a draft outlives its round. Nodes of one depth run together, also
+across texts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from speculant.drafters.heads.layers import joined
 
 
 class LevelState(HeadState):
-    """One text.
+    """State of one text.
 
-    Subclasses define what the root's context is, how it changes along a path, and the logits that follow.
+    Subclasses define the root's context, how it changes along a path, and the logits that follow from it.
     """
 
     def __init__(self, first: int) -> None:
-        """Begin a text whose tokens before the position `first` have no rows."""
+        """Start a text whose tokens before position `first` have no rows."""
         self._length = first
-        self._contexts: list[Tensor] = []  # [C], of the root and then of the draft's rows
-        self._depths: list[int] = []  # likewise; 0 is the root's
+        self._contexts: list[Tensor] = []  # [C] each, of the root and then of the draft's rows
+        self._depths: list[int] = []  # in the same order; 0 for the root
 
     @property
     def length(self) -> int:
@@ -47,16 +47,16 @@ class LevelState(HeadState):
 
     @property
     def contexts(self) -> list[Tensor]:
-        """The contexts [C], of the root and then of the draft's rows."""
+        """Contexts [C] of the root and then of the draft's rows."""
         return self._contexts
 
     def take_context(self, count: int, context: Tensor) -> None:
-        """Begin a draft behind `count` further committed tokens, with the root's context [C]."""
+        """Start a draft after `count` more committed tokens, with the root's context [C]."""
         self._length += count
         self._contexts, self._depths = [context], [0]
 
     def branch(self, above: Sequence[int]) -> list[int]:
-        """Append rows with the contexts of those above them, -1 for the root; return their depths."""
+        """Append rows that inherit the contexts of their parent rows, -1 for the root; return their depths."""
         depths = [self._depths[row + 1] + 1 for row in above]
         self._depths += depths
         self._contexts += [self._contexts[row + 1] for row in above]
@@ -73,15 +73,15 @@ class LevelState(HeadState):
     def read_contexts(
         self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
     ) -> Tensor:
-        """Return the contexts [B, C] of the roots of B texts of the head, given what `extend_all` takes."""
+        """Return the contexts [B, C] of the roots of B texts of the head; takes the arguments of `extend_all`."""
 
     @abstractmethod
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
-        """Return the contexts [n, C'] of nodes Int64[n] of a depth from 1 on, given those of their parents [n, C]."""
+        """Return the contexts [n, C'] of nodes Int64[n] at a depth of 1 or more, given their parents' [n, C]."""
 
     @abstractmethod
     def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
-        """Return the logits [n, V'] after nodes of a depth, 0 for the root, given their contexts [n, C]."""
+        """Return the logits [n, V'] after nodes at one depth (0: the root), given their contexts [n, C]."""
 
 
 class LevelHead(Head, Protocol):
@@ -100,7 +100,7 @@ class LevelHead(Head, Protocol):
 
 
 class ParallelState(LevelState):
-    """One text of a head whose logits depend on the depth alone: they are computed once a depth, for all nodes."""
+    """State of one text on a head whose logits depend only on the depth: computed once per depth, for all nodes."""
 
     def __init__(self, first: int) -> None:
         super().__init__(first)
@@ -136,14 +136,14 @@ class ParallelHead(LevelHead, Protocol):
 
 
 def extend_levels(states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
-    """Append rows of committed tokens to texts of one head; the arguments are those of `extend`, by text."""
+    """Append rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     contexts = states[0].read_contexts(states, hidden, following)
     for state, own, context in zip(states, hidden, contexts.unbind(), strict=True):
         state.take_context(len(own), context)
 
 
 def start_levels(states: Sequence[LevelState]) -> list[Tensor]:
-    """Return the logits [1, V'] after the roots of texts of one head."""
+    """Return the logits [1, V'] after the root of each text of one head."""
     roots = torch.stack([state.contexts[0] for state in states])
     return [*torch.split(states[0].project_contexts(roots, 0), 1)]
 
@@ -151,7 +151,7 @@ def start_levels(states: Sequence[LevelState]) -> list[Tensor]:
 def grow_levels(
     states: Sequence[LevelState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Append rows of drafts to texts of one head; the arguments are those of `grow`, by text."""
+    """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     first, sizes = states[0], [len(own) for own in tokens]
     firsts = [len(state.contexts) for state in states]
     depths = [depth for state, own in zip(states, above, strict=True) for depth in state.branch(own)]
@@ -170,13 +170,13 @@ def grow_levels(
         found.append(first.project_contexts(contexts, depth))
         order += nodes
     logits = joined(found)
-    if len(found) > 1:  # in the order of the nodes
+    if len(found) > 1:  # restore the order of the nodes
         logits = logits[sorted(range(len(order)), key=order.__getitem__)]
     return [*torch.split(logits, sizes)]
 
 
 def logits_at(states: Sequence[ParallelState], depths: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the logits [n, V'] after nodes of these depths, by text of one head."""
+    """Return, for each text of one head, the logits [n, V'] after nodes at the given depths."""
     for depth in sorted({depth for own in depths for depth in own}):
         asked = [state for state, own in zip(states, depths, strict=True) if depth in own]
         lacking = [state for state in asked if depth not in state.logits]
@@ -197,5 +197,5 @@ def _parallel(states: Sequence[HeadState]) -> list[ParallelState]:
 
 
 def newest_states(hidden: Sequence[Tensor]) -> Tensor:
-    """Return the last layer's output [B, D] at the newest tokens of B texts, of states [n, L', D] each."""
+    """Return the last layer's output [B, D] at the newest token of each of B texts, given states [n, L', D]."""
     return torch.stack([own[-1, -1] for own in hidden])

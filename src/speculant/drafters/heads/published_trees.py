@@ -1,8 +1,8 @@
-"""Static trees of 63 nodes that Medusa's authors publish, each searched for one model.
+"""Static trees of 63 nodes published by Medusa's authors, each searched for one model.
 
 FasterDecoding/Medusa, medusa_choices.py (Cai et al. 2024, arXiv 2401.10774); Hydra's authors use the first of them. A
-word is the path of a node: at each depth the rank of its token among the head's most probable ones, as one digit. Nodes
-come in the order in which the search found them, so the first n are a tree, too.
+word is the path of a node: at each depth, the rank of its token among the head's most probable ones, as one digit.
+Nodes are in the order in which the search found them, so the first n also form a tree.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def find_published_tree(name: str = "medusa", *, depth: int | None = None) -> tu
     """Return the paths of a published tree.
 
     Args:
-        name: "medusa" for the one that both repositories use by default; the stages of others are those of training,
-            Medusa-1 and Medusa-2.
-        depth: of the deepest paths that are wanted; None for all.
+        name: "medusa" for the default of both repositories; the stages in other names are those of training, Medusa-1
+            and Medusa-2.
+        depth: maximum length of the paths; None for all.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no tree of that name.
     """
     if name not in _PATHS:
         raise UsageError(f"there is no published tree {name!r}; there are {', '.join(_PATHS)}.")

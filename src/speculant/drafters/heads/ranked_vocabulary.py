@@ -1,8 +1,8 @@
-"""Heads that draft frequent tokens alone: most of a small head's time goes into the logits of a large vocabulary.
+"""Heads that draft only frequent tokens: most of a small head's time is spent on the logits of a large vocabulary.
 
 Zhao et al. 2025, "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling",
 arXiv 2502.14856; for MTP heads Cai et al. 2025, FastMTP, arXiv 2509.18362. The target verifies with its whole
-vocabulary, so a token that is left out costs acceptance, never text.
+vocabulary, so a missing token costs acceptance but never changes the text.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from speculant.drafters.heads.head import Head, TargetParts
 
 
 def reduce_vocabulary(head: Head, target: TargetParts, path: str, size: int, *, kind: str) -> tuple[Head, TargetParts]:
-    """Return a head and its target with logits of frequent tokens alone; the same ones for no file.
+    """Return a head and its target with logits for only frequent tokens; unchanged if there is no file.
 
     Args:
-        head: of all tokens.
-        target: of the head.
-        path: of a file of token ids, the most frequent first; "" for none.
-        size: how many of them are drafted; 0 for all in the file.
-        kind: of the head, for messages.
+        head: head with all tokens.
+        target: target of the head.
+        path: path of a file of token ids, most frequent first; "" for none.
+        size: number of tokens from the file that are drafted; 0 for all.
+        kind: kind of the head, for messages.
 
     Raises:
-        FileError: the file cannot be read, or holds no such list.
-        UsageError: it holds ids that the target does not have, or `size` is negative or has no file.
+        FileError: the file cannot be read, or is not such a list.
+        UsageError: it contains ids that the target does not have, or `size` is negative or given without a file.
         UnsupportedError: the head cannot leave out tokens.
     """
     if size < 0:
@@ -51,11 +51,11 @@ def reduce_vocabulary(head: Head, target: TargetParts, path: str, size: int, *, 
 
 
 def read_ranked(path: Path, vocabulary: int) -> list[int]:
-    """Return the token ids of a file, each once: a JSON list, or a list or tensor of torch.save (.pt).
+    """Return the distinct token ids in a file: a JSON list, or a list or tensor from torch.save (.pt).
 
     Raises:
-        FileError: the file cannot be read, or holds no list of whole numbers.
-        UsageError: an id is not below `vocabulary`.
+        FileError: the file cannot be read, or is not a list of whole numbers.
+        UsageError: an id is outside the vocabulary.
     """
     try:
         found: Any = (
@@ -63,7 +63,7 @@ def read_ranked(path: Path, vocabulary: int) -> list[int]:
             if path.suffix == ".pt"
             else json.loads(path.read_text("utf-8"))
         )
-    except Exception as error:  # torch.load fails in many ways on other files; each ends here with its reason
+    except Exception as error:  # torch.load raises many kinds of errors on other files; all are reported the same way
         raise FileError(f"{path} cannot be read as a list of token ids: {error}") from error
     ids = found.tolist() if isinstance(found, Tensor) else found
     if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):

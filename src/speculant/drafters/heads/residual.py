@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 
 class ResBlock(nn.Module):
-    """Adds SiLU(A x + b) to x, or to a projection of x where the sizes differ. It begins as that alone: A is 0."""
+    """Adds SiLU(A x + b) to x, or to a projection of x if the sizes differ. A is 0 at first, and so is that term."""
 
     def __init__(self, size: int, *, given: int = 0, bias: bool = True) -> None:
         """Build a block.
 
         Args:
-            size: D, of what it returns.
-            given: of what it reads; 0 for D. Else a projection, which the authors call `res_connection`, takes x to D.
-            bias: whether A has one.
+            size: D, size of the output.
+            given: size of the input; 0 for D. Otherwise a projection, the authors' `res_connection`, maps x to D.
+            bias: whether A has a bias.
         """
         super().__init__()
         self.linear = nn.Linear(given or size, size, bias=bias)
@@ -30,7 +30,7 @@ class ResBlock(nn.Module):
 
 
 def repeat_block(size: int, count: int, *, shared: bool, bias: bool = True) -> list[ResBlock]:
-    """Return `count` blocks D to D: one and the same, as the authors' programs make them, or different ones."""
+    """Return `count` blocks from D to D: all the same block, as in the authors' programs, or different ones."""
     if not shared:
         return [ResBlock(size, bias=bias) for _ in range(count)]
     return [ResBlock(size, bias=bias)] * count

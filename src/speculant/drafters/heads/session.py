@@ -1,4 +1,4 @@
-"""Requests of a head: their drafts of chosen tokens are grown by one call of the target's code, where it has some."""
+"""Sessions of a head, whose deterministic drafts are grown in one call of the target's fast code if it has some."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from speculant.drafters.heads.text import HeadText, grow_whole
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import GrowthPlan, Shape
 
-_TOP_K, _EXTENDED = 3, 2  # candidates of a node, and nodes a level extends, at most, in drafts of automatic size
+_TOP_K, _EXTENDED = 3, 2  # maximum candidates per node, and nodes extended per level, in drafts of automatic size
 
 
 class HeadTextSession(LevelSession):
-    """A `LevelSession` that begins anew after pauses."""
+    """A `LevelSession` that starts afresh after pauses."""
 
     text: HeadText
 
@@ -31,14 +31,14 @@ class HeadTextSession(LevelSession):
 
 
 class HeadSession(HeadTextSession):
-    """See `LevelSession`."""
+    """Session of one request; see `LevelSession`."""
 
     def __init__(self, text: HeadText, start: SessionRequest, shape: Shape, calibration: Calibration) -> None:
-        """Begin a request; the calibration is of all requests."""
+        """Start a request; all requests share the calibration."""
         super().__init__(text, start, shape)
-        self._calibration, self._beside = calibration, 0.0  # levels that rows beside the first of theirs take
+        self._calibration, self._beside = calibration, 0.0  # extra time of further rows in a level, in levels
         own = start.sampling
-        # A temperature alone changes no order of tokens; what cuts the distribution is left to PyTorch.
+        # A temperature alone does not reorder tokens; filters such as top-k are left to PyTorch.
         self._temperature = own.temperature or 1.0
         self._uncut = not own.temperature or (own.top_k is None and own.top_p is None and own.min_p is None)
 
@@ -49,12 +49,12 @@ class HeadSession(HeadTextSession):
 
     @property
     def levels(self) -> float:
-        """How many levels of one row the last draft took as much time as."""
+        """Time of the last draft, as an equivalent number of levels with one row."""
         return 1 + len(self._shape.extended) + self._beside
 
     @property
     def temperature(self) -> float:
-        """Of the probabilities of chosen tokens."""
+        """Temperature for the probabilities of deterministic drafts."""
         return self._temperature * self._calibration.temperature
 
     def sharpen(self, q: Tensor) -> Tensor:
@@ -67,23 +67,23 @@ class HeadSession(HeadTextSession):
             self._calibration.observe(drafted, np.array(path, np.int64))
 
     def take_grown(self, grown: GrownDraft, plan: GrowthPlan, budget: Budget) -> DraftTree:
-        """Return the draft within a budget of all candidates."""
+        """Return the draft of the heaviest candidates within a budget."""
         self._shape.take_levels(grown.extended)
-        if budget.level_price:  # every row has `top_k` candidates; those of the root were there
+        if budget.level_price:  # every row yields `top_k` candidates; those of the root needed no row
             rows = len(grown.tokens) // plan.top_k - 1
             self._beside = self.text.row_share * max(0, rows - len(grown.extended))
         draft = DraftTree.trusted(*heaviest_first(grown.tokens, grown.parents, grown.weights, budget.nodes))
         return draft.with_levels(self.levels)
 
     def plan(self, budget: Budget) -> GrowthPlan | None:
-        """Return how a draft of chosen tokens grows; None where drafts are drawn or do not follow a plan."""
+        """Return how a deterministic draft grows; None if drafts are drawn or do not follow a plan."""
         levels = min(budget.nodes, budget.depth, self.text.depth, self._shape.passes)
         if levels < 1 or not self._shape.choosing:
             return None
         self._trees = budget.trees and self.text.trees
         plan = self._shape.plan(budget, levels, trees=self._trees)
         if plan is not None and plan.top_k > 1 and not self._uncut:
-            return None  # of a chain the best tokens alone count, and they are never cut
+            return None  # chains use only the best tokens, which filters never remove
         if plan is None or not budget.level_price:
             return plan
         row_price = budget.level_price * self.text.row_share
@@ -92,7 +92,7 @@ class HeadSession(HeadTextSession):
 
 
 def grow_whole_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) -> list[DraftTree | None]:
-    """Return the drafts that code grows whole for texts of one head; None for those that grow level by level."""
+    """Return the drafts that fast code grows whole for texts of one head; None for those that grow level by level."""
     drafts: list[DraftTree | None] = [None] * len(sessions)
     planned = dict[int, tuple[HeadSession, GrowthPlan]]()
     for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):

@@ -1,4 +1,4 @@
-"""Static draft trees: which ranks are drafted below which, fixed before anything is known of the text.
+"""Static draft trees: a fixed choice of which ranks are drafted below which, independent of the text.
 
 A node is named by its rank path, as in the authors' code: (0,) is the most probable token after the root, (0, 2) the
 third most probable one after that. Medusa (Cai et al. 2024, arXiv 2401.10774), Hydra (Ankner et al. 2024, arXiv
@@ -20,7 +20,7 @@ RankPath = tuple[int, ...]
 
 
 def rank_paths(digits: str) -> tuple[RankPath, ...]:
-    """Return the rank paths written as words of digits, as in "0 1 00"; ranks are below 10."""
+    """Return rank paths written as words of digits, as in "0 1 00"; ranks are below 10."""
     return tuple(tuple(int(digit) for digit in word) for word in digits.split())
 
 
@@ -29,24 +29,24 @@ EAGLE_PATHS = rank_paths("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 02
 
 
 class StaticTree(Shape):
-    """The tokens of fixed ranks, chosen also where the target samples.
+    """The tokens of fixed ranks, chosen even if the target samples.
 
-    Where fewer nodes are wanted than the tree has, the most probable ones are kept; where nodes may not have siblings,
-    the path of ranks 0.
+    If fewer nodes are wanted than the tree has, the most probable ones are kept; if nodes may not have siblings, the
+    path of ranks 0.
     """
 
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = True
 
     def __init__(self, paths: Iterable[RankPath], acceptance: LevelAcceptance) -> None:
-        """Take the tree.
+        """Set the tree.
 
         Args:
             paths: rank paths of its nodes, in any order.
-            acceptance: shared by all requests.
+            acceptance: acceptance statistics shared by all requests.
 
         Raises:
-            UsageError: there is none, too many, one twice, one without its parent, or a rank is negative.
+            UsageError: the tree is empty or too large, a node is duplicate or lacks its parent, or a rank is negative.
         """
         found = sorted(paths)
         known = {(), *found}
@@ -72,7 +72,7 @@ class StaticTree(Shape):
             top = q.topk(min(len(q), max(ranks, default=-1) + 1))
             tokens, values = top.indices.tolist(), top.values.tolist()
             for rank in ranks:
-                if rank < len(tokens) and values[rank] > 0:  # where the target samples, q may lack tokens
+                if rank < len(tokens) and values[rank] > 0:  # if the target samples, q may lack tokens
                     found.append(Candidate(place, tokens[rank], values[rank]))
                     self._level.append((*path, rank))
         return found

@@ -1,4 +1,4 @@
-"""A head's step as data: what faster code needs to run one in a single call."""
+"""A head's step as data: what fast code needs to run one in a single call."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from speculant.drafters.models.shapes import GrowthPlan
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepParts:
-    """The modules that a row passes, in this order.
+    """The modules that a row passes through, in this order.
 
     Attributes:
-        fuse: of the embedding beside the feature, [D, 2D], in front of the layers; None for the feature alone.
-        fuse_norms: of the embedding and of the feature, in front of that projection; None for none.
+        fuse: projection [D, 2D] of embedding and feature before the layers; None to use the feature alone.
+        fuse_norms: norms of the embedding and of the feature before that projection; None for none.
         feature_first: whether that projection reads the feature before the embedding.
-        layers: layers that have a `hidden_norm` read the normed embedding beside their normed input.
+        layers: the layers; those with a `hidden_norm` read the normed embedding in addition to their normed input.
         normed_residual: whether the output of the first layer is added to its normed input.
-        norm: behind the layers; None for none.
-        carries_norm: whether the next row reads what was normed.
-        output: of the logits [V', D]; None for the target's.
-        rotary: of all layers.
-        embeddings: of the tokens; None for the target's.
-        ids: Int64[V'], the target's token of each logit; None if they are the target's own.
-        exit: how many of the layers, the first ones, are those of the target, which read the embedding alone.
+        norm: norm after the layers; None for none.
+        carries_norm: whether the next row reads the normed output.
+        output: output projection [V', D]; None for the target's.
+        rotary: rotary embedding of all layers.
+        embeddings: token embeddings; None for the target's.
+        ids: Int64[V'], the target's token for each logit; None if the vocabularies are equal.
+        exit: number of first layers that belong to the target, which read only the embedding.
     """
 
     fuse: nn.Linear | None
@@ -48,18 +48,18 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TextRows:
-    """New rows of one text, which are the last ones of its keys and values.
+    """New rows of one text, which are the last rows of its keys and values.
 
     Attributes:
         features: [..., D], contiguous.
-        places: Int64[n], which of the features each row reads; None for one after the other.
+        places: Int64[n], index of the feature that each row reads; None if in order.
         positions: Int64[n].
-        last: the highest position.
-        seen: Bool[n, length], which rows of the text each may attend to; None for all.
+        last: highest position.
+        seen: Bool[n, length], rows of the text each may attend to; None for all.
         held: keys and values [H_kv, room, d] of every layer, contiguous.
-        length: rows of the text, the new ones included.
-        passed: [m, D], written: what the last m rows pass on; m is at most n.
-        exits: [n, D], written: what the target's first layers return; None where that is not wanted.
+        length: number of rows of the text, including the new ones.
+        passed: [m, D], output buffer for the features that the last m rows pass on; m is at most n.
+        exits: [n, D], output buffer for the output of the target's first layers; None if not needed.
     """
 
     features: Tensor
@@ -75,15 +75,15 @@ class TextRows:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DraftRoot:
-    """What a whole draft grows below.
+    """The root below which a whole draft grows.
 
     Attributes:
-        passed: [..., D], contiguous; the first row is what the root's row passes on.
+        passed: [..., D], contiguous; the first row contains the features that the root's row passes on.
         logits: [1, V'], after the root.
-        held: keys and values [H_kv, room, d] of every layer, contiguous, with room for `levels * expanded` rows more.
-        length: committed rows of these.
-        position: of the first drafted token.
-        exits: [levels, D], written as in `TextRows`, by the draft's rows.
+        held: keys and values [H_kv, room, d] of every layer, contiguous, with room for `levels * expanded` more rows.
+        length: number of committed rows in these.
+        position: position of the first drafted token.
+        exits: [levels, D], output buffer as in `TextRows`, for the draft's rows.
     """
 
     passed: Tensor
@@ -95,42 +95,42 @@ class DraftRoot:
 
 
 class StepCode(Protocol):
-    """Faster code for the steps of a head, for a few rows and without gradients.
+    """Fast code for the steps of a head, for a few rows and without gradients.
 
     Attributes:
-        maximum: rows of one text.
-        max_together: rows of a call.
+        maximum: maximum rows of one text.
+        max_together: maximum rows per call.
     """
 
     maximum: int
     max_together: int
 
     def __call__(self, embeddings: Tensor, texts: Sequence[TextRows]) -> Tensor | None:
-        """Run rows of several texts, with their keys and values written.
+        """Run rows of several texts, and write their keys and values.
 
         Args:
-            embeddings: [n, D], of the tokens of all rows, text by text.
-            texts: one or more.
+            embeddings: [n, D], embeddings of the tokens of all rows, text by text.
+            texts: at least one text.
 
         Returns:
-            The logits [m, V'] after the last rows of all texts; None, with nothing written, if the code does not do
-            these rows.
+            The logits [m, V'] after the last rows of all texts; None, with nothing written, if the code does not
+            support these rows.
         """
 
     def draft(
         self, roots: Sequence[DraftRoot], plans: Sequence[GrowthPlan], *, vocabulary: int, temperatures: Sequence[float]
     ) -> list[tuple[Int32, Int32, Float32, list[float]] | None] | None:
-        """Grow whole drafts of chosen tokens, a level of all texts at a time.
+        """Grow whole deterministic drafts, one level of all texts at a time.
 
         Args:
-            roots: what the drafts grow below.
-            plans: of the drafts.
+            roots: roots of the drafts.
+            plans: growth plans of the drafts.
             vocabulary: V of the target.
-            temperatures: of their probabilities.
+            temperatures: temperatures of their probabilities.
 
         Returns:
-            Of each what a `GrownDraft` holds, None where logits are no numbers; None for all where the code does not
-            grow such drafts.
+            For each draft, the fields of a `GrownDraft`, or None if logits are NaN; None instead of the list if the
+            code does not support such drafts.
         """
 
 
@@ -141,7 +141,7 @@ class GrownDraft:
     Attributes:
         tokens, parents, weights: of the candidates, parents first; weights are joint probabilities, none above the
             parent's.
-        extended: of levels 2, 3, ...: the joint probability of all nodes that it extended.
+        extended: for levels 2, 3, ..., the joint probability of all nodes that the level extended.
     """
 
     tokens: Int32

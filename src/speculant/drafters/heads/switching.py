@@ -1,4 +1,4 @@
-"""SAM-Decoding beside a trained head: a long match is continued, and else the head drafts; see `suffix.switching`."""
+"""SAM-Decoding combined with a trained head, which drafts if there is no long match; see `suffix.switching`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SamHeadSettings(HeadSettings):
     """Settings of `sam-head`: those of the head, and of the automata.
 
     Attributes:
-        threshold: tokens from which on a match is continued; where it is shorter, the head drafts.
-        longest: the most tokens that a match is continued for.
-        bias: tokens by which a match in past text must be longer than one in the request.
+        threshold: minimum length of a match that is continued, in tokens; otherwise the head drafts.
+        longest: maximum tokens for which a match is continued.
+        bias: number of tokens by which a match in past text must be longer than one in the request.
     """
 
     threshold: int = 5
@@ -28,7 +28,7 @@ class SamHeadSettings(HeadSettings):
 
 
 class SamHeadDrafter(SwitchingDrafter):
-    """`sam-head`."""
+    """Drafter of the method `sam-head`."""
 
     def __init__(
         self,
@@ -39,17 +39,17 @@ class SamHeadDrafter(SwitchingDrafter):
         memory_limit: int = MEMORY_LIMIT,
         settings: SamHeadSettings | None = None,
     ) -> None:
-        """Take the head, and start with empty automata.
+        """Set up the head, and start with empty automata.
 
         Args:
-            head: what `load_head` returned.
+            head: result of `load_head`.
             vocabulary: V of the target.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past text and its index may take.
+            memory_limit: maximum bytes for past text and its index.
             settings: None for the defaults.
 
         Raises:
-            FileError, UsageError, UnsupportedError: a setting is out of range, or the head cannot honour it.
+            FileError, UsageError, UnsupportedError: a setting is out of range, or not supported by the head.
         """
         s = settings or SamHeadSettings()
         own = SamSettings(longest=s.longest, bias=s.bias)
@@ -63,10 +63,10 @@ class SamHeadDrafter(SwitchingDrafter):
 
 
 class SamHeadSession(SwitchingSession):
-    """One request."""
+    """Session of one request."""
 
     def observe(self, verified: Verified) -> None:
-        """Let both learn; but how far a continuation was right says nothing of the head's drafts."""
+        """Let both learn, but do not count the acceptance of a continuation as that of the head's drafts."""
         self._matching.observe(verified)
         if self.continued and isinstance(self.auxiliary, LevelSession):
             self.auxiliary.take(verified)

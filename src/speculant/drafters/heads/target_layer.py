@@ -1,7 +1,7 @@
-"""The contract of a decoder layer of the target's own class, with weights of a head's own.
+"""The interface of a decoder layer of the target's own class with a head's own weights.
 
-MTP heads are such layers: whatever attention, gates, experts and rotary embedding the target has, they have too. The
-engine builds them, since it knows the class; heads only run them.
+MTP heads are such layers: they have the same attention, gates, experts and rotary embedding as the target. The engine
+builds them, since it knows the class; heads only run them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SLIDING = "sliding_attention"
 
 
 class LayerRows(Protocol):
-    """The keys and values of one text, or of a batch of texts of one length, in one layer."""
+    """The keys and values in one layer, of one text or of a batch of texts of equal length."""
 
     def keep(self, count: int) -> None:
         """Drop all rows but the first `count`."""
@@ -24,35 +24,35 @@ class LayerRows(Protocol):
 
 @runtime_checkable
 class TargetLayer(Protocol):
-    """A decoder layer, a module that is called for the rows of texts.
+    """A decoder layer: a module that is called for the rows of texts.
 
     Attributes:
-        kind: of its attention, as `layer_types` of configs names it.
+        kind: kind of its attention, as named in `layer_types` of configs.
     """
 
     kind: str
 
     def open(self) -> LayerRows:
-        """Return the rows of a new text: none."""
+        """Return the rows of a new text, initially none."""
 
     def __call__(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: LayerRows) -> Tensor:
         """Append rows; return the layer's output [B, n, D].
 
         Args:
-            x: [B, n, D], the residual stream.
-            positions: Int64[B, n], of the rows in their texts.
-            seen: Bool[B, n, rows], which rows each may attend to, the new ones included; None for all.
-            rows: what `open` returned.
+            x: [B, n, D], residual stream.
+            positions: Int64[B, n], positions of the rows in their texts.
+            seen: Bool[B, n, rows], rows that each may attend to, including the new ones; None for all.
+            rows: result of `open`.
         """
 
     def run_together(
         self, x: Tensor, positions: Tensor, seen: Sequence[Tensor | None], rows: Sequence[LayerRows]
     ) -> Tensor:
-        """Append rows of several texts, which attend apart; return the layer's output [n, D].
+        """Append rows of several texts, with separate attention; return the layer's output [n, D].
 
         Args:
-            x: [n, D], the residual stream, text by text.
-            positions: Int64[n], of the rows in their texts.
-            seen: of each text, Bool[n_i, rows] as above; None for one row that attends to all.
-            rows: of each text.
+            x: [n, D], residual stream, text by text.
+            positions: Int64[n], positions of the rows in their texts.
+            seen: for each text, Bool[n_i, rows] as above; None for one row that attends to all.
+            rows: rows of each text.
         """

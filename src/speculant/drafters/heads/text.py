@@ -1,4 +1,4 @@
-"""A committed text on a head, kept in step with the target's: what shapes of drafts grow from."""
+"""A committed text on a head, kept in step with the target's, from which drafts grow."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.models.together import Answer, NodeReading
 from speculant.drafters.models.warping import Warping
 
-_UNREAD = 1024  # tokens whose states may wait to be read
+_UNREAD = 1024  # maximum tokens whose states may wait to be read
 _TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
 
 class HeadText(LevelText):
-    """One request.
+    """Text of one request.
 
     Attributes:
         head: the head.
-        tokens: the committed text, the root included.
-        state: the head's; None until the prompt's pass was observed.
+        tokens: committed text, including the root.
+        state: the head's state; None until the prompt's pass was observed.
     """
 
     def __init__(self, states: KeptStates, start: SessionRequest) -> None:
-        """Begin a request.
+        """Start a request.
 
         Args:
-            states: where the text's state comes from and where it is kept when the request ends.
-            start: of the request.
+            states: opens the text's state, and keeps it when the request ends.
+            start: the request.
         """
         self._states, self._warping, self._cache = states, Warping(start.sampling), start.target
         self.head, self._target = states.head, states.target
         self.tokens: list[int] = start.prompt.tolist()
         self.state: HeadState | None = None
-        self._rows: list[int] = []  # by the number of a row of the draft, the state's
-        self._unread: list[int] = []  # committed tokens behind those that have no row yet
-        self._hidden: list[Tensor] = []  # the target's states at these, round by round
+        self._rows: list[int] = []  # the state's row for each row of the draft
+        self._unread: list[int] = []  # for each committed token without a row, the token that follows it
+        self._hidden: list[Tensor] = []  # the target's states at these tokens, round by round
         self._drafts = False  # whether the head has read anything
 
     @property
     def depth(self) -> int:
-        """How deep a draft may be."""
+        """Maximum depth of a draft."""
         deepest = [self.head.depth] if self.head.depth is not None else []
         if self._target.positions is not None:
             deepest.append(self._target.positions - len(self.tokens))
@@ -59,7 +59,7 @@ class HeadText(LevelText):
 
     @property
     def trees(self) -> bool:
-        """Heads read drafts that branch."""
+        """True: heads can read drafts with branches."""
         return True
 
     @property
@@ -70,28 +70,28 @@ class HeadText(LevelText):
 
     @property
     def row_share(self) -> float:
-        """The time of a further row of a level, in shares of that of a level of one row; measured once for a head."""
+        """Time of a further row in a level, relative to a level of one row; measured once per head."""
         if self._states.row_share is None:
             self._states.row_share = measure_row_share(self)
         return self._states.row_share
 
     @property
     def rows(self) -> int:
-        """How many rows the draft has: the number of the next one."""
+        """Number of rows in the draft, which is the index of the next one."""
         return len(self._rows)
 
     def begin(self) -> Tensor:
-        """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
+        """Drop all rows of the draft and read committed tokens; return q [1, V] after the root."""
         [(_, q)] = read_together([self], [NodeReading()])
         return q
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> Answer:
-        """Run n nodes below rows (-1: the root, or nodes among them); return their rows and q [n, V] after them."""
+        """Run n nodes below parent rows (-1: the root; new nodes count); return their rows and q [n, V] after them."""
         [answer] = read_together([self], [NodeReading(tokens, above)])
         return answer
 
     def plan(self, tokens: Sequence[int], above: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-        """Number the rows of nodes; return the nodes and the rows above them, level by level."""
+        """Assign rows to nodes; return the nodes and their parent rows, level by level."""
         first, grown = len(self._rows), len(self._rows)
         self._rows += [ROOT] * len(tokens)
         planned = list[tuple[list[int], list[int]]]()
@@ -102,9 +102,9 @@ class HeadText(LevelText):
         return planned
 
     def observe(self, verified: Verified) -> None:
-        """Take committed tokens, and those of the prompt, with the target's own states: read when a draft begins.
+        """Store committed tokens, and those of the prompt, with the target's states; they are read by the next draft.
 
-        So rounds without a draft cost no pass of the head, and all that they committed is read in one.
+        So rounds without a draft cost no pass of the head, and all their tokens are read in one pass.
         """
         hidden, following, maximum = verified.hidden, verified.tokens.tolist(), _UNREAD
         if hidden is None and self.head.taps:
@@ -112,11 +112,11 @@ class HeadText(LevelText):
             return
         if hidden is not None and len(verified.tree):
             hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
-        if self.state is None:  # of the prompt, as far as it was not cached before, or after a pause
+        if self.state is None:  # for the part of the prompt that was not cached, or after a pause
             first = 0 if hidden is None else len(self.tokens) - (1 if len(verified.tree) else len(hidden))
             self.state = self._states.open(self.tokens[: first + 1], self._cache)
             following = self.tokens[first + 1 :] + following
-        if hidden is None:  # the head reads the text
+        if hidden is None:  # the head reads the text itself
             hidden, maximum = torch.empty(len(following), 0, 0), 0
         self._hidden.append(hidden)
         self._unread += following
@@ -127,12 +127,12 @@ class HeadText(LevelText):
         self.tokens += verified.tokens.tolist()
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Take what was committed without states: the head begins anew with the next ones."""
+        """Add tokens that were committed without states: the head starts afresh with the next ones."""
         self.tokens += tokens
         self.state, self._hidden, self._unread, self._rows = None, [], [], []
 
     def take_unread(self) -> tuple[Tensor, Tensor] | None:
-        """Drop the rows of a draft; return what committed tokens without rows are read from, None if there are none."""
+        """Drop the draft's rows; return states and next tokens for committed tokens without rows, None if all have."""
         self.known_state.drop()
         self._rows, self._drafts = [], True
         if not self._unread:
@@ -143,7 +143,7 @@ class HeadText(LevelText):
         return hidden, torch.tensor(following, device=hidden.device)
 
     def release(self) -> None:
-        """Keep the state for a text that goes on from this one, if it drafted for this one."""
+        """Keep the state for a text that continues this one, if the head has drafted for it."""
         state, self.state = self.state, None
         if state is not None and self._drafts:
             self.state = state
@@ -153,7 +153,7 @@ class HeadText(LevelText):
             self._states.keep(self.tokens, state)
 
     def distributions(self, logits: Tensor) -> Tensor:
-        """Return the distributions [n, V] of logits [n, V'], over the target's vocabulary."""
+        """Return distributions [n, V] over the target's vocabulary for logits [n, V']."""
         logits, ids = logits.float(), self.head.ids
         if ids is not None:
             wide = logits.new_full((len(logits), self._target.vocabulary), -torch.inf)
@@ -162,7 +162,7 @@ class HeadText(LevelText):
 
 
 def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> list[Answer]:
-    """Return what drafts on several texts of one head wait for; their rows run together."""
+    """Return the answers that drafts on several texts of one head wait for; their rows run together."""
     with torch.inference_mode():
         _catch_up([text for text, reading in zip(texts, wanted, strict=True) if not reading.tokens])
         plans = [text.plan(reading.tokens, reading.above) for text, reading in zip(texts, wanted, strict=True)]
@@ -183,7 +183,7 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> l
         for text, plan, laws in zip(texts, plans, found, strict=True):
             order = [node for level, _ in plan for node in level]
             q = laws[0] if len(laws) == 1 else torch.cat(laws)
-            if len(plan) > 1:  # in the order of the nodes
+            if len(plan) > 1:  # restore the order of the nodes
                 q = q[sorted(range(len(order)), key=order.__getitem__)]
             answers.append(([*range(text.rows - len(order), text.rows)], q))
         return answers
@@ -192,12 +192,12 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> l
 def grow_whole(
     texts: Sequence[HeadText], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
 ) -> list[GrownDraft | None]:
-    """Drop all rows of drafts, read what was committed, and grow whole drafts by code, None where there is none.
+    """Drop all draft rows, read committed tokens, and grow whole drafts by fast code; None for each without code.
 
     Args:
-        texts: of one head.
-        plans: of the drafts.
-        temperatures: of their probabilities.
+        texts: texts of one head.
+        plans: growth plans of the drafts.
+        temperatures: temperatures of their probabilities.
     """
     with torch.inference_mode():
         _catch_up(texts)
@@ -205,10 +205,10 @@ def grow_whole(
 
 
 def measure_row_share(text: HeadText) -> float:
-    """Return what a further row of a level takes, in shares of a level of one row; 0 where code grows no drafts.
+    """Return the time of a further row in a level, relative to a level of one row; 0 if no fast code grows drafts.
 
-    It is 0.1 where reading the head's weights takes most of the time, and 1 where computing does. Levels of one row and
-    of three are timed, each as the fastest of a few drafts.
+    It is about 0.1 if reading the head's weights takes most of the time, and 1 if computing does. Levels of one and of
+    three rows are timed, each as the fastest of a few drafts.
     """
 
     def seconds(levels: int, expanded: int) -> float:
@@ -228,7 +228,7 @@ def measure_row_share(text: HeadText) -> float:
 
 
 def _catch_up(texts: Sequence[HeadText]) -> None:
-    """Drop the rows of drafts, and append those of committed tokens."""
+    """Drop the rows of drafts, and append rows of committed tokens."""
     unread = [(text.known_state, *own) for text in texts if (own := text.take_unread()) is not None]
     if unread:
         states, hidden, following = zip(*unread, strict=True)
@@ -236,7 +236,7 @@ def _catch_up(texts: Sequence[HeadText]) -> None:
 
 
 def _levels(above: Sequence[int], first: int) -> list[list[int]]:
-    """Return nodes by their depth among each other, given the rows above them, of which theirs begin at `first`."""
+    """Group nodes by their depth among each other, given their parent rows; their own rows begin at `first`."""
     levels, depths = list[list[int]](), list[int]()
     for node, row in enumerate(above):
         depth = 0 if row < first else depths[row - first] + 1

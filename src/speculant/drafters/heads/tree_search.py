@@ -1,10 +1,10 @@
 """The best static tree of N nodes for measured accuracies: Medusa (Cai et al. 2024, arXiv 2401.10774), section 2.3.3.
 
-A node is a rank path: at each depth the rank of its token among the head's most probable ones. If the token of rank r
-at depth d is the target's with probability a[d][r], whatever the others are, a path is accepted with the product of its
-own, and a tree gains the sum over its nodes. No node is accepted more often than its parent, so the N most probable
-paths are a tree, and no tree of N nodes gains more. The authors' search grows a tree by its best neighbour, and misses
-ranks behind one that is less accurate than the next; this one does not.
+A node is a rank path: at each depth, the rank of its token among the head's most probable ones. If the token of rank r
+at depth d is the target's with probability a[d][r], independently of the others, a path is accepted with the product of
+its probabilities, and a tree gains the sum over its nodes. No node is accepted more often than its parent, so the N
+most probable paths form a tree, and no tree of N nodes gains more. The authors' search grows a tree by its best
+neighbour, and misses ranks after one that is less accurate than the next; this one does not.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from speculant.drafters.heads.static_tree import RankPath
 
 
 def search_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[RankPath, ...]:
-    """Return the paths of the best tree, the most probable first; equal ones by length, then by ranks.
+    """Return the paths of the best tree, most probable first; ties are sorted by length, then by ranks.
 
     Args:
-        accuracies: by depth, the first after the root, and by rank: how often that token is the target's, given that
+        accuracies: by depth, starting after the root, and by rank: how often that token is the target's, given that
             the path above it is.
-        nodes: how many; fewer are returned where no other can be accepted.
+        nodes: number of nodes; fewer are returned if no other can be accepted.
 
     Raises:
-        UsageError: an accuracy is no probability, those of a depth exceed 1 together, or no node is asked for.
+        UsageError: an accuracy is not a probability, those of a depth sum to more than 1, or `nodes` is below 1.
     """
     if nodes < 1:
         raise UsageError(f"a tree has at least 1 node, not {nodes}.")
@@ -40,7 +40,7 @@ def search_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Rank
     found = list[RankPath]()
     waiting: list[
         tuple[float, int, RankPath, int, float]
-    ] = []  # value and path; place of its last rank, parent's value
+    ] = []  # negative value, length and path; index of its last rank, parent's value
 
     def wait(parent: RankPath, value: float, place: int) -> None:
         depth = len(parent)
@@ -59,12 +59,12 @@ def search_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Rank
 
 
 def rank_accuracies(logits: Tensor, tokens: Tensor, ranks: int = 10) -> Tensor:
-    """Return Float32[ranks], how often the token of each rank is the right one.
+    """Return Float32[ranks], how often the token of each rank is correct.
 
     Args:
-        logits: [A, V'], of a head at one depth, on texts of the target.
-        tokens: Int64[A], the right ones in the head's vocabulary; -1 where it lacks them.
-        ranks: how many, the most probable first; the authors use 10.
+        logits: [A, V'], logits of a head at one depth, on texts of the target.
+        tokens: Int64[A], correct tokens in the head's vocabulary; -1 if it lacks them.
+        ranks: number of ranks, most probable first; the authors use 10.
     """
     best = logits.topk(min(ranks, logits.shape[-1]), dim=-1).indices
     hits = (best == tokens[:, None]).float().mean(0)

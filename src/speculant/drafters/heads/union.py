@@ -1,4 +1,4 @@
-"""A memory and a head in one tree; see `united`."""
+"""A memory and a head combined in one tree; see `united`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from speculant.drafters.suffix.drafter import SuffixDrafter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionHeadSettings(UnionSettings):
-    """Settings of methods that unite a memory with a head.
+    """Settings of methods that combine a memory with a head.
 
     Attributes:
-        proposed: nodes of the tree that the memory proposes; as many as are drafted, if that is more, where it has been
-            right nearly as far as the head.
+        proposed: nodes of the tree that the memory proposes; if that is fewer than are drafted, as many as are drafted
+            when its drafts have been accepted nearly as far as the head's.
         depth: steps of the head.
-        top_k: nodes that each of them extends, and candidates of each.
-        wide: the same where more than 16 nodes are drafted. In smaller drafts so many candidates cost acceptance, since
-            the two opinions are then weighed on many that are improbable.
-        min_probability: joint probability below which no node is extended.
-        vocabulary: a file of token ids, the most frequent first; the head drafts no others. "" for all tokens.
-        vocabulary_size: how many of them it drafts; 0 for all in the file.
+        top_k: nodes extended per step, and candidates per extended node.
+        wide: `top_k` if more than 16 nodes are drafted. In smaller drafts that many candidates cost acceptance, since
+            the two estimates are then weighted on many improbable ones.
+        min_probability: minimum joint probability of a node that is extended.
+        vocabulary: file of token ids, most frequent first; the head drafts only these. "" for all tokens.
+        vocabulary_size: number of tokens from the file that it drafts; 0 for all in the file.
 
     Raises:
         UsageError: a setting is out of range.
@@ -66,20 +66,20 @@ class MemoryDrafter(Drafter, Persistent, Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that its memory takes now."""
+        """Current size of its memory in bytes."""
 
 
 class UnionHeadDrafter(Drafter, Persistent):
-    """Unites the tree of a memory with that of a head. What is saved is the memory.
+    """Combines the tree of a memory with that of a head. Only the memory is saved.
 
     Attributes:
-        head: the head.
-        memory: the memory's drafter.
-        states: of the head's texts.
+        head: the loaded head.
+        memory: drafter that has the memory.
+        states: states of the head's texts.
     """
 
     def __init__(self, head: LoadedHead, memory: MemoryDrafter, settings: UnionHeadSettings | None) -> None:
-        """Take both; `settings` are None for the defaults. Raises as `HeadDrafter`."""
+        """Combine both; `settings` None for the defaults. Raises the same errors as `HeadDrafter`."""
         self.memory, self._settings = memory, settings or UnionHeadSettings()
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._mixture, self._reach, self._gains = Mixture(FIRST_WEIGHTS), Reach(), LevelGains()
@@ -90,12 +90,12 @@ class UnionHeadDrafter(Drafter, Persistent):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What the memory learns from, and the states that the head reads."""
+        """Target outputs that the memory learns from, and the states that the head reads."""
         return self._needs
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the memory takes now."""
+        """Current size of the memory in bytes."""
         return self.memory.memory_bytes
 
     def open(self, start: SessionRequest) -> Session:
@@ -108,16 +108,16 @@ class UnionHeadDrafter(Drafter, Persistent):
         return propose_together(sessions, budgets)
 
     def save(self, path: Path) -> None:
-        """Write the memory; raises as its `save`."""
+        """Write the memory; raises the same errors as the memory's own `save`."""
         self.memory.save(path)
 
     def load(self, path: Path) -> None:
-        """Replace the memory; raises as its `load`."""
+        """Replace the memory; raises the same errors as the memory's own `load`."""
         self.memory.load(path)
 
 
 class MixHeadDrafter(UnionHeadDrafter):
-    """`mix-head`."""
+    """Drafter of the method `mix-head`."""
 
     def __init__(
         self,
@@ -129,22 +129,22 @@ class MixHeadDrafter(UnionHeadDrafter):
         settings: UnionHeadSettings | None = None,
         bases: Sequence[MixBase] = (),
     ) -> None:
-        """Take the head, and build `mix`.
+        """Set up the head, and build `mix`.
 
         Args:
-            head: what `load_head` returned.
+            head: result of `load_head`.
             vocabulary: V of the target.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that the memory of `mix` may take.
+            memory_limit: maximum bytes for the memory of `mix`.
             settings: None for the defaults.
-            bases: below the memory of `mix`.
+            bases: frozen bases of `mix`.
         """
         mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit, bases=bases)
         super().__init__(head, mix, settings)
 
 
 class SuffixHeadDrafter(UnionHeadDrafter):
-    """`suffix-head`."""
+    """Drafter of the method `suffix-head`."""
 
     def __init__(
         self,
@@ -155,6 +155,6 @@ class SuffixHeadDrafter(UnionHeadDrafter):
         memory_limit: int = MEMORY_LIMIT,
         settings: UnionHeadSettings | None = None,
     ) -> None:
-        """Take the head, and build `suffix`; the arguments are those of `MixHeadDrafter`."""
+        """Set up the head, and build `suffix`; takes the arguments of `MixHeadDrafter`, without bases."""
         suffix = SuffixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         super().__init__(head, suffix, settings)

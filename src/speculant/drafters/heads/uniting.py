@@ -1,7 +1,7 @@
-"""Kernels of `united`: two drafts in one trie, each candidate's probability by both opinions, and what that teaches.
+"""Kernels of `united`: merge two drafts into one trie, compute candidate probabilities from both, and learn.
 
-A round with a head and a memory unites some tens of candidates. One compiled call does it in some microseconds, where
-as many Python objects took a tenth of a pass of a small model.
+A round with a head and a memory merges some tens of candidates. One compiled call takes a few microseconds, where the
+same in Python objects took a tenth of a small model's pass.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from speculant.drafters.models.mixture import MINIMUM, RATE
 Array = npt.NDArray[Any]
 
 FEATURES = 5
-_NONE = -1.0  # an opinion that a drafter does not have
+_NONE = -1.0  # marks a missing estimate
 
 
 class Candidates(NamedTuple):
-    """The nodes of two drafts of one root, C together, parents first.
+    """The C nodes of two drafts with a common root, parents first.
 
     Attributes:
         tokens, parents: Int32[C].
-        first: Int32[C + 1], the first child of the root and of each node; -1 for none.
-        following: Int32[C], the next child of the same parent; -1 for none.
-        features: Float64[C, 5], see `united`: 1, both logits, and whether the memory and the head have no opinion.
+        first: Int32[C + 1], first child of the root and of each node; -1 for none.
+        following: Int32[C], next child of the same parent; -1 for none.
+        features: Float64[C, 5], see `united`: 1, both logits, and whether the memory's and the head's are missing.
     """
 
     tokens: Int32
@@ -41,12 +41,12 @@ class Candidates(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def unite(head: Array, memory: Array, weights: Array, limit: int) -> tuple[Any, Any]:
-    """Return what `Candidates` holds of two drafts, and the `limit` most probable nodes, the most probable first.
+    """Merge two drafts, and return the `limit` most probable nodes, most probable first.
 
     Args:
         head, memory: tokens, parents Int32[N] and joint probabilities Float32[N] of the drafts.
-        weights: Float64[5] of the mixture.
-        limit: of the nodes returned.
+        weights: Float64[5], weights of the mixture.
+        limit: maximum number of nodes returned.
 
     Returns:
         The fields of `Candidates`; tokens, parents Int32[n] and joint probabilities Float32[n].
@@ -59,7 +59,7 @@ def unite(head: Array, memory: Array, weights: Array, limit: int) -> tuple[Any, 
     )
     first, last = np.full(maximum + 1, ROOT, np.int32), np.full(maximum + 1, ROOT, np.int32)
     following = np.full(maximum, ROOT, np.int32)
-    opinions[maximum] = 1.0  # the root's, which its -1 indexes
+    opinions[maximum] = 1.0  # the root's estimates, at index -1
     count = 0
     for whose, draft in enumerate((head, memory)):
         places = np.full(len(draft[0]) + 1, ROOT, np.int32)
@@ -91,7 +91,7 @@ def unite(head: Array, memory: Array, weights: Array, limit: int) -> tuple[Any, 
 def _weigh(first, following, opinions, parent, features, weights, joints):  # type: ignore[no-untyped-def]
     """Write the features of the candidates below a node, and their joint probabilities.
 
-    Where a drafter has an opinion of some of them, the others are less probable to it than the least of those.
+    If a drafter has estimates for only some of them, the others count as less probable than the least of those.
     """
     for whose in range(2):
         above, min_probability = opinions[parent, whose], 2.0
@@ -124,12 +124,12 @@ def _weigh(first, following, opinions, parent, features, weights, joints):  # ty
 
 @njit(cache=True, nogil=True)
 def learn(candidates: Array, committed: Array, weights: Array) -> None:
-    """Take a gradient step of the logarithmic loss for the candidates below each node on the path of committed tokens.
+    """Take a gradient step on the log loss of the candidates below each node on the path of committed tokens.
 
     Args:
-        candidates: the fields of `Candidates`.
-        committed: Int32[n].
-        weights: Float64[5], changed.
+        candidates: fields of `Candidates`.
+        committed: Int32[n], committed tokens.
+        weights: Float64[5], updated in place.
     """
     tokens, _, firsts, following, features = candidates
     parent, step = ROOT, np.empty(FEATURES)
@@ -160,7 +160,7 @@ def _probability(features, weights):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def follow(tokens: Array, parents: Array, committed: Array) -> Array:
-    """Return the nodes Int64[A] of a draft that committed tokens Int32[n] lead to, in rising order."""
+    """Return the nodes Int64[A] of a draft that committed tokens Int32[n] lead to, in ascending order."""
     parent, found, path = ROOT, 0, np.empty(len(committed), np.int64)
     for token in committed:
         child = ROOT

@@ -1,1 +1,1 @@
-"""Mix: many contexts at once, mixed into calibrated probabilities."""
+"""Mix: predictions from many contexts, mixed into calibrated probabilities."""

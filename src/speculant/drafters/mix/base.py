@@ -1,15 +1,15 @@
-"""A frozen base under `mix`: which tokens follow which contexts in a corpus, read-only and memory-mapped.
+"""A frozen base for `mix`: which tokens follow which contexts in a corpus, read-only and memory-mapped.
 
-Each entry is one successor of one context, the last one, two, three or four tokens, in 4 bytes: the token, its
-estimated probability as one of sixteen levels, and a check of the context. Sixteen entries are a line, which is what a
-processor reads from memory at once; all successors of a context are in one line, the most probable first, so that a
-context costs one access whether it is known or not. The estimates come from base_builder.py; how far they can be
-trusted in the traffic at hand is learned by the mixture, for which each base is an input per context (features.py).
-A base may also hold a small network that scores candidates (scores.py).
+Each 4-byte entry is one successor of one context, which is the last one, two, three or four tokens. It stores the
+token, its estimated probability as one of sixteen levels, and a check of the context. Sixteen entries form a line, as
+much as a processor reads from memory at once. All successors of a context are in one line, the most probable first, so
+that a lookup costs one memory access whether the context is known or not. The estimates come from base_builder.py; the
+mixture, in which each base has one input per context (features.py), learns how far to trust them on current traffic.
+A base may also contain a small network that scores candidates (scores.py).
 
-The file is a memory file of its own kind. It is mapped and not read, so that it opens at once and processes share its
-pages. Its checksums are verified by `speculant memory info`; the kernels need no valid contents, since they leave out
-tokens beyond the vocabulary; only the rows of a network's tables are checked when a base is opened.
+The file is a memory file of its own kind. It is memory-mapped, so that it opens at once and processes share its pages.
+`speculant memory info` verifies its checksums. The kernels do not rely on valid contents, since they skip tokens beyond
+the vocabulary; only the row indices of a network are checked when a base is opened.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Array = npt.NDArray[Any]
 
 KIND = "mix-base"
 MAX_BASES = 3
-_FORMAT = 1  # of the lines, apart from the file around them
+_FORMAT = 1  # of the lines, independent of the format of the file around them
 _SCORES_FORMAT = 1  # of the network
-_HIGHEST, _RATIO = 0.9, 0.62  # probability of level 0, and of each level to the one before
+_HIGHEST, _RATIO = 0.9, 0.62  # probability of level 0, and the ratio of each level to the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixBase:
-    """A base that was opened.
+    """An open base.
 
     Attributes:
-        path: of its file.
+        path: path of the file.
         lines: UInt32[L, 16], mapped and read-only: entry = check << (bits + 4) | level << bits | token, 0 where empty.
-        scorer: the network that scores candidates; None if it has none.
-        facts: what the builder noted: "vocabulary", "bits" (of a token), "tokens", "entries", "sources" and more.
+        scorer: network that scores candidates, or None.
+        facts: metadata from the builder: "vocabulary", "bits" (per token), "tokens", "entries", "sources" and more.
     """
 
     path: Path
@@ -54,18 +54,18 @@ class MixBase:
 
 
 def token_bits(vocabulary: int) -> int:
-    """Return how many bits of an entry hold the token."""
+    """Return the number of bits that an entry uses for the token."""
     return max(1, (vocabulary - 1).bit_length())
 
 
 def levels(probabilities: Array) -> Array:
-    """Return the levels of probabilities, UInt32, 0 for the highest."""
+    """Return the level of each probability, UInt32, 0 for the highest."""
     steps = np.log(np.maximum(probabilities, 1e-9) / _HIGHEST) / np.log(_RATIO)
     return np.asarray(np.clip(np.rint(steps), 0, LEVELS - 1), np.uint32)
 
 
 def level_probabilities() -> Array:
-    """Return Float64[16], the probability that each level stands for."""
+    """Return the probability of each level, Float64[16]."""
     return np.asarray(_HIGHEST * _RATIO ** np.arange(LEVELS))
 
 
@@ -78,10 +78,10 @@ def write_base(
     tokenizer: str,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a base, all or nothing.
+    """Write a base atomically.
 
     Raises:
-        FileError: the file cannot be written; an older one is unchanged.
+        FileError: the file cannot be written; an existing file is left unchanged.
     """
     own = {"vocabulary": vocabulary, "bits": token_bits(vocabulary), "format": _FORMAT}
     arrays = {"lines": lines}
@@ -95,10 +95,10 @@ def read_base(path: Path, *, vocabulary: int, tokenizer: str) -> MixBase:
     """Open a base.
 
     Raises:
-        FileError: there is no such file, or it cannot be read.
-        CorruptMemoryError: it is not a memory file, cut short, or its lines or its network have a wrong shape.
-        ForeignMemoryError: it is of another tokenizer, no base, or of a newer version.
-        UnsupportedError: it is of a larger vocabulary.
+        FileError: the file does not exist or cannot be read.
+        CorruptMemoryError: it is not a memory file, is truncated, or its lines or its network have a wrong shape.
+        ForeignMemoryError: it belongs to another tokenizer, is not a base, or has another format version.
+        UnsupportedError: its vocabulary is larger than the model's.
     """
     arrays, facts = read_memory(path, kind=KIND, tokenizer=tokenizer, verify=False)
     if facts.get("format") != _FORMAT:
@@ -129,28 +129,28 @@ def _scorer_of(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]
     found = [arrays[name] for field in Scorer._fields if (name := f"scores.{field}") in arrays]
     if len(found) < len(Scorer._fields) or not is_valid(Scorer(*found), facts["vocabulary"]):
         raise CorruptMemoryError(f"{path} holds no valid network. Restore a copy, or build it again.")
-    rows = found[0].copy()  # they are indices, which must stay as they were checked
+    rows = found[0].copy()  # indices, which must not change on disk after the check
     rows.flags.writeable = False
     return Scorer(rows, *found[1:])
 
 
 def in_use(bases: Sequence[MixBase]) -> Bases:
-    """Return bases as the kernels take them.
+    """Return bases in the form that the kernels take.
 
     Raises:
-        UnsupportedError: there are more than the mixture takes.
+        UnsupportedError: there are more than MAX_BASES.
     """
     if len(bases) > MAX_BASES:
         raise UnsupportedError(f"`mix` takes up to {MAX_BASES} bases, not {len(bases)}. Build one of several sources.")
     nothing = np.empty((0, LINE), np.uint32)
-    nothing.flags.writeable = False  # like mapped ones, so that the kernels are compiled once
+    nothing.flags.writeable = False  # like mapped arrays, so that the kernels are compiled only once
     first, second, third = [base.lines for base in bases] + [nothing] * (MAX_BASES - len(bases))
     bits = [token_bits(base.facts["vocabulary"]) for base in bases] + [1] * (MAX_BASES - len(bases))
     return Bases(first, second, third, np.array(bits))
 
 
 def scorer_in_use(bases: Sequence[MixBase]) -> Scorer:
-    """Return the network that was trained on the most tokens, as the kernels take it."""
+    """Return the network trained on the most tokens, in the form that the kernels take."""
     trained = [base for base in bases if base.scorer is not None]
     best = max(trained, key=lambda base: int(base.facts.get("tokens", 0)), default=None)
     return no_scorer() if best is None or best.scorer is None else best.scorer

@@ -1,19 +1,19 @@
-"""Building a base: counts contexts of a corpus of any size in bounded memory, and keeps the entries that add the most.
+"""Building a base: count the contexts of a corpus of any size in bounded memory, and keep the most useful entries.
 
-While documents are read, each token is written with the four tokens before it to one of many buckets on disk, chosen by
-the last of the four: all contexts that end in one token, of any length, are in one bucket. Buckets are then counted in
-groups that fit into memory. Probabilities are smoothed by interpolated absolute discounting with three discounts
-(Chen and Goodman 1998, section 4.1.6),
+While documents are read, each token is written, together with the four tokens before it, to one of many buckets on
+disk. The last of the four selects the bucket, so all contexts that end in the same token, whatever their length, are in
+one bucket. Buckets are then counted in groups that fit into memory. Probabilities are smoothed by interpolated absolute
+discounting with three discounts (Chen and Goodman 1998, section 4.1.6),
 
     p(w | h) = max(0, c(h w) - D(c)) / c(h) + g(h) p(w | h'),
 
-where h' is h without its first token and g(h) is what the discounts take away. An entry adds
+where h' is h without its first token and g(h) is the probability mass freed by the discounts. An entry adds
 
     c(h w) log(p(w | h) / (g(h) p(w | h')))
 
 to the log probability of the corpus: the criterion of Seymore and Rosenfeld (1996), which is the main term of Stolcke's
-relative entropy (1998). Entries that add next to nothing, or say what the shorter context says, are left out, and where
-the file would exceed its budget, those that add the least.
+relative entropy (1998). Entries that add almost nothing, or whose probability is close to that of the shorter context,
+are dropped; if the file would still exceed its budget, the entries that add the least are dropped too.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from speculant.drafters.mix.scores import Scorer
 Array = npt.NDArray[Any]
 
 BUCKETS = 64
-_GROUP = 1 << 20  # records counted at a time, about; more only if a single token was followed by more
-_BUFFER = 1 << 18  # records kept before they are written
-_START = -1  # stands for the tokens before a document
+_GROUP = 1 << 20  # approximate number of records counted at a time; exceeded only if one token has more records
+_BUFFER = 1 << 18  # records buffered before they are written
+_START = -1  # placeholder for tokens before the start of a document
 _RECORD = np.dtype([("window", np.int32, BASE_CONTEXTS), ("token", np.int32), ("weight", np.float32)])
 _ENTRY = np.dtype([("hash", np.uint64), ("token", np.uint32), ("level", np.uint8), ("rank", np.uint8)])
-_MINIMUM = (0.002, 0.005, 0.01, 0.02)  # probabilities that are never worth a draft, by context
+_MINIMUM = (0.002, 0.005, 0.01, 0.02)  # minimum probability that is ever worth drafting, by context
 _MIN_GAIN = 0.05
-_MIN_CHANGE = 0.02  # of a probability's logarithm against the shorter context's
-_RANKS = 8.0  # steps of the logarithm of a gain, to the base 2
-_TRAINABLE = 100_000  # tokens: from fewer a network learns nothing that counts do not show
-_FEWEST_ROWS = 256  # of a network that is worth its time
-_FILLED = 0.87  # of the slots, where room is short: fuller lines push out entries at random
-_CROWDED = 1e-3  # of the entries may be pushed out where there is room; lines are at most doubled for them
+_MIN_CHANGE = 0.02  # minimum change of the log probability against the shorter context
+_RANKS = 8.0  # ranks per doubling of a gain
+_TRAINABLE = 100_000  # tokens: on less text a network learns nothing that counts do not show
+_FEWEST_ROWS = 256  # minimum rows of a network that is worth its time
+_FILLED = 0.87  # fill of the slots where space is short: fuller lines would evict entries at random
+_CROWDED = 1e-3  # share of entries that may be evicted where space is left; lines are at most doubled to reach it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,9 +60,9 @@ class BuiltBase:
 
     Attributes:
         lines: UInt32[L, 16], for `write_base`.
-        entries: how many are kept.
-        dropped: how many others there were that would have added something.
-        surplus: of these, successors beyond those that a line has room for, for which no budget helps.
+        entries: number of entries kept.
+        dropped: number of other entries that would have added something.
+        surplus: dropped entries that exceed the room in a line for one context's successors; no budget would help.
     """
 
     lines: Array
@@ -72,25 +72,25 @@ class BuiltBase:
 
 
 class BaseBuilder:
-    """Takes documents, then builds."""
+    """Collects documents, then builds a base from them."""
 
     def __init__(self, folder: Path, *, vocabulary: int, state: Mapping[str, Any] | None = None) -> None:
-        """Start, or go on.
+        """Start a build, or resume one.
 
         Args:
-            folder: an existing one for temporary files: 28 bytes a token, and up to 60 more while building.
+            folder: existing folder for temporary files: 28 bytes per token, and up to 60 more while building.
             vocabulary: V, the number of token ids.
-            state: of an earlier `checkpoint`, to go on from; what was added later is dropped.
+            state: result of an earlier `checkpoint` to resume from; anything added after it is dropped.
 
         Raises:
-            FileError: the folder cannot be written, or lacks what the state names.
+            FileError: the folder is not writable, or lacks files that the state refers to.
         """
         self._folder, self._vocabulary = folder, vocabulary
         self.tokens = 0 if state is None else int(state["tokens"])
         self._counts: Array = np.zeros(vocabulary, np.float64)
         self._waiting: list[Array] = []
         self._waiting_records = 0
-        self._checkpointed = None if state is None else str(state["counts"])  # the latest
+        self._checkpointed = None if state is None else str(state["counts"])  # counts file of the latest checkpoint
         sizes = [0] * BUCKETS if state is None else state["sizes"]
         try:
             if state is not None:
@@ -110,7 +110,7 @@ class BaseBuilder:
         return self._folder / f"contexts-{bucket:02d}"
 
     def add(self, ids: npt.ArrayLike, *, weight: float = 1.0) -> None:
-        """Take a document of ids, Int[T], each of which counts `weight` times.
+        """Add a document of ids, Int[T], each of which counts `weight` times.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -123,7 +123,7 @@ class BaseBuilder:
             raise ValueError(f"token ids must be from 0 to {self._vocabulary - 1}")
         records = np.empty(len(text) - 1, _RECORD)
         for back in range(BASE_CONTEXTS):
-            column = records["window"][:, back]  # the latest token first
+            column = records["window"][:, back]  # latest token first
             column[:back] = _START
             column[back:] = text[: max(0, len(text) - 1 - back)]
         records["token"], records["weight"] = text[1:], weight
@@ -157,13 +157,13 @@ class BaseBuilder:
             raise _unusable(self._folder, error) from error
 
     def checkpoint(self) -> dict[str, Any]:
-        """Write what waits, and return what another builder needs to go on: JSON-able.
+        """Flush buffered records, and return the JSON-serialisable state that another builder needs to resume.
 
         Raises:
             FileError: the disk is full.
         """
         self._flush()
-        # A file of its own per checkpoint: until this one is stored by the caller, the one before must remain valid.
+        # Each checkpoint has its own file: the previous one must stay valid until the caller has stored this one.
         counts = f"counts-{self.tokens}.npy"
         try:
             for old in self._folder.glob("counts-*.npy"):
@@ -181,8 +181,8 @@ class BaseBuilder:
         """Return the base of all documents.
 
         Args:
-            budget: bytes that its lines may take.
-            advance: is given how many tokens were counted.
+            budget: maximum bytes for the lines.
+            advance: called with the number of tokens counted since the last call.
 
         Raises:
             FileError: the disk is full.
@@ -203,7 +203,7 @@ class BaseBuilder:
             lines, maximum = max(1, min(maximum, densest)), min(maximum, 2 * densest)
             while lines < maximum and _count_crowded(entries, lines) - surplus > _CROWDED * count:
                 lines = min(maximum, lines + lines // 8 + 1)
-            # The least gain whose entries fit, if they all came to lines with room.
+            # The minimum rank at which all entries would fit if they were spread evenly over the lines.
             fitting = np.flatnonzero(np.cumsum(ranks[::-1]) <= lines * LINE)
             minimum = 255 - int(fitting[-1]) if len(fitting) else 256
             table, kept_ranks = np.zeros((lines, LINE), np.uint32), np.zeros((lines, LINE), np.uint8)
@@ -218,11 +218,11 @@ class BaseBuilder:
         return BuiltBase(lines=table, entries=kept, dropped=count - kept, surplus=surplus)
 
     def train_scorer(self, budget: int, advance: Callable[[int], object]) -> Scorer | None:
-        """Return a network trained on all documents; None where they are too few, or no useful one fits.
+        """Return a network trained on all documents; None if there is too little text, or no useful network fits.
 
         Args:
-            budget: bytes that it may take.
-            advance: is given how many tokens were trained on; see `training_tokens`.
+            budget: maximum bytes for the network.
+            advance: called with the number of tokens trained on since the last call; see `training_tokens`.
 
         Raises:
             FileError: the disk is full.
@@ -237,7 +237,7 @@ class BaseBuilder:
             raise _unusable(self._folder, error) from error
 
     def _groups(self) -> Iterator[Array]:
-        """Yield records, all of one last token together."""
+        """Yield groups of records; all records with the same last token are in one group."""
         group: list[Array] = []
         for bucket in range(BUCKETS):
             for records in _divide(self._bucket(bucket)):
@@ -253,7 +253,7 @@ def _bucket_of(tokens: Array) -> Array:
 
 
 def _divide(path: Path) -> Iterator[Array]:
-    """Yield the records of a bucket; of a large one in parts, each with all records of its last tokens."""
+    """Yield the records of a bucket; a large one in parts, each with all records of its last tokens."""
     parts = -(-path.stat().st_size // (_GROUP * _RECORD.itemsize))
     if parts <= 1:
         yield np.fromfile(path, _RECORD)
@@ -262,7 +262,7 @@ def _divide(path: Path) -> Iterator[Array]:
     with ExitStack() as stack:
         files = [stack.enter_context(each.open("wb")) for each in paths]
         for piece in _pieces(path, _RECORD):
-            # Other bits of the hash than those that chose the bucket.
+            # Use other bits of the hash than those that selected the bucket.
             chosen = (piece["window"][:, 0].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) % parts
             for part, file in enumerate(files):
                 file.write(piece[chosen == part].tobytes())
@@ -278,7 +278,7 @@ def _pieces(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
 
 
 def _count_crowded(entries: Path, lines: int) -> int:
-    """Return how many entries of a file find no place if there are so many lines."""
+    """Return how many entries of a file do not fit into their line if there are `lines` lines."""
     held = np.zeros(lines, np.int64)
     for part in _pieces(entries, _ENTRY):
         held += np.bincount((part["hash"] >> np.uint64(32)) * np.uint64(lines) >> np.uint64(32), minlength=lines)
@@ -290,7 +290,7 @@ def _unusable(folder: Path, error: OSError) -> FileError:
 
 
 def _entries_of(records: Array, unigrams: Array) -> Array:
-    """Return the entries of whole buckets: _ENTRY[E], without those that add next to nothing."""
+    """Return the entries of a group of records, _ENTRY[E], without those that add almost nothing."""
     if not len(records):
         return np.empty(0, _ENTRY)
     hashes = np.zeros((BASE_CONTEXTS, len(records)), np.uint64)
@@ -328,7 +328,7 @@ def _entries_of(records: Array, unigrams: Array) -> Array:
 
 
 def _discounts(counts: Array) -> Array:
-    """Return what is taken from each count, Float64[E]: Chen and Goodman's estimates, or theirs for large corpora."""
+    """Return the discount of each count, Float64[E]: Chen and Goodman's estimates, or from few counts a constant."""
     ones, twos, threes, fours = (float(np.count_nonzero(np.rint(counts) == n)) for n in (1, 2, 3, 4))
     steps = np.array([0.6, 1.1, 1.4])
     if min(ones, twos, threes, fours) >= 100:
@@ -340,9 +340,9 @@ def _discounts(counts: Array) -> Array:
 
 @njit(cache=True, nogil=True)
 def _hash_windows(windows: Array, frequency: Array, hashes: Array) -> None:
-    """Hash windows Int32[R, 4], the latest token first, to UInt64[4, R]; 0 where a document had not begun.
+    """Hash windows Int32[R, 4], latest token first, into UInt64[4, R]; 0 where the document is too short.
 
-    `frequency` is Int64[V + 1], which these contexts do not depend on.
+    `frequency` is Int64[V + 1]; these contexts do not depend on it.
     """
     found = np.zeros(CONTEXTS, np.uint64)
     text = np.empty(BASE_CONTEXTS, np.int32)
@@ -359,7 +359,7 @@ def _hash_windows(windows: Array, frequency: Array, hashes: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def _place(lines: Array, ranks: Array, entries: Array, bits: int) -> None:
-    """Add entries to their lines; in a full one the entry of the lowest rank gives way."""
+    """Insert entries into their lines; in a full line the entry of the lowest rank is replaced."""
     check_mask = np.uint64((1 << (32 - LEVEL_BITS - bits)) - 1)
     for entry in entries:
         line = np.int64(((entry.hash >> np.uint64(32)) * np.uint64(len(lines))) >> np.uint64(32))
@@ -380,7 +380,7 @@ def _place(lines: Array, ranks: Array, entries: Array, bits: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _sort_lines(lines: Array, bits: int) -> None:
-    """Sort each line by level, empty places last."""
+    """Sort each line by level, with empty slots last."""
     for line in lines:
         for k in range(1, LINE):
             entry, at = line[k], k

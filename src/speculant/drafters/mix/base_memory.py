@@ -1,4 +1,4 @@
-"""What can be done with the files of frozen bases: they are described, but neither merged nor emptied."""
+"""Memory operations on the files of frozen bases: they can be described, but neither merged nor emptied."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from speculant.memory.kind import Contents, MemoryKind
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many entries there are, in how many tokens they were counted, and how many tokens have vectors."""
+    """Return the number of entries, of tokens counted, and of tokens that have vectors."""
     found = {"entries": int(memory.facts["entries"]), "tokens counted": int(memory.facts["tokens"])}
     if "scores.tables" in memory.arrays:
-        found["tokens with vectors"] = memory.arrays["scores.tables"].shape[1] - 1  # the first is of all others
+        found["tokens with vectors"] = memory.arrays["scores.tables"].shape[1] - 1  # row 0 is shared by all others
     return found
 
 
 def empty(_memory: Memory) -> Contents:
-    """Refuse.
+    """Reject the operation: nothing is learned into a base.
 
     Raises:
         UnsupportedError: always.
@@ -31,7 +31,7 @@ def empty(_memory: Memory) -> Contents:
 
 
 def merge(_memories: Sequence[Memory], _limit: int) -> Contents:
-    """Refuse.
+    """Reject the operation: pruned counts cannot be added up.
 
     Raises:
         UnsupportedError: always.

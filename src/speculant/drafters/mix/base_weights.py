@@ -1,14 +1,14 @@
-"""Initial mixing weights where there is a base, learned on half of the development requests.
+"""Initial mixing weights for a mixture with a base, learned on half of the development requests.
 
-Written by benchmarks/mix_base_weights.py. Recordings have no top-k of the target; initial.py has its weight.
+Written by benchmarks/mix_base_weights.py. Recordings contain no target top-k; its weight is in initial.py.
 
 Columns: the thirteen inputs of a mixture without a base (initial.py), the base's rows for suffixes of one to
-four tokens, and a bias; in hundredths.
+four tokens, and a bias. In hundredths.
 """
 
 from __future__ import annotations
 
-BY_SUFFIX = (  # no known suffix, one for each length, two for repetitions
+BY_SUFFIX = (  # no known suffix; one row per suffix length; two for repetitions
     (0, 0, 0, 0, 0, 2, 9, 30, 0, -1, 0, 10, 20, 49, 10, -1, -5, 18),
     (47, 0, 0, 0, 0, 0, 8, 20, 0, -18, 3, 10, 28, 22, 19, 5, 0, 72),
     (41, 37, 0, 0, 0, 11, 6, 10, 0, -23, 3, 16, 35, -6, 10, 9, 8, 88),
@@ -18,7 +18,7 @@ BY_SUFFIX = (  # no known suffix, one for each length, two for repetitions
     (23, 33, 7, 0, -1, 2, 7, 10, 0, -30, 6, 51, 19, -16, -5, 2, 5, 28),
     (30, 12, 4, -1, 1, 12, 8, 10, 0, -34, -1, 69, 5, -16, -3, 1, 4, 8),
 )
-BY_FREQUENCY = (  # of the candidate, as a binary logarithm
+BY_FREQUENCY = (  # binary logarithm of the candidate's frequency
     (-9, 0, -5, -3, -3, -3, -5, 0, 0, -31, 0, 5, 24, -6, 11, 6, 0, 0),
     (-4, 1, -3, -6, -10, -4, -4, 0, 0, -18, 6, 8, 18, -8, 3, 2, 2, 0),
     (-2, 0, -4, 0, -6, -4, -1, 0, 0, -14, 8, 7, 13, -11, 3, 4, 2, 0),
@@ -30,7 +30,7 @@ BY_FREQUENCY = (  # of the candidate, as a binary logarithm
     (-1, -5, 4, 2, 5, 1, 4, 0, 0, 4, 3, -12, -16, 15, 1, 0, 2, 0),
     (-18, -6, 5, 4, 7, 4, 2, 0, 0, 11, 5, -12, -13, 16, 2, -2, -3, 0),
 )
-BY_BASE_SUFFIX = (  # none, or the length of the longest suffix of a base
+BY_BASE_SUFFIX = (  # no suffix known to a base, or the length of the longest one
     (-4, -12, -11, -3, 0, 11, 11, 0, 0, 14, 6, 0, 16, 0, 0, 0, 0, 0),
     (6, -4, -11, -5, 5, 1, 5, 0, 0, -9, 6, -5, 7, 27, 15, 15, 15, 20),
     (-5, 8, 5, -6, 1, -1, -3, 0, 0, -19, 4, 2, -1, 16, 29, 15, 15, 39),

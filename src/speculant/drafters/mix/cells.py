@@ -1,13 +1,13 @@
-"""A bounded hash table of short successor rows: for a context's hash, which tokens followed it, latest first.
+"""A bounded hash table from context hashes to short rows of the tokens that followed, latest first.
 
-A cell is a row of `width` entries, 4 bytes each, most recently seen token first. An entry holds the token (20 bits),
-its weight, a decayed count in eighths (7 bits), and, in the first four entries, a part of the context's check (5 bits
-each). Eight cells make a bucket: two cache lines where the width is four.
+A cell is a row of `width` 4-byte entries, most recently seen token first. An entry stores the token (20 bits), its
+weight, which is a decayed count in eighths (7 bits), and, in the first four entries, part of the context's check (5
+bits each). Eight cells make a bucket, which is two cache lines at a width of four.
 
-The hash's leading bits choose the bucket, the next twenty are the check. A table that fills up doubles as long as its
-limit allows; the bit that decides which half a cell goes to is part of the check, so contexts themselves need not be
-kept. Once it cannot grow, a new context enters a full bucket in the middle, the last cell is evicted, and every
-repeated use moves a cell one place forward: recency and use decide what is kept.
+The leading bits of the hash select the bucket, and the next twenty are the check. When a table fills up, it doubles as
+long as its limit allows; the bit that decides which half a cell moves to is part of the check, so contexts themselves
+need not be stored. Once the table cannot grow, a new context enters the middle of a full bucket and the last cell is
+evicted. Every repeated use moves a cell one place forward, so recency and use decide which cells are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNIT = 8  # the weight of one observation
 HEAVIEST = 127
 
 PLACES = 8
-_ENTRANCE = 3  # where new cells of a full bucket enter; those before it have been used again
+_ENTRANCE = 3  # where new cells enter a full bucket; the cells before it have been used again
 _TOKEN = np.uint32(MAX_TOKENS - 1)
 _BODY = np.uint32((1 << 27) - 1)
 CHECK_BITS = 20
@@ -40,7 +40,7 @@ class Cells(NamedTuple):
 
     Attributes:
         entries: UInt32[B, 8, W], B buckets of eight cells of W entries; zero where empty.
-        facts: Int64[3], cells in use, the binary logarithm of B, and what that was at first.
+        facts: Int64[3], number of cells in use, the binary logarithm of B, and its initial value.
     """
 
     entries: Array
@@ -48,15 +48,15 @@ class Cells(NamedTuple):
 
 
 def new_cells(width: int, limit: int, *, first_bits: int) -> Cells:
-    """Return an empty table of 2 ** first_bits buckets, fewer where `limit` bytes hold no more."""
+    """Return an empty table of 2 ** first_bits buckets, or fewer if they would exceed `limit` bytes."""
     bits = max(0, min(first_bits, (limit // (4 * PLACES * width)).bit_length() - 1))
     return Cells(zeros((1 << bits, PLACES, width), np.uint32), np.array([0, bits, bits], np.int64))
 
 
 def room(cells: Cells, limit: int) -> int:
-    """Return how many cells may be in use before the table should grow; a number beyond all counts if it cannot.
+    """Return how many cells may be in use before the table should grow; a huge number if it cannot grow.
 
-    It can grow if its check has bits left and `limit` bytes hold twice as much.
+    It can grow if its check has bits left and twice its size fits into `limit` bytes.
     """
     _, bits, first = cells.facts.tolist()
     if 2 * cells.entries.nbytes > limit or bits - first >= CHECK_BITS - 4:
@@ -65,7 +65,7 @@ def room(cells: Cells, limit: int) -> int:
 
 
 def grow_cells(cells: Cells, limit: int) -> Cells:
-    """Return the table, doubled if more cells are in use than its room."""
+    """Return the table, doubled if it has more cells in use than `room` allows."""
     buckets, _, width = cells.entries.shape
     used, bits, first = cells.facts.tolist()
     if used <= room(cells, limit):
@@ -88,13 +88,13 @@ def check_of(row: Array) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def put(row: Array, i: int, body: np.uint32, check: int) -> None:
-    """Write entry i: token and weight, and its part of the check."""
+    """Write entry i: token, weight and its part of the check."""
     row[i] = body | (np.uint32((check >> 5 * i) & 31) << np.uint32(27)) if i < 4 else body
 
 
 @njit(cache=True, nogil=True, inline="always")
 def place_of(cells: Cells, context: np.uint64) -> tuple[int, int]:
-    """Return the bucket and the check of a context's hash."""
+    """Return the bucket and the check for a context's hash."""
     bits, first = cells.facts[_BITS], cells.facts[_FIRST_BITS]
     bucket = np.int64(context >> np.uint64(64 - bits)) if bits > 0 else np.int64(0)
     return bucket, np.int64((context >> np.uint64(64 - CHECK_BITS - first)) & np.uint64((1 << CHECK_BITS) - 1))
@@ -116,7 +116,7 @@ def _split(cells: Cells, larger: Cells) -> None:
 
 @njit(cache=True, nogil=True)
 def find(cells: Cells, context: np.uint64) -> int:
-    """Return the index of the context's cell, bucket times eight plus place, or -1."""
+    """Return the index of the context's cell, which is 8 * bucket + place, or -1."""
     bucket, check = place_of(cells, context)
     for place in range(PLACES):
         row = cells.entries[bucket, place]
@@ -129,7 +129,7 @@ def find(cells: Cells, context: np.uint64) -> int:
 
 @njit(cache=True, nogil=True)
 def read(cells: Cells, cell: int, tokens: Array, weights: Array) -> int:
-    """Copy a cell's row out, latest first, and return its length."""
+    """Copy a cell's row into `tokens` and `weights`, latest first, and return its length."""
     row = cells.entries[cell // PLACES, cell % PLACES]
     for i in range(len(row)):
         weight = (row[i] & _BODY) >> np.uint32(20)
@@ -141,7 +141,7 @@ def read(cells: Cells, cell: int, tokens: Array, weights: Array) -> int:
 
 @njit(cache=True, nogil=True)
 def look_up(cells: Cells, context: np.uint64, tokens: Array, weights: Array, line: int) -> int:
-    """Copy the context's row into a line of tokens and weights, latest first, and return its length, 0 without one."""
+    """Copy the context's row into a line of tokens and weights, latest first; return its length, 0 if there is none."""
     bucket, check = place_of(cells, context)
     entries = cells.entries
     for place in range(PLACES):
@@ -160,7 +160,7 @@ def look_up(cells: Cells, context: np.uint64, tokens: Array, weights: Array, lin
 
 @njit(cache=True, nogil=True)
 def claim(cells: Cells, context: np.uint64) -> int:
-    """Return the context's cell, moved one place forward, or an empty one in its bucket, evicting one if need be."""
+    """Return the context's cell, moved one place forward, or an empty one in its bucket, evicting a cell if needed."""
     bucket, check = place_of(cells, context)
     entries = cells.entries[bucket]
     for place in range(PLACES):
@@ -182,7 +182,7 @@ def claim(cells: Cells, context: np.uint64) -> int:
 
 @njit(cache=True, nogil=True)
 def observe(cells: Cells, context: np.uint64, token: int, memory: int) -> None:
-    """Learn that `token` followed the context; weights decay so that the row's total stays within `memory`."""
+    """Learn that `token` followed the context; weights decay to keep the row's total within `memory`."""
     cell = claim(cells, context)
     _, check = place_of(cells, context)
     row = cells.entries[cell // PLACES, cell % PLACES]
@@ -218,7 +218,7 @@ def blend(
 ) -> None:
     """Add gains Int64[k], in eighths, to the weights of ids Int32[k] in the context's row, heaviest first.
 
-    Weights decay so that the row's total stays within `memory`. `tokens` and `weights` are scratch for width + k
+    Weights decay to keep the row's total within `memory`. `tokens` and `weights` are scratch space for width + k
     entries.
     """
     total = gains.sum()
@@ -232,7 +232,7 @@ def blend(
     if before > kept:
         for i in range(length):
             weights[i] = max(1, weights[i] * kept // before)
-    for k in range(len(ids) - 1, -1, -1):  # so that of equal weights the more probable comes first
+    for k in range(len(ids) - 1, -1, -1):  # backwards: of equal weights the more probable then comes first
         if gains[k] == 0:
             continue
         at = 0

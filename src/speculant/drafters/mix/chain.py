@@ -1,7 +1,7 @@
-"""The kernel of `mix` for targets that verify chains only: the most probable token, then the one after it, and so on.
+"""The kernel of `mix` for targets that verify only chains: draft the most probable token, then the one after it.
 
-A search for the best tree and then for its best chain (`kernels.most_probable`) expands four nodes or more for each
-token of the chain. Following the most probable token expands one, and the chain is as long as it may be.
+Searching for the best tree and then its best chain (`kernels.most_probable`) expands four or more nodes per token of
+the chain. Following the most probable token expands one, and the chain is as long as the limit allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from speculant.drafters.mix.repetition import NOWHERE, seek
 
 Array = npt.NDArray[Any]
 
-EXAMINED = 4  # latest entries of each row that become candidates
+EXAMINED = 4  # number of latest entries in each row that become candidates
 
 
 @njit(cache=True, nogil=True)
@@ -32,15 +32,15 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
 
     Args:
         tables, request: see `kernels.Tables.flat` and `kernels.new_request`.
-        text: Int32[>= length], continued after text[:length].
-        length: of the text.
-        limit: the most tokens.
+        text: Int32[>= length]; text[:length] is continued.
+        length: length of the text.
+        limit: maximum number of tokens.
     """
     narrow, wide, mixer, bases, scorer = named(tables)
     last_use, links, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     known = min(length, WINDOW)
-    window = np.empty(known + limit, np.int32)  # the end of the text, then the chain
+    window = np.empty(known + limit, np.int32)  # end of the text, followed by the chain
     window[:known] = text[length - known : length]
     history = History(text, length, last_use, links)
     joints, joint = np.empty(limit, np.float32), np.float32(1)

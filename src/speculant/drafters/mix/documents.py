@@ -1,6 +1,6 @@
-"""The documents of a base in two files: the ids one after the other, and a record of each document.
+"""The documents of a base in two files: all token ids in sequence, and one record per document.
 
-Contexts are counted apart from each other (base_builder.py), but a network is trained on texts (score_training.py).
+Contexts are counted independently (base_builder.py), but a network is trained on whole texts (score_training.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _DOCUMENT = np.dtype([("length", np.int64), ("weight", np.float32)])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Documents:
-    """D documents, T tokens in all.
+    """D documents with T tokens in total.
 
     Attributes:
         ids: Int32[T], possibly mapped.
         lengths: Int64[D].
-        weights: Float32[D], how many times each counts.
+        weights: Float32[D], how many times each document counts.
     """
 
     ids: Array
@@ -34,13 +34,13 @@ class Documents:
 
 
 class DocumentFiles:
-    """Documents that are being written; every method may raise OSError."""
+    """Writes documents; every method may raise OSError."""
 
     def __init__(self, folder: Path, sizes: Sequence[int] = (0, 0)) -> None:
-        """Go on from files of these sizes; what is beyond them is dropped.
+        """Resume with files of these sizes; anything beyond them is dropped.
 
         Raises:
-            EOFError: a file is shorter.
+            EOFError: a file is shorter than its size.
         """
         self._paths = folder / "ids", folder / "documents"
         self._ids: list[Array] = []
@@ -52,12 +52,12 @@ class DocumentFiles:
                 file.truncate(size)
 
     def add(self, ids: Array, weight: float) -> None:
-        """Take a document, Int32[T], which waits for `flush`."""
+        """Add a document, Int32[T], which is buffered until `flush`."""
         self._ids.append(ids)
         self._documents.append((len(ids), weight))
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the buffered documents."""
         if not self._ids:
             return
         for path, array in zip(
@@ -68,11 +68,11 @@ class DocumentFiles:
         self._ids, self._documents = [], []
 
     def sizes(self) -> list[int]:
-        """Return the bytes of both files."""
+        """Return the sizes of both files, in bytes."""
         return [path.stat().st_size for path in self._paths]
 
     def read(self) -> Documents:
-        """Return what was written, at least one document; its ids are mapped."""
+        """Return the written documents, of which there must be at least one; the ids are mapped."""
         ids, documents = self._paths
         records = np.fromfile(documents, _DOCUMENT)
         return Documents(

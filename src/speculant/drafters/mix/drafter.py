@@ -1,12 +1,12 @@
-"""Mix: several contexts at once, mixed by their measured reliability into calibrated probabilities.
+"""Mix: predictions from many contexts, weighted by their measured reliability, as calibrated probabilities.
 
-The training-free drafters of the field rely on one context each: the last two tokens (ADED), the longest suffix
-(SuffixDecoding, SAM), the target's last top-k (Token Recycling). In data compression an online mixture has long been
-known to beat any single context. Here short and long suffixes, a context with a gap, a skeleton of frequent tokens,
-recency and the target's own top-k each name candidates (contexts.py, features.py); bounded tables keep their rows over
-all requests (cells.py); a logistic mixture, trained on every committed token, yields probabilities (mixer.py). Since
-these are calibrated, the best draft of N nodes is the N most probable paths (Sequoia, Chen et al. 2024, arXiv
-2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276), found best-first.
+Each of the established training-free drafters relies on one context: the last two tokens (ADED), the longest suffix
+(SuffixDecoding, SAM), or the target's last top-k (Token Recycling). Data compression has long known that an online
+mixture beats any single context. Here, short and long suffixes, a context with a gap, a skeleton of frequent tokens,
+recency and the target's own top-k each propose candidates (contexts.py, features.py); bounded tables keep their rows
+across all requests (cells.py); and a logistic mixture, trained on every committed token, turns them into probabilities
+(mixer.py). Since these are calibrated, the best draft of N nodes consists of the N most probable paths (Sequoia, Chen
+et al. 2024, arXiv 2402.12374; OPT-Tree, Wang et al. 2024, arXiv 2406.17276), found by best-first search.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ from speculant.drafters.mix.stored import complete_arrays, is_valid, make_stored
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
-WIDE_SHARE = 4  # wide rows get at most a quarter of the limit
+WIDE_SHARE = 4  # wide rows get at most one quarter of the limit
 _PIECE = 256  # tokens learned at a time
 _NARROW_BITS, _WIDE_BITS = 13, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixSettings:
-    """Settings; the defaults were chosen on half of the development requests.
+    """Settings of `mix`; the defaults were chosen on half of the development requests.
 
     Attributes:
-        row_memory: observations a row holds before older ones decay, up to 14.
-        top_k: the target's top tokens learned at every row of a pass, rejected nodes too; 0 for none.
-        strength: observations that the target's distribution at a row counts as.
-        top_k_memory: observations that a row of target top-k tokens holds, up to 15.
-        cut: nodes near the end of the ranking whose children would need a conditional probability above this to enter
-            the tree are not expanded; 1 expands all.
+        row_memory: number of observations a row holds before older ones decay, up to 14.
+        top_k: number of the target's top tokens learned at every row of a pass, including rejected nodes; 0 for none.
+        strength: number of observations that the target's distribution at a row counts as.
+        top_k_memory: number of observations that a row of target top-k tokens holds, up to 15.
+        cut: nodes near the end of the ranking are not expanded if a child would need a conditional probability above
+            this to enter the tree; 1 expands all.
     """
 
     row_memory: float = 8
@@ -80,7 +80,7 @@ class MixSettings:
 
 
 class MixDrafter(Drafter, Persistent, Inspectable):
-    """The tables and the mixture, shared by all requests of a process behind one lock."""
+    """Drafter whose tables and mixture are shared by all requests of a process behind one lock."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes the tables may take, also while one doubles and its copy exists beside it; so their
-                final size is between three eighths of it and all. The mixture is extra: 9 bytes per token id and
-                125 KB.
+            memory_limit: maximum bytes for the tables, including the copy that exists while a table doubles; their
+                final size is therefore between three eighths of the limit and all of it. The mixture is extra: 9 bytes
+                per token id and 125 KB.
             settings: None for the defaults.
-            bases: what is known beforehand, read-only and apart from the limit; each must be of this vocabulary.
+            bases: prior knowledge, read-only and not counted against the limit; each must match this vocabulary.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the tables can hold, or there are too many bases.
@@ -127,10 +127,10 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         _warm_up()
 
     def _take(self, tables: Tables) -> None:
-        """Use these tables from now on."""
+        """Replace the tables in use."""
         self._tables, self._flat = tables, tables.flat()
-        # While a table doubles, its copy takes memory beside it and beside the other table, which may have been
-        # loaded with more than its share.
+        # While a table doubles, its copy takes memory in addition to both tables, one of which may have been loaded
+        # with more than its share.
         free = self.limit - tables.narrow.entries.nbytes - tables.wide.entries.nbytes
         self._shares = min(self.limit - self.limit // WIDE_SHARE, free), min(self.limit // WIDE_SHARE, free)
         self._rooms = room(tables.narrow, self._shares[0]), room(tables.wide, self._shares[1])
@@ -142,20 +142,20 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The target's top tokens, if the settings learn from them."""
+        """Target outputs this drafter learns from: the top tokens, if the settings ask for them."""
         return self._needs
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the memory takes now: the tables, which the limit bounds, and the mixture, of a fixed size."""
+        """Current size in bytes: the tables, which the limit bounds, plus the mixture, whose size is fixed."""
         return sum(array.nbytes for part in self._tables[:3] for array in part)
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; the whole prompt is learned at once."""
+        """Start a request; the whole prompt is learned at once."""
         return MixSession(self, start.prompt)
 
     def learn(self, text: Int32, start: int, stop: int, request: Arrays, *, training: bool) -> None:
-        """Learn text[start:stop], Int32[T]; with `training` the mixture is trained on it too.
+        """Learn text[start:stop], Int32[T]; with `training`, also train the mixture on it.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -163,7 +163,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         memory = round(self.settings.row_memory * UNIT)
         while start < stop:
             end = min(start + _PIECE, stop)
-            with self._lock:  # for a piece at a time, so that other requests can draft meanwhile
+            with self._lock:  # one piece at a time, so that other requests can draft in between
                 while start < end:
                     start = learn_text(self._flat, request, text, start, end, training, memory, *self._rooms)
                     if start < 0:
@@ -191,12 +191,12 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         return DraftTree.trusted(tokens, parents, joints).within(depth=budget.depth)
 
     def top_phrases(self, count: int, *, without: Container[int] = ()) -> list[LearnedPhrase]:
-        """Return up to `count` phrases, the most used first, that have no token of `without`."""
+        """Return up to `count` phrases, most used first, that contain no token of `without`."""
         with self._lock:
             return top_phrases(self._tables, count, without)
 
     def seen_share(self, tokens: Int32, *, start: int) -> float:
-        """Return the share of tokens[start:] that were seen before behind the two tokens in front of them."""
+        """Return the share of tokens[start:] that were seen before after the same two preceding tokens."""
         with self._lock:
             return seen_share(self._tables, tokens, start)
 
@@ -204,18 +204,18 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         """Write everything learned.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._lock:
             arrays = {name: array.copy() for name, array in stored(self._tables).items()}
         write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts={"vocabulary": self.vocabulary})
 
     def load(self, path: Path) -> None:
-        """Read a saved memory and drop what was learned so far.
+        """Load a saved memory, replacing everything learned so far.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
-            UnsupportedError: it is larger than the memory limit, or of another vocabulary.
+            UnsupportedError: it exceeds the memory limit, or has another vocabulary.
         """
         arrays, facts = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
         if facts["vocabulary"] != self.vocabulary:
@@ -249,7 +249,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             self._take(tables._replace(mixer=mixer, bases=self._tables.bases, scorer=scorer))
 
     def _has_form(self, arrays: Mapping[str, Array]) -> bool:
-        """Return whether a file has the arrays of a memory, and right shapes where they do not depend on bases."""
+        """Return whether a file has the arrays of a memory, with the right shapes where they do not depend on bases."""
         own = complete_arrays(stored(self._tables))
         fixed = [make_stored_name("mixer", field) for field in Mixer._fields[2:]]
         return arrays.keys() == own.keys() and all(arrays[name].shape == own[name].shape for name in fixed)
@@ -272,7 +272,7 @@ def _warm_up() -> None:
 
 
 class MixSession(Session):
-    """One request: its text, the last use of each token, and the current repetition."""
+    """Session of one request: its text, the last use of each token, and the current repetition."""
 
     def __init__(self, drafter: MixDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -289,7 +289,7 @@ class MixSession(Session):
         return self._drafter.search(self._text, self._length, self._request, budget)
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        """Return the most probable continuations of the text with these tokens behind it; none of unknown ids."""
+        """Return the most probable continuations of the text followed by `tokens`; none if an id is unknown."""
         possible = all(0 <= token < self._drafter.vocabulary for token in tokens)
         if min(budget.nodes, budget.depth) < 1 or not self._length or not possible:
             return DraftTree.empty()
@@ -304,7 +304,7 @@ class MixSession(Session):
         """Learn the committed tokens, and the target's top tokens at every row."""
         before = self._length
         self.follow(verified.tokens)
-        # After the text: a row that already held the target's choice would be trained as if it had predicted it.
+        # Top tokens last: if a row already contained the target's choice, it would be trained as a correct prediction.
         if verified.top_ids is not None and verified.top_logits is not None and before > 0:
             self._drafter.learn_top_k(self._text, before, verified.tree, verified.top_ids, verified.top_logits)
 

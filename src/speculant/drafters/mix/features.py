@@ -1,9 +1,9 @@
-"""The features of the next token: the candidates that rows of contexts name, and each one's state for each input.
+"""Features of the next token: the candidates that rows of contexts name, and each candidate's state for each input.
 
-The state of a candidate for an input bins its share of the row's weight, the row's total weight and whether it was seen
-last; how often candidates in a state are right is learned elsewhere (mixer.py). A candidate is named by two or three of
-the thirteen inputs, so only those are listed: for every other input it is in the state shared by all candidates that
-the input does not name.
+The state bins the candidate's share of the row's weight, the row's total weight, and whether the candidate was seen
+last; mixer.py learns how often candidates in each state are accepted. A candidate is named by only two or three of the
+thirteen inputs, so only those are listed: for every other input it is in the state shared by all candidates that the
+input does not name.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _total_band(total: int, unit: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def share_band(share: float) -> int:
-    """Return the bin of a share of a row's weight: sixteenths, above a quarter twelfths, and one for all of it."""
+    """Return the bin of a share of a row's weight: sixteenths below a quarter, then twelfths, and one bin for 1."""
     if share > np.float32(0.999):
         return SHARES - 1
-    share += np.float32(1e-4)  # a border belongs to the bin above it, however the share was rounded
+    share += np.float32(1e-4)  # a boundary belongs to the bin above it, regardless of rounding
     if share < np.float32(0.25):
         return np.int64(share * np.float32(16))
     return min(SHARES - 2, np.int64(share * np.float32(12)) + 1)
@@ -68,7 +68,7 @@ def share_band(share: float) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def log_band(value: int, maximum: int) -> int:
-    """Return the binary logarithm, rounded down, at most `maximum`."""
+    """Return the binary logarithm of `value`, rounded down, at most `maximum`."""
     band = 0
     if value >= 256:
         value >>= 8
@@ -99,10 +99,10 @@ def _gather_base(
     lines: Array, bits: int, first: int, hashes: Array, vocabulary: int, maximum: int, count: int, at: int,
     features: Scratch,
 ) -> tuple[int, int]:  # fmt: skip
-    """Collect what a base names, as inputs from `first` on, and return the new numbers of candidates and of names."""
+    """Collect the candidates a base names, as inputs from `first` on; return the new counts of candidates and names."""
     level_shift, check_shift = np.uint32(bits), np.uint32(bits + LEVEL_BITS)
     token_mask, check_mask = np.uint32((1 << bits) - 1), np.uint64((1 << (32 - LEVEL_BITS - bits)) - 1)
-    # All lines are touched before any is searched, so that the processor waits for memory once and not four times.
+    # Touch all lines before searching any, so that the processor waits for memory once instead of four times.
     touched = np.uint32(0)
     for i in range(BASE_CONTEXTS):
         line = -1
@@ -145,18 +145,18 @@ def gather(
     narrow: Cells, wide: Cells, mixer: Mixer, bases: Bases, hashes: Array, copied: int, copied_length: int,
     history: History, last: int, now: int, maximum: int, features: Scratch,
 ) -> int:  # fmt: skip
-    """Collect the candidates that inputs name, and the state of each for each input; return how many there are.
+    """Collect the candidates that inputs name, with each one's state for each input; return their number.
 
     Args:
-        narrow, wide, mixer, bases: the tables, the mixture and what is below them.
+        narrow, wide, mixer, bases: tables, mixture and bases of the drafter.
         hashes: UInt64[CONTEXTS], see `hash_contexts`.
-        copied: the token that followed the repetition of `copied_length` tokens, or NOWHERE.
-        copied_length: tokens of the repetition.
-        history: the text of this request.
-        last: the token before the one to be predicted; NEVER at the beginning.
-        now: the position of the token to be predicted.
-        maximum: entries of a row that become candidates.
-        features: what is written.
+        copied: token that followed the repetition, or NOWHERE.
+        copied_length: length of the repetition in tokens.
+        history: text of this request.
+        last: token before the one to be predicted; NEVER at the start.
+        now: position of the token to be predicted.
+        maximum: maximum number of entries in a row that become candidates.
+        features: scratch space to write to.
     """
     features.buckets[:] = -1
     count, at, weight_set = 0, 0, 0
@@ -172,7 +172,7 @@ def gather(
         elif hashes[i] != np.uint64(0):
             length = look_up(wide if WIDE[i] else narrow, hashes[i], features.tokens, features.weights, i)
         features.lengths[i] = length
-    # 2. Their entries become candidates, each with a state: the share of its row, how full the row is, first or not.
+    # 2. Make candidates of their entries; the state is the share of the row, the row's total, and whether it is first.
     for i in range(COPY):
         length, total = features.lengths[i], 0
         features.absent[i] = UNKNOWN
@@ -193,7 +193,7 @@ def gather(
                     features.named[1, at] = (share * TOTALS + band) * 2 + (1 if k == 0 else 0)
                     at += 1
         features.ends[i] = at
-    # 3. The token that followed the repetition is a candidate of its own input.
+    # 3. Make the token that followed the repetition a candidate of the input COPY.
     features.absent[COPY] = UNKNOWN
     if copied != NOWHERE:
         if copied_length >= 6:
@@ -206,7 +206,7 @@ def gather(
             at += 1
     features.ends[COPY] = at
     features.absent[RECENCY], features.ends[RECENCY] = UNKNOWN, at
-    # 4. Frozen bases add theirs.
+    # 4. Add the candidates of frozen bases.
     features.chosen[1] = 0
     for b in range((len(features.absent) - INPUTS) // BASE_CONTEXTS):
         lines = bases.first if b == 0 else (bases.second if b == 1 else bases.third)
@@ -221,7 +221,7 @@ def gather(
         distance = log_band(now - use, DISTANCES - 2) if use >= 0 else DISTANCES - 1
         features.bands[c] = mixer.bands[token]
         features.recency[c] = distance * FREQUENCIES + features.bands[c]
-    # 6. The set of weights follows from the longest context that is known.
+    # 6. Select the set of weights by the longest known context.
     if features.absent[TARGET_TWO] != UNKNOWN:
         weight_set += SETS // 2
     features.chosen[0] = weight_set

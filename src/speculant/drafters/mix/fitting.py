@@ -1,4 +1,4 @@
-"""Fitting a saved mixture to other bases: each base has inputs of its own, and a network one more; they come last."""
+"""Fitting a saved mixture to other bases: its last inputs are those of each base, and then a network's score."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Array = npt.NDArray[Any]
 
 
 class Inputs(NamedTuple):
-    """What a mixture has inputs for beside its own tables.
+    """The inputs of a mixture in addition to those of its own tables.
 
     Attributes:
-        bases: how many.
+        bases: number of bases.
         scored: whether one of them has a network that scores candidates.
     """
 
@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
 
 
 def find_training(weights: Array, states: Array) -> Inputs | None:
-    """Return what a mixture with these arrays was trained with, or None if no mixture has such shapes."""
+    """Return the inputs that a mixture with these arrays was trained with, or None if the shapes fit no mixture."""
     for bases in range(MAX_BASES + 1):
         for scored in (False, True)[: 1 + (bases > 0)]:
             inputs, sets = INPUTS + bases * BASE_CONTEXTS + scored, SETS + FREQUENCIES + (BASE_SETS if bases else 0)
@@ -36,10 +36,10 @@ def find_training(weights: Array, states: Array) -> Inputs | None:
 
 
 def fit_mixture(mixer: Mixer, wanted: Inputs) -> Mixer:
-    """Return a mixture with these inputs: rates of those that it has stay, further ones begin anew.
+    """Return a mixture with the wanted inputs: rates of inputs that it already has are kept, others start anew.
 
-    Weights stay with another number of bases. Those that were learned without any base or network fit no mixture with
-    one, nor the reverse; then all of them begin anew.
+    Weights are kept if only the number of bases changes. Weights learned without any base or without a network do not
+    fit a mixture with one, nor the reverse; in that case all weights start anew.
     """
     held = find_training(mixer.weights, mixer.states)
     if held is None or held == wanted:

@@ -1,7 +1,7 @@
 """What followed the last token earlier in the same request.
 
-The rows of contexts are shared by all requests and forget fast; a document's own phrases are a better guide to what it
-goes on with (cache models: Kuhn and De Mori 1990). Positions of the same token are linked, so that the latest ones are
+The rows of contexts are shared by all requests and forget quickly; a document's own phrases are a better guide to how
+it continues (cache models: Kuhn and De Mori 1990). Positions of the same token are linked, so that the latest ones are
 found without a search.
 """
 
@@ -15,7 +15,7 @@ from numba import njit
 
 Array = npt.NDArray[Any]
 
-OCCURRENCES = 16  # of the last token, the latest ones
+OCCURRENCES = 16  # latest occurrences of the last token that are used
 NEVER = -1
 
 
@@ -24,9 +24,9 @@ class History(NamedTuple):
 
     Attributes:
         text: Int32[>= length].
-        length: of the text.
-        last_use: Int32[V], the position of each token's last use, NEVER if none.
-        links: Int32[>= length], at each position that of the use before of the same token, NEVER if none.
+        length: length of the text.
+        last_use: Int32[V], position of each token's last use, or NEVER.
+        links: Int32[>= length], at each position, the position of the previous use of the same token, or NEVER.
     """
 
     text: Array
@@ -37,16 +37,16 @@ class History(NamedTuple):
 
 @njit(cache=True, nogil=True, inline="always")
 def add_use(last_use: Array, links: Array, token: int, i: int) -> None:
-    """Record that `token` stands at position i."""
+    """Record that `token` is at position i."""
     links[i] = last_use[token]
     last_use[token] = i
 
 
 @njit(cache=True, nogil=True)
 def followers(history: History, token: int, unit: int, tokens: Array, weights: Array, line: int) -> int:
-    """Write what followed the latest occurrences of a token into a line of tokens and weights; return how many.
+    """Write the tokens that followed the latest occurrences of `token` into a line; return their number.
 
-    The latest comes first; each occurrence weighs `unit`.
+    The most recent one comes first; each occurrence adds a weight of `unit`.
     """
     if token == NEVER:
         return 0

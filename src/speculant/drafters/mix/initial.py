@@ -1,4 +1,4 @@
-"""The mixture before it learned anything: rates by formula, weights learned on development requests."""
+"""The mixture before any learning: rates by formula, weights learned on development requests."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from speculant.drafters.mix.scores import BINS, score_rates
 Array = npt.NDArray[Any]
 
 # Initial mixing weights. Columns: suffixes of 1, 2, 3, 4, 6 tokens, skip, skeleton, target top-k after one and two
-# tokens, cache, this request, copy, last use; and a bias. Rows: no known suffix, one for each length, two for
-# repetitions; then the same where the target's top-k is known. Those of the first half were learned on half of the
+# tokens, cache, this request, copy, last use; and a bias. Rows: no known suffix, one for each suffix length, two for
+# repetitions; then the same again where the target's top-k is known. The first half was learned on half of the
 # development requests.
 _INITIAL_WEIGHTS = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.17, 0.3, 0.0, 0.34, 0.0, 0.1, 0.48, 0.03),
@@ -55,11 +55,11 @@ _INITIAL_WEIGHTS = (
     (0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.2, 0.2, 0.3, -0.1, 0.0, 0.2, 0.0, 0.0),
     (0.1, 0.1, 0.1, 0.0, 0.1, 0.0, 0.1, 0.2, 0.3, -0.1, 0.0, 0.3, 0.0, 0.0),
 )
-# With a base, the weight of the target's top-k after two tokens, beside the same weights as without top-k; chosen on 14
-# stories of the bundled model.
+# With a base, added to the weight of the target's top-k after two tokens where it is known; the other weights are the
+# same as without top-k. Chosen on 14 stories of the bundled model.
 _TOP_K = 0.15
 _LAST_USE = (0.001, 0.01, 0.03, 0.06, 0.06, 0.06, 0.03, 0.02, 0.015, 0.015, 0.01, 0.005)  # rates by distance
-_SCORED = (0.007, 0.6)  # rates of low and high scores: even a candidate with a low score is likelier than most tokens
+_SCORED = (0.007, 0.6)  # minimum and maximum rate: even a candidate with a low score is likelier than most tokens
 _PRIOR_SAMPLES, _SLOWEST = 1.5, 0.003
 
 
@@ -68,8 +68,8 @@ def new_mixer(vocabulary: int, bases: int = 0, *, scored: bool = False) -> Mixer
 
     Args:
         vocabulary: V, the number of token ids.
-        bases: how many bases there are below the tables; each has an input for every context that it holds.
-        scored: whether one of them has a network that scores candidates, which is one more input.
+        bases: number of bases; each adds one input per context it stores.
+        scored: whether one of them has a network that scores candidates, which adds one more input.
     """
     inputs = INPUTS + bases * BASE_CONTEXTS + scored
     totals = np.array([1.0, 2, 3, 4, 6, 8, 14])
@@ -104,7 +104,7 @@ def new_mixer(vocabulary: int, bases: int = 0, *, scored: bool = False) -> Mixer
 
 
 def _initial_weights(bases: int, scored: bool) -> Array:
-    """Return Float64[S, I + 1]; several bases share the weights of one."""
+    """Return the initial weights, Float64[S, I + 1]; several bases share the weights of one."""
     if not bases:
         return np.concatenate([_INITIAL_WEIGHTS, np.zeros((FREQUENCIES, INPUTS + 1))])
     learned = score_weights if scored else base_weights

@@ -1,8 +1,8 @@
-"""What the memory of `mix` holds, for people: its most used phrases, and how much of a text it has seen.
+"""A readable view of what `mix` has learned: the most used phrases, and how much of a text it has seen.
 
-Contexts are kept as hashes, so they are found from the front: tokens by their counts, then what followed each of them.
-The last 24 successors of a token are known, so the count of a pair is that of its first token times its share there. A
-phrase is a pair and what most often followed, as long as that is most of what did.
+Contexts are stored as hashes, so phrases are found from their start: frequent tokens first, then what followed each.
+Only the last 24 successors of a token are known, so the count of a pair is that of its first token times the share of
+the second. A phrase is a pair, extended by the most frequent successor while it makes up more than half of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from speculant.drafters.mix.cells import Cells, look_up
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
 from speculant.drafters.mix.kernels import Tables
 
-_FIRST = 256  # most frequent tokens that phrases are looked for behind
-_PAIRS = 3  # looked at for each phrase, since many are parts of others
+_FIRST = 256  # number of most frequent tokens at which phrases may start
+_PAIRS = 3  # pairs examined per phrase, since many are parts of others
 _LONGEST = 8  # tokens of a phrase
 _FOLLOWING = 3
-ONE, TWO = 0, 1  # contexts of one token, and of two
-_LONGER = ((6, 4), (4, 3), (3, 2), (2, TWO))  # lengths of contexts in narrow rows, and their numbers
+ONE, TWO = 0, 1  # contexts of one and of two tokens
+_LONGER = ((6, 4), (4, 3), (3, 2), (2, TWO))  # lengths of contexts in narrow rows, and their indices
 
 
 def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> list[LearnedPhrase]:
-    """Return up to `count` phrases, the most used first, that differ and have no token of `without`."""
+    """Return up to `count` distinct phrases, most used first, that contain no token of `without`."""
     frequency = tables.mixer.frequency[:-1]
     first = np.argsort(-frequency, kind="stable")[:_FIRST]
     pairs = [
@@ -44,7 +44,7 @@ def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> lis
         parts = [other for other in found if _is_part(other.tokens, tokens)]
         others = [other for other in found if other not in parts]
         if any(2 * uses < part.uses for part in parts) or 2 * _shared(tokens, others) >= len(tokens) - 1:
-            continue  # a rare extension of a frequent phrase, or mostly what others are
+            continue  # a rare extension of a frequent phrase, or mostly made of other phrases
         kept = tuple(each for each in following if each[0] not in without)
         found = others
         found.append(LearnedPhrase(tokens, round(uses), kept[:_FOLLOWING]))
@@ -52,7 +52,7 @@ def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> lis
 
 
 def seen_share(tables: Tables, tokens: Int32, start: int) -> float:
-    """Return the share of tokens[start:] that were seen before behind the two tokens in front of them, 0 of none."""
+    """Return the share of tokens[start:] that were seen before after the same two preceding tokens; 0 if empty."""
     places = range(max(2, start), len(tokens))
     seen = sum(
         int(tokens[i]) in dict(_followers(tables, tables.narrow, tokens[i - 2 : i].tolist(), TWO)) for i in places
@@ -63,7 +63,7 @@ def seen_share(tables: Tables, tokens: Int32, start: int) -> float:
 def _extend(
     tables: Tables, pair: tuple[int, int], without: Container[int]
 ) -> tuple[tuple[int, ...], list[tuple[int, float]]]:
-    """Return a pair with what most often followed it, and what was seen after that."""
+    """Extend a pair by its most frequent successors; return the phrase, and the tokens seen after it with shares."""
     tokens: tuple[int, ...] = pair
     following = _likely(tables, tokens)
     while following and following[0][1] > 0.5 and following[0][0] not in without and len(tokens) < _LONGEST:
@@ -73,7 +73,7 @@ def _extend(
 
 
 def _likely(tables: Tables, tokens: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Return what was seen after tokens by the longest context that has a row."""
+    """Return the tokens seen after `tokens` and their shares, from the longest context that has a row."""
     for length, kind in _LONGER:
         following = _followers(tables, tables.narrow, list(tokens[-length:]), kind) if len(tokens) >= length else []
         if following:
@@ -82,18 +82,18 @@ def _likely(tables: Tables, tokens: tuple[int, ...]) -> list[tuple[int, float]]:
 
 
 def _is_part(tokens: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return whether tokens stand in another phrase, one after the other."""
+    """Return whether `tokens` is a contiguous part of `other`."""
     return any(other[i : i + len(tokens)] == tokens for i in range(len(other) - len(tokens) + 1))
 
 
 def _shared(tokens: tuple[int, ...], others: list[LearnedPhrase]) -> int:
-    """Return how many of the pairs of a phrase are pairs of others."""
+    """Return how many of a phrase's pairs of adjacent tokens also occur in other phrases."""
     known = {pair for other in others for pair in itertools.pairwise(other.tokens)}
     return sum(pair in known for pair in itertools.pairwise(tokens))
 
 
 def _followers(tables: Tables, cells: Cells, context: list[int], kind: int) -> list[tuple[int, float]]:
-    """Return the tokens that were seen after a context and their shares, the most frequent first."""
+    """Return the tokens seen after a context and their shares, most frequent first."""
     window: Int32 = np.array(context, np.int32)
     hashes = np.zeros(CONTEXTS, np.uint64)
     hash_contexts(window, len(window), tables.mixer.frequency, hashes)

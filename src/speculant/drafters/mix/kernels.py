@@ -1,7 +1,7 @@
-"""The kernels of `mix`: learn a piece of text, learn the target's top tokens, find the most probable paths.
+"""The kernels of `mix`: learn a piece of text, learn the target's top tokens, and find the most probable paths.
 
-Numba takes several microseconds to unbox a named tuple of arrays, and much less for a plain one; so the kernels take
-plain tuples and name the parts inside, where that is free.
+Numba takes several microseconds to unbox a named tuple of arrays, but much less for a plain tuple; so the kernels take
+plain tuples and rebuild the named ones inside, where it costs nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
 
 NARROW_ROW = 4
-_FEW = 0.03  # where a node's children need more than this to enter, only the latest entries of each row are examined
+_FEW = 0.03  # if a node's children need more than this to enter, only the latest entries of each row are examined
 
 
 class Tables(NamedTuple):
-    """What requests share: rows of 4 entries, rows of 24 and the mixture; the bases below them and their network."""
+    """State shared by requests: rows of 4 entries, rows of 24, the mixture, the frozen bases and their network."""
 
     narrow: Cells
     wide: Cells
@@ -49,15 +49,16 @@ class Tables(NamedTuple):
     scorer: Scorer
 
     def flat(self) -> Arrays:
-        """Return all arrays in one plain tuple, as the kernels take them."""
+        """Return all arrays in one plain tuple, the form that the kernels take."""
         return (*self.narrow, *self.wide, *self.mixer, *self.bases, *self.scorer)
 
 
 def new_request(vocabulary: int, length: int) -> Arrays:
-    """Return the arrays of one request, with a prompt of about `length` tokens.
+    """Return the arrays of one request with a prompt of about `length` tokens.
 
-    Int32[V] and Int32[T], `last_use` and `links` of the `History`; Int32[2 ** h], the index of repetitions; Int64[2],
-    where the current repetition continues in the text, or NOWHERE, and its length; Float32[64], the topic of the text.
+    They are Int32[V] and Int32[T], `last_use` and `links` of the `History`; Int32[2 ** h], the index of repetitions;
+    Int64[2], the position in the text where the current repetition continues, or NOWHERE, and its length; Float32[64],
+    the topic of the text.
     """
     heads = np.zeros(1 << max(12, (2 * length).bit_length()), np.int32)
     uses = np.full(vocabulary, NEVER, np.int32), np.zeros(length, np.int32)
@@ -66,7 +67,7 @@ def new_request(vocabulary: int, length: int) -> Arrays:
 
 @njit(cache=True, nogil=True, inline="always")
 def named(flat: Arrays) -> Tables:
-    """Return the parts of `Tables.flat`."""
+    """Return the named parts of `Tables.flat`."""
     return Tables(
         Cells(flat[0], flat[1]),
         Cells(flat[2], flat[3]),
@@ -81,10 +82,10 @@ def learn_text(
     tables: Arrays, request: Arrays, text: Array, start: int, stop: int, training: bool,
     memory: int, narrow_room: int, wide_room: int,
 ) -> int:  # fmt: skip
-    """Learn text[start:stop], Int32; with `training` the mixture is trained on it too.
+    """Learn text[start:stop], Int32; with `training`, also train the mixture on it.
 
     Return where it stopped: `stop`, or earlier if a table has more cells in use than its room; -1 if an id lies
-    outside the vocabulary, and then nothing was learned.
+    outside the vocabulary, in which case nothing was learned.
     """
     narrow, wide, mixer, bases, scorer = named(tables)
     last_use, links, heads, copy, topic = request
@@ -124,7 +125,7 @@ def learn_text(
 
 @njit(cache=True, nogil=True)
 def follow(request: Arrays, text: Array, start: int, stop: int) -> Array:
-    """Return where the current repetition would continue, and its length, were text[start:stop] committed: Int64[2]."""
+    """Return where the repetition would continue if text[start:stop] were committed, and its length: Int64[2]."""
     heads, copy = request[2], request[3].copy()
     for i in range(start, stop):
         if copy[0] != NOWHERE and copy[0] < start and text[copy[0]] == text[i]:
@@ -143,11 +144,12 @@ def learn_top_k(
     """Learn the target's top tokens at every row of a pass: after text[:length], Int32, and after each drafted token.
 
     Args:
-        tables: of the drafter.
-        text, length: the text that the pass began with; its last token is the root.
+        tables: see `Tables.flat`.
+        text, length: text at the start of the pass; its last token is the root.
         drafted, parents: the draft, Int32[N] each.
-        ids, logits: the target's top tokens at each row, Int32[N + 1, k] and Float32[N + 1, k], the best first.
-        strength, memory: observations that a row's distribution counts as, and that a row of the table holds.
+        ids, logits: target's top tokens at each row, Int32[N + 1, k] and Float32[N + 1, k], best first.
+        strength, memory: weight that a row's distribution adds, and maximum total weight of a row in the table, both
+            in eighths of an observation.
     """
     narrow, wide, mixer, _, _ = named(tables)
     hashes, window = np.empty(CONTEXTS, np.uint64), np.empty(2, np.int32)
@@ -163,7 +165,7 @@ def learn_top_k(
         for k in range(len(shares)):
             shares[k] = np.exp(logits[r, k] - logits[r, 0])
             total += shares[k]
-        for k in range(len(shares)):  # a padded head has more ids
+        for k in range(len(shares)):  # a padded output layer has ids beyond the vocabulary
             gains[k] = round(shares[k] * (strength / total)) if ids[r, k] < len(mixer.bands) else 0
         hash_contexts(window, 2, mixer.frequency, hashes)
         blend(wide, hashes[TARGET_ONE], ids[r], gains, memory, tokens, weights)
@@ -175,33 +177,33 @@ def learn_top_k(
 def most_probable(
     tables: Arrays, request: Arrays, text: Array, length: int, limit: int, deepest: int, cut: float
 ) -> tuple[Array, Array, Array]:
-    """Return tokens Int32[N], parents Int32[N] and joint probabilities Float32[N], best first.
+    """Return the most probable tree: tokens Int32[N], parents Int32[N], joint probabilities Float32[N], best first.
 
     Args:
         tables, request: see `Tables.flat` and `new_request`.
-        text: Int32[>= length], continued after text[:length].
-        length: of the text.
-        limit: the most nodes.
-        deepest: the depth of the deepest node.
-        cut: a node is not expanded if only children of a conditional probability above this could still enter; 1
-            searches exactly.
+        text: Int32[>= length]; text[:length] is continued.
+        length: length of the text.
+        limit: maximum number of nodes.
+        deepest: maximum depth of a node.
+        cut: a node is not expanded if a child would need a conditional probability above this to enter the tree; 1
+            makes the search exact.
     """
     order, joints = np.empty(limit, np.int32), np.empty(limit, np.float32)
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
-    places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of its repetition
+    places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of the node's repetition
     window = np.empty(WINDOW, np.int32)
     narrow, wide, mixer, bases, scorer = named(tables)
     last_use, links, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     history, bounds, count = History(text, length, last_use, links), score_bounds(mixer), 0
     for rank in range(-1, limit - 1):
-        # 1. Take the best node that is not expanded yet, the root first; stop where its children cannot enter.
+        # 1. Take the best node not yet expanded, the root first; stop if its children cannot enter the tree.
         joint = np.float32(1)
         if rank >= 0:
             if rank >= count or (count == limit and joints[rank] * np.float32(cut) <= joints[limit - 1]):
                 break
             joint = joints[rank]
-        # 2. Fill the window with its last tokens: the path to the root, and the text before it.
+        # 2. Fill the window with the node's last tokens: its path from the root, preceded by the end of the text.
         at, node, depth = WINDOW, rank, 0
         while node >= 0:
             if at > 0:
@@ -216,7 +218,7 @@ def most_probable(
             at, back = at - 1, back - 1
             window[at] = text[back]
         hash_contexts(window[at:], WINDOW - at, mixer.frequency, hashes)
-        # 3. Follow the repetition that the node continues, or seek one.
+        # 3. Follow the repetition that the node continues, or look for one.
         place, agreed = copy[0], copy[1]
         if rank >= 0:
             place, agreed = places[order[rank]], lengths[order[rank]]
@@ -225,7 +227,7 @@ def most_probable(
         if place >= length:
             place, agreed = NOWHERE, 0
         copied = text[place] if place != NOWHERE else NOWHERE
-        # 4. Collect the candidates, and mix what the inputs say of each, as far as one could still enter.
+        # 4. Collect the candidates and compute their logits; those that cannot enter the tree are not scored.
         needed = joints[limit - 1] / joint if count == limit else np.float32(0)
         maximum = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
         last = np.int64(window[WINDOW - 1])
@@ -252,5 +254,5 @@ def most_probable(
 
 @njit(cache=True, nogil=True, inline="always")
 def _logit(p: float) -> float:
-    """Return a lower bound of the logits of probability p, 0.01 below because `squash` interpolates."""
+    """Return a lower bound of the logit of p: reduced by 0.01, because `squash` interpolates."""
     return np.float32(math.log(p / (1 - p)) - 0.01) if p < 0.999 else np.float32(6)

@@ -17,7 +17,7 @@ from speculant.memory.kind import Contents, MemoryKind
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many tokens were learned, and how many contexts there are and may be."""
+    """Return the number of tokens learned, the number of contexts, and the capacity for contexts."""
     tables = restore_memory(memory.arrays)
     both = (tables.narrow, tables.wide)
     return {
@@ -28,7 +28,7 @@ def describe(memory: Memory) -> dict[str, int]:
 
 
 def empty(memory: Memory) -> Contents:
-    """Return tables of their initial size without contexts, and an untrained mixture."""
+    """Return empty tables of their initial size, and an untrained mixture."""
     tables = restore_memory(memory.arrays)
     mixer = new_mixer(memory.facts["vocabulary"])
     emptied = tables._replace(narrow=_empty(tables.narrow), wide=_empty(tables.wide), mixer=mixer)
@@ -36,10 +36,10 @@ def empty(memory: Memory) -> Contents:
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
-    """Merge the tables and the mixtures, the latest memory last.
+    """Merge tables and mixtures; the latest memory comes last.
 
     Raises:
-        UnsupportedError: the vocabularies or the tables' first sizes differ, or the limit is too small for tables.
+        UnsupportedError: vocabularies or initial table sizes differ, or the limit is too small for the tables.
     """
     vocabularies = sorted({memory.facts["vocabulary"] for memory in memories})
     if len(vocabularies) > 1:

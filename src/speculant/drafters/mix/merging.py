@@ -1,12 +1,12 @@
 """Merging several memories of `mix`.
 
 A cell does not store its context, but its bucket and its check together are the leading bits of the context's hash,
-which determine its bucket in a table of any size that started with as many buckets. Cells are copied place by place:
-cells further forward in their bucket, which were used more or later, come first, among equals those of later files.
-Rows of one context are added up; once a bucket is full, remaining cells are dropped.
+which determine its bucket in a table of any size that started with the same number of buckets. Cells are copied place
+by place: cells nearer the front of their bucket, which were used more often or more recently, come first, and at equal
+places those of later files. Rows of the same context are added up; once a bucket is full, remaining cells are dropped.
 
-Frequencies and steps add up. Mixing weights and biases are averaged by each file's steps, rates by its samples of
-the state. The cache of recent tokens is that of the last file that has any.
+Frequencies and steps are added. Mixing weights and biases are averaged, weighted by each file's steps; rates are
+weighted by the samples of each state. The cache of recent tokens is taken from the last file that has one.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Array = npt.NDArray[Any]
 
 
 def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
-    """Return one table of at most `limit` bytes, the latest of `tables` last.
+    """Return one table of at most `limit` bytes; the latest of `tables` comes last.
 
     Raises:
-        UnsupportedError: the tables started with different sizes, or the limit holds less than that.
+        UnsupportedError: the tables started with different sizes, or the limit is below their initial size.
     """
     used, bits, first = np.array([cells.facts for cells in tables]).T
     width = tables[0].entries.shape[2]
@@ -61,7 +61,7 @@ def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
             f"tables of `mix` do not fit the memory limit: {limit >> 10} KB for one of them. Raise the limit."
         )
     merged.facts[:] = used.sum(), merged.facts[1], first[0]
-    while (larger := grow_cells(merged, limit)) is not merged:  # as if no context were in two tables
+    while (larger := grow_cells(merged, limit)) is not merged:  # grow as if no two tables shared a context
         merged = larger
     merged.facts[0] = 0
     for place in range(PLACES):
@@ -71,7 +71,7 @@ def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:
 
 
 def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
-    """Return one mixture, the latest of `mixers` last."""
+    """Return one mixture; the latest of `mixers` comes last."""
     steps = np.array([mixer.steps[0] for mixer in mixers])
     inputs = max(find_training(mixer.weights, mixer.states) or Inputs(0, False) for mixer in mixers)
     mixers = [fit_mixture(mixer, inputs) for mixer in mixers]
@@ -94,16 +94,16 @@ def merge_mixers(mixers: Sequence[Mixer]) -> Mixer:
 
 
 def _shares(counts: Array) -> Array:
-    """Return each file's share of counts [F, ...]; equal ones where all are zero."""
+    """Return each file's share of counts [F, ...]; equal shares where all counts are zero."""
     total = counts.sum(axis=0, dtype=np.float64)
     return np.where(total > 0, counts / np.maximum(total, 1), 1 / len(counts))
 
 
 @njit(cache=True, nogil=True)
 def copy_cells(source: Cells, place: int, target: Cells, memory: int) -> None:
-    """Copy the cells at a place of every bucket to another table, as far as there is room.
+    """Copy the cells at one place of every bucket to another table, as far as there is room.
 
-    The total of a row that both have is at most that of the heavier one, or `memory` where that is more.
+    If both tables have a row, the total of the merged row is at most that of the heavier one, or `memory` if larger.
     """
     width = source.entries.shape[2]
     tokens, weights = np.empty(2 * width, np.int64), np.empty(2 * width, np.int64)
@@ -137,7 +137,7 @@ def copy_cells(source: Cells, place: int, target: Cells, memory: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _fold(tokens: Array, weights: Array, length: int, more: Array, added: Array, width: int, maximum: int) -> int:
-    """Add a row to one whose order stays; drop the lightest beyond `width`, and keep the total within `maximum`."""
+    """Add a row to another in its order; drop the lightest entries beyond `width`, limit the total to `maximum`."""
     for k in range(len(more)):
         at = 0
         while at < length and tokens[at] != more[k]:

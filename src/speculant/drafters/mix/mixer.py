@@ -1,12 +1,13 @@
 """Acceptance probabilities learned online: logistic regression over the states of a candidate.
 
-A candidate is a token that some input names. For each input its state is known (features.py), and the rate at which
-candidates in that state were right is learned, so that no count has to be trusted by formula (indirect modelling, as in
-the PAQ compressors: Mahoney 2005). The logits of these rates are summed with learned weights,
-p = 1 / (1 + exp(-sum_i w_i ln(p_i / (1 - p_i)))), and after each token the weights move by the error times the input,
-the gradient of the log loss. Weights are the sum of two sets, one chosen by the longest known suffix, one by how
-frequent the candidate is; each token also has a bias, by which the mixture adapts to the target's choice of words. Each
-candidate is a binary event, so the mixture is calibrated by construction and need not sum to one.
+A candidate is a token that some input names. Its state for each input is known (features.py), and the rate at which
+candidates in that state were accepted is learned, so that no formula has to say how far a count can be trusted
+(indirect modelling, as in the PAQ compressors: Mahoney 2005). The logits of these rates are summed with learned
+weights, p = 1 / (1 + exp(-sum_i w_i ln(p_i / (1 - p_i)))), and after each token the weights move by the error times the
+input, the gradient of the log loss. Weights are the sum of two sets, one selected by the longest known suffix, one by
+the candidate's frequency, and with bases a third; each token also has a bias, which adapts the mixture to the target's
+choice of words. Each candidate is a separate binary event, so the mixture is calibrated by construction, and its
+probabilities need not sum to one.
 """
 
 from __future__ import annotations
@@ -40,28 +41,28 @@ from speculant.drafters.mix.scores import BINS, DIMENSIONS, Scorer, query, score
 Array = npt.NDArray[Any]
 
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
-# With a base a token moves three sets of weights and more inputs: at the largest step weights diverge for the first
-# thousand tokens, so they begin as if they had learned from this many.
+# With a base, a token moves three sets of weights and more inputs: at the largest step weights diverge for the first
+# thousand tokens, so training starts with the step size reached after this many tokens.
 _STEPS_WITH_BASE = 4000
 _BIAS_STEP = 0.3
-# A token's bias moves by this many times the step of the weights, but at most by the second: more than that at the
-# beginning makes probabilities extreme.
+# A token's bias moves by this multiple of the step of the weights, but by no more than the second value: larger steps
+# at the beginning make probabilities extreme.
 _TOKEN_STEP, _MAX_TOKEN_STEP = 80.0, 0.16
-_IMPROBABLE, _SUBSAMPLING = -3.5, 8  # of candidates below this logit one in eight is trained on, with its weight
+_IMPROBABLE, _SUBSAMPLING = -3.5, 8  # of candidates below this logit, one in eight is trained on, with a weight of 8
 _CACHE_MEMORY = 200
 CLAMP = 12.0  # of logits
-SQUASH_STEPS = 128  # of a logit, in the table of the logistic function
+SQUASH_STEPS = 128  # table entries of the logistic function per unit of the logit
 TABLE = 2 * 12 * SQUASH_STEPS + 2
 
 
 def frequency_bands(frequency: Array) -> Array:
-    """Return UInt8[V], the binary logarithm of how often each token was seen, Int64[V]."""
+    """Return UInt8[V], the binary logarithm of each token's frequency, Int64[V]."""
     return np.clip(np.frexp(frequency)[1] - 1, 0, FREQUENCIES - 1).astype(np.uint8)
 
 
 @njit(cache=True, nogil=True)
 def combine(mixer: Mixer, features: Scratch, count: int) -> None:
-    """Write the mixture's logits of `count` candidates, without the scores of a network; see `add_scores`."""
+    """Write the mixture's logits for `count` candidates, without the scores of a network; see `add_scores`."""
     sums, inputs = features.sums, len(features.absent)
     weight_set, base_set = features.chosen[0], SETS + FREQUENCIES + features.chosen[1]
     sums[:, inputs] = np.float32(0)
@@ -70,7 +71,7 @@ def combine(mixer: Mixer, features: Scratch, count: int) -> None:
         if inputs > INPUTS:
             shared += mixer.weights[base_set, i]
         unnamed = mixer.states[LOGIT, i, features.absent[i]] if i < inputs else np.float32(1)
-        for band in range(FREQUENCIES):  # innermost, since each of their sums waits for the addition before
+        for band in range(FREQUENCIES):  # innermost: each sum depends on its previous addition, different bands do not
             weight = shared + mixer.weights[SETS + band, i]
             sums[band, inputs] += weight * unnamed
             if i < inputs:
@@ -95,7 +96,7 @@ def combine(mixer: Mixer, features: Scratch, count: int) -> None:
 
 @njit(cache=True, nogil=True)
 def score_bounds(mixer: Mixer) -> tuple[float, float]:
-    """Return the lowest and the highest logit of the states of a network's score; 0 without a network."""
+    """Return the minimum and maximum logit over the states of a network's score; 0 without a network."""
     lowest, highest, inputs = np.float32(0), np.float32(0), mixer.states.shape[1]
     if has_scores(inputs):
         for state in range(BINS):
@@ -109,10 +110,10 @@ def add_scores(
     mixer: Mixer, scorer: Scorer, window: Array, topic: Array, features: Scratch, count: int,
     minimum: float, bounds: tuple[float, float],
 ) -> None:  # fmt: skip
-    """Add the scores of candidates after window, Int32[W], to the logits that `combine` wrote.
+    """Add the network's scores of candidates after window, Int32[W], to the logits that `combine` wrote.
 
-    A candidate that cannot come above `minimum` with any score, which `score_bounds` limits, gets the lowest logit and
-    no score; that saves most products once a draft is full.
+    A candidate that cannot exceed `minimum` with any score within `bounds` (see `score_bounds`) gets the lowest logit
+    and is not scored; this saves most products once a draft is full.
     """
     inputs = len(features.absent)
     if not has_scores(inputs):
@@ -133,7 +134,7 @@ def add_scores(
 
 @njit(cache=True, nogil=True, inline="always")
 def squash(mixer: Mixer, z: float) -> float:
-    """Return 1 / (1 + exp(-z)) by interpolation, the same on every machine."""
+    """Return 1 / (1 + exp(-z)) by table interpolation, with the same result on every machine."""
     at = (z + np.float32(CLAMP)) * np.float32(SQUASH_STEPS)
     i = np.int64(at)
     left = mixer.tables[0, i]
@@ -142,7 +143,7 @@ def squash(mixer: Mixer, z: float) -> float:
 
 @njit(cache=True, nogil=True, inline="always")
 def _move_rate(mixer: Mixer, i: int, state: int, count: int, hits: int) -> None:
-    """Learn that `hits` of `count` candidates in a state were right."""
+    """Update the rate of a state in which `hits` of `count` candidates were correct."""
     samples = min(mixer.states[SAMPLES, i, state] + np.float32(count), np.float32(TABLE - 1))
     mixer.states[SAMPLES, i, state] = samples
     step = mixer.tables[1, np.int64(samples)]
@@ -158,10 +159,10 @@ def _move_rate(mixer: Mixer, i: int, state: int, count: int, hits: int) -> None:
 
 @njit(cache=True, nogil=True)
 def train(mixer: Mixer, features: Scratch, count: int, token: int) -> None:
-    """Update weights and rates with the token that followed; `gather` and `combine` returned `count` candidates.
+    """Update weights and rates with the actual next token, after `gather` and `combine` for its `count` candidates.
 
-    Of the improbable candidates one in eight is trained on, in turn, with a weight of eight; the right one always is,
-    with a weight of one. The state shared by all candidates that an input does not name is updated once.
+    Of the improbable candidates, one in eight is trained on, in turn, with a weight of eight; the correct one is always
+    trained on, with a weight of one. The state shared by all candidates that an input does not name is updated once.
     """
     inputs, before = len(features.absent), mixer.steps[0]
     if inputs > INPUTS:
@@ -217,7 +218,7 @@ def train(mixer: Mixer, features: Scratch, count: int, token: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def _train_input(mixer: Mixer, features: Scratch, i: int, states: Array, count: int, hit: int) -> None:
-    """Update weights and rates of an input that knows a state of every candidate."""
+    """Update weights and rates of an input that has a state for every candidate."""
     moved = np.float32(0)
     for c in range(count):
         if features.counts[c] > 0:
@@ -230,7 +231,7 @@ def _train_input(mixer: Mixer, features: Scratch, i: int, states: Array, count: 
 
 @njit(cache=True, nogil=True, inline="always")
 def _nudge(mixer: Mixer, i: int, state: int, error: float, band: int) -> float:
-    """Move the weight of an input for candidates of a frequency, and return the step."""
+    """Move an input's weight for candidates of one frequency band, and return the step."""
     nudge = error * mixer.states[LOGIT, i, state]
     mixer.weights[SETS + band, i] += nudge
     return nudge
@@ -238,7 +239,7 @@ def _nudge(mixer: Mixer, i: int, state: int, error: float, band: int) -> float:
 
 @njit(cache=True, nogil=True)
 def count_token(mixer: Mixer, token: int) -> None:
-    """Count a token, and add it to the cache of recent tokens."""
+    """Count a token and add it to the cache of recent tokens."""
     mixer.frequency[token] += 1
     mixer.bands[token] = log_band(mixer.frequency[token], FREQUENCIES - 1)
     mixer.frequency[-1] += 1

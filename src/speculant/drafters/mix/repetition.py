@@ -1,8 +1,8 @@
-"""The match model: an earlier occurrence of the end of the text in the same request, followed as long as it agrees.
+"""The match model: find an earlier occurrence of the text's last tokens in the same request, and follow it.
 
-Long repetitions are mostly of the request's own prompt and output, so this index belongs to the request and takes none
-of the drafter's memory (match models: PAQ compressors, Mahoney 2005; prompt lookup, Saxena 2023). A repetition is found
-by its last three tokens, at their latest occurrence; as long as it continues, it is followed and its length counted.
+Long repetitions mostly copy the request's own prompt and output, so this index belongs to the request and uses none of
+the drafter's memory (match models: PAQ compressors, Mahoney 2005; prompt lookup, Saxena 2023). A repetition is found by
+the latest earlier occurrence of the last three tokens; while it continues, it is followed and its length counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 SHORTEST = 3
 NOWHERE = -1
-LENGTHS = 10  # bins of lengths
+LENGTHS = 10  # number of bins for lengths
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -36,9 +36,9 @@ def index(heads: Array, text: Array, i: int) -> None:
 
 @njit(cache=True, nogil=True)
 def seek(heads: Array, text: Array, window: Array) -> tuple[int, int]:
-    """Return the position after an earlier occurrence of the last tokens, window Int32[W], and how many agree.
+    """Return the position after an earlier occurrence of the last tokens of window, Int32[W], and how many match.
 
-    The position is NOWHERE if fewer than three agree.
+    The position is NOWHERE if fewer than three match.
     """
     size = len(window)
     if size < SHORTEST:
@@ -52,7 +52,7 @@ def seek(heads: Array, text: Array, window: Array) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True, inline="always")
 def length_band(length: int) -> int:
-    """Return the bin of a length: 3, 4, 5, 6, to 8, to 11, to 15, to 23, to 31, more."""
+    """Return the bin of a length: 3, 4, 5, 6, 7-8, 9-11, 12-15, 16-23, 24-31, 32 or more."""
     if length <= 6:
         return length - SHORTEST
     return 4 + (length > 8) + (length > 11) + (length > 15) + (length > 23) + (length > 31)

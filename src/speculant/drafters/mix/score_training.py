@@ -1,10 +1,10 @@
 """Training of the network that scores candidates (scores.py), on the documents of a base.
 
 The loss is noise-contrastive estimation (Gutmann and Hyvarinen 2010; for language models Mnih and Teh 2012): the
-network learns to tell the token that followed from tokens drawn at random, which also leaves its scores nearly
-normalised. The random tokens are shared by a batch (Zoph et al. 2016), so that all but the lookups are products of
-small matrices. Vectors are moved by Adagrad with one rate per row, other weights by Adam. Documents are read in random
-order in as many streams as a batch has rows; they stay on disk.
+network learns to distinguish the actual next token from random ones, which also leaves its scores nearly normalised.
+All rows of a batch share the random tokens (Zoph et al. 2016), so that everything but the lookups is a product of small
+matrices. Vectors are trained by Adagrad with one rate per row, other weights by Adam. Documents are read in random
+order, in as many streams as a batch has rows, and stay on disk.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from speculant.drafters.mix.scores import (
 Array = npt.NDArray[Any]
 
 _MAX_ROWS = 1 << 16
-_FEWEST_USES = 3  # of a token that has a row of its own
+_FEWEST_USES = 3  # minimum occurrences of a token that gets its own row
 _STREAMS = 512
-_NOISE = 256  # random tokens of a batch
-_NOISE_POWER = 0.75  # of a token's frequency
-_PASSES, _FEW_TOKENS = 3, 20_000_000  # corpora are read up to three times, as long as that is at most so many tokens
-_MAX_TOKENS = 60_000_000  # of a corpus; of a larger one the rest is left out
+_NOISE = 256  # random tokens per batch
+_NOISE_POWER = 0.75  # exponent of the token frequency in the noise distribution
+_PASSES, _FEW_TOKENS = 3, 20_000_000  # maximum passes over a corpus, and the maximum tokens of repeated passes in total
+_MAX_TOKENS = 60_000_000  # maximum tokens of a corpus; the rest is left out
 _ROW_STEP, _WEIGHT_STEP = 0.1, 2e-3
-_NONE = -1  # stands for the tokens before a document
+_NONE = -1  # placeholder for tokens before the start of a document
 
 
 def token_rows(counts: Array, budget: int) -> Array:
-    """Return the row of each token, UInt16[V]; tokens that occur rarely, or for which there is no room, share row 0.
+    """Return the row of each token, UInt16[V]; rare tokens, and tokens that exceed the budget, share row 0.
 
     Args:
         counts: Float64[V], how often each token occurs.
-        budget: bytes that the network may take.
+        budget: maximum bytes for the network.
     """
     rows = np.zeros(len(counts), np.uint16)
     room = (budget - rows.nbytes - WEIGHTS * DIMENSIONS * 4) // (3 * DIMENSIONS)
@@ -65,14 +65,14 @@ def token_rows(counts: Array, budget: int) -> Array:
 def train_scorer(
     documents: Documents, rows: Array, counts: Array, *, advance: Callable[[int], object], seed: int = 0
 ) -> Scorer:
-    """Return a network trained on documents; the same for the same seed on one machine with as many threads.
+    """Return a network trained on documents; the result depends only on the seed, the machine and its thread count.
 
     Args:
-        documents: with two tokens or more in all.
-        rows: of each token, see `token_rows`.
+        documents: documents with at least two tokens in total.
+        rows: row of each token, see `token_rows`.
         counts: Float64[V], how often each token occurs.
-        advance: is given how many tokens were trained on.
-        seed: of the initial vectors, the order of documents and the noise.
+        advance: called with the number of tokens trained on since the last call.
+        seed: seed of the initial vectors, the order of documents and the noise.
     """
     random = np.random.default_rng(seed)
     network = _Network(np.maximum(np.bincount(rows, counts), 0.2), random)
@@ -92,7 +92,7 @@ def train_scorer(
 
 
 def training_tokens(total: int) -> int:
-    """Return how many tokens a network is trained on with documents of `total` tokens, repetitions included."""
+    """Return how many tokens training processes for documents of `total` tokens, repetitions included."""
     return _passes(total) * min(total, _MAX_TOKENS)
 
 
@@ -101,7 +101,7 @@ def _passes(total: int) -> int:
 
 
 class _Network:
-    """The weights while they are trained."""
+    """The weights during training."""
 
     def __init__(self, counts: Array, random: np.random.Generator) -> None:
         size = len(counts)
@@ -120,18 +120,18 @@ class _Network:
         self._inner = _Adam(random.standard_normal((DIMENSIONS, DIMENSIONS)) / np.sqrt(DIMENSIONS))
         self._bias = _Adam(np.zeros(DIMENSIONS))
         self._outer = _Adam(random.standard_normal((DIMENSIONS, DIMENSIONS)) * 0.05)
-        self._window: Array = np.empty((0, PLACES), np.int32)  # rows of the last tokens, the latest first
+        self._window: Array = np.empty((0, PLACES), np.int32)  # rows of the last tokens, latest first
         self._topics: Array = np.empty((0, DIMENSIONS), np.float32)
         self._wrong: Array = np.empty((0, 0), np.float32)
 
     def step(self, targets: Array, begins: Array, weights: Array, rate: float) -> None:
-        """Learn the next token of every stream.
+        """Train on the next token of every stream.
 
         Args:
-            targets: Int32[B], rows.
-            begins: Bool[B], whether a document begins with it, and nothing is to be learned.
-            weights: Float32[B], how much each counts.
-            rate: of learning, from 1 down to 0.
+            targets: Int32[B], rows of the next tokens.
+            begins: Bool[B], whether a document begins with the token, in which case it is not trained on.
+            weights: Float32[B], weight of each token.
+            rate: learning rate schedule, from 1 down to 0.
         """
         if not len(self._window):
             self._window = np.full((len(targets), PLACES), _NONE, np.int32)
@@ -152,7 +152,7 @@ class _Network:
         wrong = np.matmul(q, noisy.T, out=self._wrong)
         wrong -= self._log_noise[noise]
         _logistic(wrong)
-        wrong *= weights[:, None]  # gradients by the scores
+        wrong *= weights[:, None]  # gradients with respect to the scores
         missed = (q * right).sum(1) - self._log_noise[targets]
         _logistic(missed)
         missed = (missed - 1) * weights
@@ -189,7 +189,7 @@ class _Network:
 
 
 class _Adam:
-    """Weights, and the moments of their gradients (Kingma and Ba 2015)."""
+    """Weights and the moments of their gradients (Kingma and Ba 2015)."""
 
     def __init__(self, values: Array) -> None:
         self.values: Array = values.astype(np.float32)
@@ -197,7 +197,7 @@ class _Adam:
         self._steps = 0
 
     def move(self, gradient: Array, step: float) -> None:
-        """Move against a gradient."""
+        """Take one step against the gradient."""
         self._steps += 1
         self._mean += np.float32(0.1) * (gradient - self._mean)
         self._square += np.float32(0.002) * (gradient * gradient - self._square)
@@ -206,7 +206,7 @@ class _Adam:
 
 
 def _logistic(z: Array) -> None:
-    """Replace logits by probabilities; in place, since new pages for each step would take a third of the time."""
+    """Replace logits by probabilities, in place: allocating memory for each step would take a third of the time."""
     np.clip(z, -20, 20, out=z)
     np.exp(np.negative(z, out=z), out=z)
     np.reciprocal(np.add(z, 1, out=z), out=z)
@@ -215,14 +215,14 @@ def _logistic(z: Array) -> None:
 def _batches(
     documents: Documents, rows: Array, order: Array, streams: int, steps: int
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the next token of every stream: rows Int32[B], whether a document begins, Bool[B], weights Float32[B].
+    """Yield the next token of every stream: rows Int32[B], whether a document begins Bool[B], weights Float32[B].
 
-    Documents in `order` are one long text, of which every stream reads an equal part.
+    Documents in `order` form one long text, of which every stream reads an equal part.
     """
     starts = np.cumsum(documents.lengths) - documents.lengths
     ends = np.cumsum(documents.lengths[order])
     first = np.arange(streams, dtype=np.int64) * steps
-    places = np.searchsorted(ends, first, side="right")  # within the order
+    places = np.searchsorted(ends, first, side="right")  # indices into `order`
     offsets = first - (ends[places] - documents.lengths[order[places]])
     begins = np.ones(streams, np.bool_)
     for _ in range(steps):
@@ -239,7 +239,7 @@ def _batches(
 
 @njit(cache=True, nogil=True)
 def _sum_inputs(tables: Array, places: Array, topic: Array, window: Array, topics: Array, x: Array) -> None:
-    """Write the sums of scaled vectors, Float32[B, 64]."""
+    """Write the sums of scaled vectors, the network's input, to x, Float32[B, 64]."""
     for b in range(len(x)):
         for j in range(DIMENSIONS):
             x[b, j] = topic[j] * topics[b, j]
@@ -255,7 +255,7 @@ def _sum_inputs(tables: Array, places: Array, topic: Array, window: Array, topic
 def _move_inputs(
     tables: Array, squares: Array, places: Array, by_places: Array, window: Array, by_x: Array, step: float
 ) -> None:
-    """Move the vectors of windows by the gradients of the sums, Float32[B, 64]; add up those of the places."""
+    """Update the vectors of windows with the gradients of the sums, Float32[B, 64]; accumulate those of the places."""
     gradient = np.empty(DIMENSIONS, np.float32)
     for b in range(len(window)):
         for place in range(PLACES):
@@ -272,7 +272,7 @@ def _move_inputs(
 
 @njit(cache=True, nogil=True)
 def _move_rows(table: Array, squares: Array, rows: Array, gradients: Array, step: float) -> None:
-    """Move the rows of a table against gradients, Float32[R, 64]."""
+    """Move rows of a table against their gradients, Float32[R, 64]."""
     for r in range(len(rows)):
         _move_row(table[rows[r]], squares, rows[r], gradients[r], step)
 

@@ -1,14 +1,14 @@
-"""Initial mixing weights where there is a base with a network, learned on half of the development requests.
+"""Initial mixing weights for a mixture with a base that has a network, learned on half of the development requests.
 
-Written by benchmarks/mix_base_weights.py. Recordings have no top-k of the target; initial.py has its weight.
+Written by benchmarks/mix_base_weights.py. Recordings contain no target top-k; its weight is in initial.py.
 
 Columns: the thirteen inputs of a mixture without a base (initial.py), the base's rows for suffixes of one to
-four tokens, the score of the network and a bias; in hundredths.
+four tokens, the score of the network, and a bias. In hundredths.
 """
 
 from __future__ import annotations
 
-BY_SUFFIX = (  # no known suffix, one for each length, two for repetitions
+BY_SUFFIX = (  # no known suffix; one row per suffix length; two for repetitions
     (0, 0, 0, 0, 0, 0, 7, 30, 0, -8, 0, 10, 16, 17, 7, -1, -5, 40, 17),
     (46, 0, 0, 0, 0, 0, 8, 20, 0, -23, 3, 11, 27, -2, 17, 5, 0, 28, 68),
     (40, 37, 0, 0, 0, 11, 6, 10, 0, -25, 3, 16, 34, -11, 7, 9, 7, 5, 86),
@@ -18,7 +18,7 @@ BY_SUFFIX = (  # no known suffix, one for each length, two for repetitions
     (22, 34, 7, 0, -1, 2, 7, 10, 0, -30, 6, 50, 17, -13, -5, 1, 4, -7, 28),
     (30, 13, 5, -1, 2, 12, 8, 10, 0, -32, 0, 69, 5, -14, -5, 1, 3, -10, 8),
 )
-BY_FREQUENCY = (  # of the candidate, as a binary logarithm
+BY_FREQUENCY = (  # binary logarithm of the candidate's frequency
     (-7, 3, -4, -2, -3, -3, -5, 0, 0, -34, 0, 5, 23, 3, 12, 5, 0, -19, 0),
     (-4, 4, -2, -6, -10, -5, -4, 0, 0, -18, 6, 8, 18, -2, 2, 2, 1, -15, 0),
     (-2, 2, -3, 0, -6, -5, -2, 0, 0, -15, 8, 7, 12, -7, 2, 4, 1, -12, 0),
@@ -30,7 +30,7 @@ BY_FREQUENCY = (  # of the candidate, as a binary logarithm
     (-4, -6, 3, 2, 5, 1, 3, 0, 0, 3, 3, -12, -18, -4, -2, -1, 1, 27, 0),
     (-19, -8, 3, 3, 7, 3, 1, 0, 0, 14, 3, -11, -15, -2, -1, -3, -3, 26, 0),
 )
-BY_BASE_SUFFIX = (  # none, or the length of the longest suffix of a base
+BY_BASE_SUFFIX = (  # no suffix known to a base, or the length of the longest one
     (-2, -6, -8, -2, 0, 5, 8, 0, 0, 6, 6, -1, 4, 0, 0, 0, 0, 9, 1),
     (6, -5, -11, -5, 5, 1, 5, 0, 0, -14, 7, -5, 5, 13, 15, 15, 15, 32, 22),
     (-6, 6, 4, -6, 1, 0, -3, 0, 0, -19, 5, 1, 0, 4, 23, 15, 15, 32, 36),

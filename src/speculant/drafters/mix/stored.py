@@ -1,4 +1,4 @@
-"""The memory of `mix` as the named arrays of a memory file."""
+"""Conversion of the memory of `mix` to and from the named arrays of a memory file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from speculant.drafters.mix.kernels import Array, Tables
 from speculant.drafters.mix.mixer import frequency_bands
 from speculant.drafters.mix.scores import no_scorer
 
-_STORED_NAMES = {"mixer.states": "mixer.evidence"}  # the name in files, which must stay
+_STORED_NAMES = {"mixer.states": "mixer.evidence"}  # the name in existing files, which must stay
 
 
 def make_stored_name(part: str, field: str) -> str:
-    """Return the name under which a memory file holds a field of a part."""
+    """Return the name of a part's field in a memory file."""
     name = f"{part}.{field}"
     return _STORED_NAMES.get(name, name)
 
 
 def stored(tables: Tables) -> dict[str, Array]:
-    """Return the arrays of a memory, by their names in the file; without biases where none was learned."""
+    """Return the arrays of a memory by their names in the file; biases are left out if none were learned."""
     return {
         make_stored_name(part, field): array
         for part, arrays in (("narrow", tables.narrow), ("wide", tables.wide), ("mixer", tables.mixer))
@@ -34,7 +34,7 @@ def stored(tables: Tables) -> dict[str, Array]:
 
 
 def complete_arrays(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of a file with what version 0.1 did not know: biases, and the input LOCAL, not yet trusted."""
+    """Return a file's arrays with those that version 0.1 lacked: biases, and the input LOCAL at a weight of zero."""
     found = {make_stored_name("mixer", "biases"): np.zeros(BIASES, np.float32), **arrays}
     weights, states = (make_stored_name("mixer", field) for field in ("weights", "states"))
     older = weights in found and found[weights].shape == (SETS + FREQUENCIES, INPUTS)
@@ -45,7 +45,7 @@ def complete_arrays(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def restore_memory(arrays: Mapping[str, Array]) -> Tables:
-    """Return the memory of a file's arrays, without bases."""
+    """Return the memory stored in a file's arrays, without bases."""
     arrays = complete_arrays(arrays)
 
     def fields(part: str, names: tuple[str, ...]) -> list[Array]:
@@ -61,11 +61,11 @@ def restore_memory(arrays: Mapping[str, Array]) -> Tables:
 
 
 def is_valid(loaded: Tables, own: Tables, vocabulary: int) -> bool:
-    """Return whether the kernels, which check nothing, may run on loaded arrays; a file may be crafted.
+    """Return whether loaded arrays, which may be crafted, are safe for the kernels, which check nothing.
 
     Args:
-        loaded: the memory of a file; its mixture may have been trained with another number of bases than `own`.
-        own: a memory of this vocabulary.
+        loaded: memory read from a file; its mixture may have been trained with another number of bases than `own`.
+        own: a memory with this vocabulary.
         vocabulary: V.
     """
     for cells, like in ((loaded.narrow, own.narrow), (loaded.wide, own.wide)):

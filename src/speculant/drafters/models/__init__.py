@@ -1,1 +1,1 @@
-"""Drafters that are models."""
+"""Drafters that run a draft model."""

@@ -1,4 +1,4 @@
-"""Tokens that a draft model draws behind a draft, in a thread, while the target verifies it."""
+"""Tokens that a draft model draws ahead of a draft, in a thread, while the target verifies the draft."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from speculant.core.tree import ROOT, Ahead
 from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.warping import draw_token
 
-Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] that it was drawn from
+Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] it was drawn from
 
-_SHARE = 0.1  # of the latest measurement
+_SHARE = 0.1  # weight of the latest measurement in the average
 
 
 class PassTimes:
-    """How long passes of both models take, averaged over the latest ones, over all requests of a drafter.
+    """Moving averages of the pass times of both models, over all requests of a drafter.
 
     Attributes:
-        target: seconds of the target's pass, with what else is done until its result is known; 0 before the first.
-        draft: seconds of a token of the draft model meanwhile; 0 before the first.
+        target: seconds per pass of the target, including all work until its result is known; 0 before the first.
+        draft: seconds per token of the draft model during these passes; 0 before the first.
     """
 
     def __init__(self) -> None:
         self.target = self.draft = 0.0
 
     def observe(self, target: float, draft: float) -> None:
-        """Take the seconds of a pass, and of a token that was drawn during it."""
+        """Record the seconds of a target pass, and the seconds per token drawn during it."""
         self.target += (target - self.target) * (_SHARE if self.target else 1.0)
         self.draft += (draft - self.draft) * (_SHARE if self.draft else 1.0)
 
 
 class DrawnAhead:
-    """Tokens that are drawn behind a draft, one a task of the worker, so that texts take turns.
+    """Tokens drawn after a draft, each as a separate task of the worker, so that several texts take turns.
 
     Attributes:
-        drawn: so far.
+        drawn: tokens drawn so far.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class DrawnAhead:
         generator: torch.Generator | None,
         times: PassTimes,
     ) -> None:
-        """Begin to draw up to so many tokens behind a chain; without a generator the most probable ones.
+        """Start drawing up to `maximum` tokens after a chain; without a generator, the most probable ones.
 
         Args:
-            text: of the draft model, whose draft's rows are dropped.
-            draft: the tokens of the chain, which may be none.
-            maximum: tokens to draw.
-            worker: runs all passes of the draft model.
-            generator: of random numbers, or None.
-            times: that are measured.
+            text: text on the draft model; the rows of its current draft are dropped.
+            draft: tokens of the chain, possibly none.
+            maximum: maximum tokens to draw.
+            worker: executor that runs all passes of the draft model.
+            generator: source of random numbers, or None.
+            times: pass times to update.
         """
         self.drawn: Drawn = []
         self._text, self._draft, self._maximum = text, draft, maximum
@@ -69,7 +69,7 @@ class DrawnAhead:
         self._worker.submit(self._draw)
 
     def _draw(self) -> None:
-        """Draw a token, and have the next one drawn; end where that fails, as the next draft will in turn."""
+        """Draw a token and schedule the next; if that fails, end here, since the next draft will report the error."""
         goes_on = False
         try:
             if not self._stopped:
@@ -88,7 +88,7 @@ class DrawnAhead:
             self._first.set()
 
     def _next_law(self) -> Tensor:
-        """Return q [V] behind all tokens so far."""
+        """Return q [V] after all tokens so far."""
         if self.drawn:
             [self._row], laws = self._text.read([self.drawn[-1][0]], [self._row])
             return laws[0]
@@ -101,22 +101,22 @@ class DrawnAhead:
         return laws[-1]
 
     def first(self) -> Ahead | None:
-        """Wait for the first token, and return it; None where drawing it failed."""
+        """Wait for the first token and return it; None if drawing it failed."""
         self._first.wait()
         return Ahead(*self.drawn[0]) if self.drawn else None
 
     def end(self, *, complete: bool) -> Drawn:
-        """Return the tokens so far, or wait for all of them; and draw no more. The target's pass is over."""
+        """Stop drawing after the target's pass; return the tokens so far, or with `complete` wait for all of them."""
         if self.drawn:
             self._times.observe(time.perf_counter() - self._began, self._seconds / len(self.drawn))
         return self.wait() if complete else self.stop()
 
     def wait(self) -> Drawn:
-        """Wait for all tokens, and return them."""
+        """Wait for all tokens and return them."""
         self._ended.wait()
         return self.drawn
 
     def stop(self) -> Drawn:
-        """Return the tokens so far, and draw no more."""
+        """Stop drawing and return the tokens so far."""
         self._stopped = True
         return self.wait()

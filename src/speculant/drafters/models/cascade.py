@@ -1,18 +1,18 @@
-"""Cascade Speculative Drafting: draft models that draft for each other, with a drafter without a model at the end.
+"""Cascade Speculative Drafting: draft models that draft for each other, with a model-free drafter as the last.
 
 Chen et al.: "Cascade Speculative Drafting for Even Faster LLM Inference", NeurIPS 2024, arXiv 2312.11462, algorithm 1,
-over a list of draft models, the largest first, and Max-Gram or another drafter behind them:
+over a list of draft models, the largest first, followed by Max-Gram or another drafter:
 
-- Horizontal: later tokens of a draft are rarely reached, so smaller models make them. Of the target's draft, drafter j
-  makes lengths[0][j] tokens. Where the target is sampled, each is drawn from the q of the model that made it, and those
-  of the last drafter are chosen; every token is tested as what it is.
-- Vertical: a draft model does not decode by itself, but verifies in each of its passes what the drafters behind it
+- Horizontal: later tokens of a draft are rarely reached, so smaller models draft them. Of the draft for the target,
+  drafter j makes lengths[0][j] tokens. When the target samples, each token is drawn from the q of the model that made
+  it, while those of the last drafter are deterministic; each token is tested accordingly.
+- Vertical: a draft model does not decode on its own, but verifies in each of its passes what the drafters after it
   propose: lengths[i][j] tokens of drafter j for model i. Its tokens are still drawn from its own distribution, and a
-  proposal followed while it agrees, so the draft is the one that the model would have drawn alone. What is proposed
-  here is chosen, which agrees most often.
+  proposal is followed while it agrees, so the draft is the one that the model would have drawn alone. These proposals
+  are deterministic, which agrees most often.
 
-The matrix of lengths is the authors' k matrix, its row 0 the target's; entries on and below the diagonal of the other
-rows are not used. They may also accept leniently inside the cascade; ours does not.
+The matrix of lengths is the authors' k matrix, with the target's as row 0; in the other rows, entries on and below the
+diagonal are unused. The paper also allows lenient acceptance inside the cascade; ours does not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from speculant.drafters.models.staged import BuildInner, InnerMemory
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import draw_token
 
-Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] that it was drawn from
+Drawn = list[tuple[int, Tensor]]  # tokens, each with the q [V] it was drawn from
 Lengths = tuple[tuple[int, ...], ...]
 
 FIRST, NEXT, SMALL, LAST = 5, 14, 1, 10  # the authors' k matrix for two models and Max-Gram, row by row
@@ -44,9 +44,9 @@ class CascadeSettings:
     """Settings of `cs-drafting`.
 
     Attributes:
-        inner: the method that drafts behind all models.
-        lengths: tokens that each drafter makes, in turn, for the target and for every model; empty for
-            5,14,10;0,1,10;0,0,10 where there are two models and the inner method, and such numbers elsewhere.
+        inner: method that drafts after all models.
+        lengths: tokens that each drafter makes for the target and for each model, as rows of a matrix; empty for
+            5,14,10;0,1,10;0,0,10 with two models and the inner method, and similar numbers otherwise.
     """
 
     inner: str = "maxgram"
@@ -54,10 +54,10 @@ class CascadeSettings:
 
 
 class CascadeDrafter(InnerMemory):
-    """Vertical and horizontal cascades: `cs-drafting`. What is saved is the inner drafter's memory.
+    """Vertical and horizontal cascades: `cs-drafting`. Only the inner drafter's memory is saved.
 
     Attributes:
-        lengths: the matrix, a row for the target and each model.
+        lengths: the matrix, with a row for the target and one for each model.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class CascadeDrafter(InnerMemory):
         vocabulary: int,
         settings: CascadeSettings | None = None,
     ) -> None:
-        """Take the draft models, the largest first, and build the inner drafter.
+        """Set up the draft models, the largest first, and build the inner drafter.
 
         Args:
-            open_cache: returns a cache of a draft model for a prompt Int32[T], which is not read yet; several for
+            open_cache: returns an unread cache of a draft model for a prompt Int32[T]; a sequence of such functions for
                 several models.
-            build_inner: returns the drafter of a method by its name; refuses those that draft with a model themselves.
+            build_inner: returns the drafter for a method name; rejects methods that use a draft model themselves.
             vocabulary: V of the target.
             settings: None for the defaults.
 
         Raises:
-            UsageError: the inner method drafts with a model itself, or the lengths are no such matrix.
+            UsageError: the inner method uses a draft model itself, or the lengths are invalid.
         """
         s = settings or CascadeSettings()
         self._open_caches = [open_cache] if callable(open_cache) else list(open_cache)
@@ -88,7 +88,7 @@ class CascadeDrafter(InnerMemory):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What the inner drafter learns from."""
+        """Target outputs that the inner drafter learns from."""
         return self.inner.needs
 
     def open(self, start: SessionRequest) -> Session:
@@ -101,19 +101,19 @@ class CascadeDrafter(InnerMemory):
 
 
 class CascadeLevel:
-    """A draft model's text in one request, and what drafts for the model."""
+    """A draft model's text in one request, together with the drafters that propose to the model."""
 
     def __init__(self, text: DraftText, below: Sequence[CascadeLevel], inner: Session, lengths: Sequence[int]) -> None:
-        """Take the text, the models behind this one, the inner drafter, and the tokens that each proposes."""
+        """Combine the text, the models after this one, the inner drafter, and the number of tokens each proposes."""
         self.text, self._below, self._inner, self._lengths = text, below, inner, lengths
-        self._held: dict[tuple[int, ...], tuple[int, Tensor]] = {}  # by the tokens below the root: the row, q after it
+        self._held: dict[tuple[int, ...], tuple[int, Tensor]] = {}  # row and q, by the path of tokens below the root
 
     def restart(self) -> None:
-        """Begin a round's draft."""
+        """Start a new round's draft."""
         self._held = {}
 
     def draw(self, tokens: Sequence[int], count: int, generator: torch.Generator | None) -> Drawn:
-        """Return up to so many tokens that follow tokens below the root; without a generator the most probable ones."""
+        """Return up to `count` tokens that follow a path below the root; without a generator the most probable ones."""
         path, found = tuple(tokens), Drawn()
         while len(found) < count and len(path) < self.text.depth:
             if path not in self._held:
@@ -125,7 +125,7 @@ class CascadeLevel:
         return found
 
     def _read(self, path: tuple[int, ...], left: int) -> None:
-        """Read a path and what is proposed below it, in one pass."""
+        """Read a path and the proposals below it in one pass."""
         if not self._held:
             self._held[()] = ROOT, self.text.begin()[0]
             if not path:
@@ -145,7 +145,7 @@ class CascadeLevel:
             self._held.setdefault(paths[own], (own, law))
 
     def _propose(self, path: tuple[int, ...], left: int) -> list[int]:
-        """Return what the models behind this one propose below a path, chosen tokens."""
+        """Return the deterministic tokens that the models after this one propose below a path."""
         tokens = list[int]()
         for level, length in zip(self._below, self._lengths, strict=False):
             room = min(length, left - len(tokens), self.text.depth - len(path) - len(tokens))
@@ -153,15 +153,15 @@ class CascadeLevel:
         return tokens
 
     def _propose_inner(self, path: Sequence[int], left: int) -> DraftTree:
-        """Return what the inner drafter proposes below a path."""
+        """Return the draft that the inner drafter proposes below a path."""
         room = min(self.text.depth - len(path), left)
-        if min(room, self._lengths[-1]) < 1 or not self.text.trees:  # what is wrong of it stays in the cache
+        if min(room, self._lengths[-1]) < 1 or not self.text.trees:  # a chain's cache could not drop wrong proposals
             return DraftTree.empty()
         return self._inner.propose_after(path, Budget(nodes=self._lengths[-1], depth=room))
 
 
 class CascadeSession(Session):
-    """One request: its text on the draft models, and the inner drafter's session."""
+    """Session of one request: its text on the draft models, and the inner drafter's session."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class CascadeSession(Session):
         self._lengths, self._acceptance, self._round = lengths, acceptance, 0
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a chain. Asked again before `observe`, it draws the same tokens again."""
+        """Return a chain. Repeated calls before `observe` draw the same tokens."""
         sampled = bool(self._start.sampling.temperature)
         generator = torch.Generator().manual_seed(self._start.round_seed(self._round)) if sampled else None
         for level in self._levels:
@@ -200,7 +200,7 @@ class CascadeSession(Session):
         return self._acceptance.chain_gains(min(nodes, sum(self._lengths)))
 
     def observe(self, verified: Verified) -> None:
-        """Let the inner drafter learn from the target's pass."""
+        """Record what was accepted, and let the inner drafter learn from the target's pass."""
         if len(verified.tree):
             self._acceptance.observe(int(verified.tree.depths().max()), len(verified.path))
         for level in self._levels:
@@ -215,10 +215,10 @@ class CascadeSession(Session):
 
 
 def parse_lengths(text: str, models: int) -> Lengths:
-    """Return the matrix of lengths [models + 1, models + 1] of a setting such as 5,10;0,10.
+    """Return the matrix of lengths [models + 1, models + 1] for a setting such as 5,10;0,10.
 
     Raises:
-        UsageError: it is none for so many models and the inner method, or a number is out of range.
+        UsageError: the matrix has the wrong size for the models and the inner method, or a number is out of range.
     """
     size = models + 1
     if not str(text).strip():

@@ -1,4 +1,4 @@
-"""Drafts for speculative contrastive decoding: a chain with the draft model's distribution after every node."""
+"""Drafting for speculative contrastive decoding: a chain with the draft model's distribution after every node."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from speculant.drafters.models.warping import draw_token
 
 
 class ContrastiveDrafter(DraftModelDrafter):
-    """`contrastive`: see `verifiers.contrastive`."""
+    """Drafter of the method `contrastive`; see `verifiers.contrastive`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int) -> None:
         super().__init__(open_cache, vocabulary=vocabulary)
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing of a pass; but every token is learned at once, since q is wanted of rounds without a draft too."""
+        """No target outputs; but every token must be observed, since q is also needed in rounds without a draft."""
         return RequestedOutputs(max_nodes=self._max_nodes, always=True)
 
     def open(self, start: SessionRequest) -> Session:
-        # Where top-k or top-p left q nothing, the contrast would be infinite: p alone says which tokens are plausible.
+        # If top-k or top-p left q at 0, the contrast would be infinite: only p decides which tokens are plausible.
         unwarped = replace(start, sampling=Sampling(temperature=start.sampling.temperature))
         return ContrastiveSession(self.open_text(unwarped), unwarped)
 
 
 class ContrastiveSession(Session):
-    """One request: its text on the draft model."""
+    """Session of one request: its text on the draft model."""
 
     def __init__(self, text: DraftText, start: SessionRequest) -> None:
         self._text, self._start, self._round = text, start, 0
@@ -45,7 +45,7 @@ class ContrastiveSession(Session):
         """Return a chain, which may be empty, with q after the root and every node.
 
         Raises:
-            UnsupportedError: the draft model has no more positions, and without it there is nothing to contrast with.
+            UnsupportedError: the draft model has no positions left, so there is no q to contrast with.
         """
         first = self._begin()
         sampled = bool(self._start.sampling.temperature)
@@ -64,7 +64,7 @@ class ContrastiveSession(Session):
         return DraftTree(np.array(tokens, np.int32), parents, np.array(weights, np.float32), proposal)
 
     def empty_draft(self) -> DraftTree:
-        """Return no nodes, with q after the root; raises as `propose`."""
+        """Return an empty draft with q after the root; raises the same errors as `propose`."""
         return replace(DraftTree.empty(), proposal=Proposal(self._begin()[None]))
 
     def _begin(self) -> Tensor:

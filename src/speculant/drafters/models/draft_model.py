@@ -1,9 +1,9 @@
-"""A smaller model drafts: chains and trees, one forward pass of the draft model per level.
+"""Drafting with a smaller model: chains and trees, one forward pass of the draft model per level.
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192;
 Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampling", 2023, arXiv 2302.01318; trees as in
-`shapes`. The draft model has a `TargetCache` of its own, on any engine, which is kept in step with the target's text.
-Where the target is sampled, tokens are sampled from q, warped as the target's p is; else they are the draft model's
+`shapes`. The draft model has its own `TargetCache`, on any engine, which is kept in step with the target's text. When
+the target samples, tokens are sampled from q, which is warped like the target's p; otherwise they are the draft model's
 most probable ones.
 """
 
@@ -31,9 +31,9 @@ class ChainSettings:
     """Settings of `draft-model`.
 
     Attributes:
-        stop: what ends a chain before the budget does: none, fixed, heuristic, confidence or entropy.
-        threshold: of "confidence" (default 0.4) and "entropy" (default 0.3).
-        length: tokens of a fixed draft, and of the schedule's first one.
+        stop: criterion that ends a chain before the budget does: none, fixed, heuristic, confidence or entropy.
+        threshold: threshold of "confidence" (default 0.4) or "entropy" (default 0.3).
+        length: tokens of a fixed draft, and of the first draft under "heuristic".
     """
 
     stop: str = "none"
@@ -46,7 +46,7 @@ class FallbackSettings:
     """Settings of `bild`.
 
     Attributes:
-        fallback: the target takes over where no token of the draft model has this probability.
+        fallback: the target takes over when no token of the draft model reaches this probability.
     """
 
     fallback: float = 0.5
@@ -57,8 +57,8 @@ class WidthsSettings:
     """Settings of `specinfer` and `mcsd`.
 
     Attributes:
-        widths: siblings below each node, level by level, as in 4,2,2.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
+        widths: siblings below each node, one number per level, as in 4,2,2.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
     """
 
     widths: str = "4,2,2,1"
@@ -70,8 +70,8 @@ class SequencesSettings:
     """Settings of `spectr`.
 
     Attributes:
-        sequences: how many are drawn.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
+        sequences: number of sequences drawn.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
     """
 
     sequences: int = 4
@@ -84,9 +84,9 @@ class BestFirstSettings:
 
     Attributes:
         depth: passes of the draft model per round.
-        top_k: nodes that a level expands, and candidates of each.
-        min_probability: joint probability below which no node is expanded.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
+        top_k: nodes expanded per level, and candidates per expanded node.
+        min_probability: minimum joint probability of a node that is expanded.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
     """
 
     depth: int = 5
@@ -100,9 +100,9 @@ class BestTreeSettings:
     """Settings of `sequoia`.
 
     Attributes:
-        depth: passes of the draft model per round, at most.
-        siblings: the most below one node.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
+        depth: maximum passes of the draft model per round.
+        siblings: maximum siblings below one node.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
     """
 
     depth: int = 8
@@ -111,14 +111,14 @@ class BestTreeSettings:
 
 
 class DraftModelDrafter(Drafter):
-    """Chains: `draft-model`."""
+    """Drafter of chains: `draft-model`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ChainSettings | None = None) -> None:
-        """Take the draft model.
+        """Set up the draft model.
 
         Args:
-            open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
-            vocabulary: V of the target; logits of the draft model beyond it are left out, missing ones count as -inf.
+            open_cache: returns an unread cache of the draft model for a prompt Int32[T].
+            vocabulary: V of the target; the draft model's logits beyond it are dropped, missing ones count as -inf.
             settings: None for the defaults.
         """
         chosen, acceptance = settings or ChainSettings(), LevelAcceptance()
@@ -127,7 +127,7 @@ class DraftModelDrafter(Drafter):
     def _setup(
         self, open_cache: OpenCache, vocabulary: int, shape: Callable[[], Shape], max_nodes: int = MAX_NODES
     ) -> None:
-        shape()  # settings are checked before the first request
+        shape()  # validates the settings before the first request
         self._open_cache, self._vocabulary, self._shape = open_cache, vocabulary, shape
         self._max_nodes = max_nodes
 
@@ -136,7 +136,7 @@ class DraftModelDrafter(Drafter):
         return RequestedOutputs(max_nodes=self._max_nodes)
 
     def open_text(self, start: SessionRequest) -> DraftText:
-        """Return the text of a request, its prompt read."""
+        """Read a request's prompt and return its text on the draft model."""
         return DraftText.open(self._open_cache, start, self._vocabulary)
 
     def open(self, start: SessionRequest) -> Session:
@@ -144,7 +144,7 @@ class DraftModelDrafter(Drafter):
 
 
 class BiLDDrafter(DraftModelDrafter):
-    """Chains that end where the draft model is not confident: `bild`."""
+    """Drafter of chains that end when the draft model is not confident: `bild`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: FallbackSettings | None = None) -> None:
         threshold, acceptance = (settings or FallbackSettings()).fallback, LevelAcceptance()
@@ -152,7 +152,7 @@ class BiLDDrafter(DraftModelDrafter):
 
 
 class SpecInferDrafter(DraftModelDrafter):
-    """Trees of fixed widths, siblings drawn with replacement, of one draft model or several: `specinfer`."""
+    """Drafter of trees of fixed widths, drawn with replacement, from one or several draft models: `specinfer`."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class SpecInferDrafter(DraftModelDrafter):
         vocabulary: int,
         settings: WidthsSettings | None = None,
     ) -> None:
-        """Take one or several draft models; see `DraftModelDrafter`."""
+        """Set up one or several draft models; see `DraftModelDrafter`."""
         s = settings or WidthsSettings()
         widths, maximum = _widths(s.widths), s.max_nodes
         first, *self._others = [open_cache] if callable(open_cache) else open_cache
@@ -186,7 +186,7 @@ class SpecInferDrafter(DraftModelDrafter):
 
 
 class MCSDDrafter(DraftModelDrafter):
-    """Trees of fixed widths, siblings drawn without replacement: `mcsd`."""
+    """Drafter of trees of fixed widths, with siblings drawn without replacement: `mcsd`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: WidthsSettings | None = None) -> None:
         s, acceptance = settings or WidthsSettings(), SiblingAcceptance()
@@ -197,7 +197,7 @@ class MCSDDrafter(DraftModelDrafter):
 
 
 class SpecTrDrafter(DraftModelDrafter):
-    """Several independent sequences: `spectr`."""
+    """Drafter of several independent sequences: `spectr`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: SequencesSettings | None = None) -> None:
         s, acceptance = settings or SequencesSettings(), LevelAcceptance()
@@ -210,7 +210,7 @@ class SpecTrDrafter(DraftModelDrafter):
 
 
 class OptTreeDrafter(DraftModelDrafter):
-    """The most probable paths, chosen: `opt-tree`."""
+    """Drafter of trees of the most probable paths: `opt-tree`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestFirstSettings | None = None) -> None:
         s, gains = settings or BestFirstSettings(), LevelGains()
@@ -225,11 +225,11 @@ class OptTreeDrafter(DraftModelDrafter):
 
 
 class SequoiaDrafter(DraftModelDrafter):
-    """The tree that is expected to yield the most: `sequoia`.
+    """Drafter of the tree with the most expected accepted tokens: `sequoia`.
 
     Attributes:
-        settings: the limits of its trees.
-        acceptance: measured so far.
+        settings: limits of its trees.
+        acceptance: acceptance measured so far.
     """
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
@@ -243,10 +243,10 @@ class SequoiaDrafter(DraftModelDrafter):
 
 
 def _widths(text: str) -> list[int]:
-    """Return the numbers of a setting such as 4,2,2.
+    """Return the numbers in a setting such as 4,2,2.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the setting is not a list of numbers.
     """
     try:
         return [int(each) for each in str(text).split(",")]

@@ -20,31 +20,31 @@ OpenCache = Callable[[Int32], TargetCache]
 class DraftText:
     """Keeps a draft model's cache in step with the target's text.
 
-    Rows are found again by the tokens on the way to them, so a draft may hold other nodes as well, in any order.
+    Rows are identified by the tokens on the path to them, so a draft may contain other nodes as well, in any order.
     """
 
     def __init__(self, cache: TargetCache, sampling: Sampling, vocabulary: int) -> None:
-        """Take a cache whose prompt is read.
+        """Wrap a cache whose prompt has been read.
 
         Args:
-            cache: of the draft model.
-            sampling: how the target is warped; q is warped likewise.
-            vocabulary: V of the target; logits beyond it are left out, missing ones count as -inf.
+            cache: cache of the draft model.
+            sampling: sampling settings of the target, which also warp q.
+            vocabulary: V of the target; logits beyond it are dropped, missing ones count as -inf.
         """
         self._cache, self._warping, self._vocabulary = cache, Warping(sampling), vocabulary
-        self._own = vocabulary  # tokens that the draft model knows
-        self._unread: list[int] = []  # committed tokens that are not in the cache
+        self._own = vocabulary  # number of tokens that the draft model knows
+        self._unread: list[int] = []  # committed tokens not yet in the cache
         self._after: Array = None  # logits [1, V] after the last token of the cache's committed text
-        self._rows: dict[tuple[int, int], int] = {}  # by the row above and the token
+        self._rows: dict[tuple[int, int], int] = {}  # row of each node, by parent row and token
         self._count = 0
 
     @classmethod
     def open(cls, open_cache: OpenCache, start: SessionRequest, vocabulary: int) -> DraftText:
-        """Return the text of a request, its prompt read.
+        """Read a request's prompt and return its text.
 
         Args:
-            open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
-            start: of the request.
+            open_cache: returns an unread cache of the draft model for a prompt Int32[T].
+            start: the request.
             vocabulary: V of the target.
         """
         cache = open_cache(start.prompt)
@@ -56,21 +56,21 @@ class DraftText:
 
     @property
     def depth(self) -> int:
-        """How deep a draft may be: the draft model needs positions for all tokens but the last."""
+        """Maximum depth of a draft: the draft model needs positions for all tokens but the last."""
         return self._cache.depth + 1 - len(self._unread)
 
     @property
     def trees(self) -> bool:
-        """Whether the draft model can read a draft that branches."""
+        """Whether the draft model can read a draft with branches."""
         return self._cache.trees
 
     @property
     def rows(self) -> int:
-        """How many rows the draft has: the number of the next one."""
+        """Number of rows in the draft, which is the index of the next one."""
         return self._count
 
     def begin(self) -> Tensor:
-        """Drop all rows of a draft, read what was committed; return q [1, V] after the root."""
+        """Drop all rows of the draft and read committed tokens; return q [1, V] after the root."""
         self._drop()
         if self._unread:
             read = self._known(self._unread)
@@ -83,8 +83,8 @@ class DraftText:
         """Run the draft model over nodes; return their rows and q [n, V] after them.
 
         Args:
-            tokens: n of them.
-            above: the row above each, -1 for the root.
+            tokens: tokens of the n nodes.
+            above: parent row of each, -1 for the root.
         """
         result = self._cache.forward(self._known(tokens), np.array(above, np.int32))
         rows = list(range(self._count, self._count + len(tokens)))
@@ -94,25 +94,25 @@ class DraftText:
         return rows, self.distributions(result.logits)
 
     def _known(self, tokens: Sequence[int]) -> Int32:
-        """Return tokens [n] with 0 for those that only the target knows, which are padding of its vocabulary."""
+        """Return tokens [n], with 0 for those that only the target knows, which are padding of its vocabulary."""
         read = np.array(tokens, np.int32)
         return np.where(read < self._own, read, 0).astype(np.int32)
 
     def distributions(self, logits: Array) -> Tensor:
-        """Return the distributions [n, V] of logits, over the target's vocabulary."""
+        """Return distributions [n, V] over the target's vocabulary for the draft model's logits."""
         logits = logits[:, : self._vocabulary]
         if missing := self._vocabulary - logits.shape[1]:
             logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return self._warping(logits)
 
     def observe(self, verified: Verified) -> None:
-        """Keep the rows of committed tokens; those without one are read when the next draft begins."""
+        """Keep the rows of committed tokens; tokens without a row are read when the next draft begins."""
         tokens, rows, row = verified.tokens.tolist(), list[int](), ROOT
         while len(rows) < len(tokens) and (row, tokens[len(rows)]) in self._rows:
             row = self._rows[row, tokens[len(rows)]]
             rows.append(row)
         if rows and len(rows) == len(tokens):
-            rows.pop()  # the root's row: the logits after it are wanted again
+            rows.pop()  # the new root's row: the logits after it are needed again
         if self._count:
             self._cache.keep(rows)
         self._rows, self._count = {}, 0

@@ -1,4 +1,4 @@
-"""Shapes of trees whose tokens are drawn: so many siblings below every node, or several independent sequences."""
+"""Shapes of sampled trees: a fixed number of siblings below every node, or several independent sequences."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from speculant.drafters.models.tree_acceptance import LevelAcceptance, SiblingAc
 
 
 class Widths(Shape):
-    """So many siblings below every node of a level.
+    """A fixed number of siblings below every node of a level.
 
     With replacement: SpecInfer (Miao et al., ASPLOS 2024, arXiv 2305.09781), expansion configurations. Without: MCSD
     (Yang et al. 2024, arXiv 2401.06706). A level that exceeds the budget is narrowed before anything is drawn.
 
     Attributes:
-        parents: of the whole tree's nodes, level by level.
+        parents: parents of the whole tree's nodes, level by level.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Widths(Shape):
         choosing: bool = False,
         max_nodes: int = MAX_NODES,
     ) -> None:
-        """Take the widths.
+        """Create the shape.
 
         Args:
-            widths: siblings below each node, level by level.
-            acceptance: shared by all requests.
+            widths: siblings below each node, one number per level.
+            acceptance: acceptance statistics shared by all requests.
             replacement: whether siblings are drawn with replacement.
-            choosing: whether the most probable tokens are taken instead.
-            max_nodes: that they may make.
+            choosing: whether the most probable tokens are taken instead of drawn ones.
+            max_nodes: maximum number of nodes that the widths may add up to.
         """
         if not widths or min(widths) < 1:
             raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
@@ -68,7 +68,7 @@ class Widths(Shape):
         return self.gains(self.parents[:nodes])
 
     def gains(self, parents: Sequence[int]) -> Float64:
-        """Return what trees of the first nodes of these parents are expected to gain, see `expected_gains`."""
+        """Return what trees of the first nodes with these parents are expected to gain, see `expected_gains`."""
         return expected_gains(parents, self._acceptance.probabilities())
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
@@ -76,10 +76,10 @@ class Widths(Shape):
 
 
 class Sequences(Shape):
-    """K independent sequences, equal beginnings in one node: SpecTr (Sun et al., NeurIPS 2023, arXiv 2310.15141).
+    """K independent sequences with common prefixes merged: SpecTr (Sun et al., NeurIPS 2023, arXiv 2310.15141).
 
-    A node that several sequences share has one child for each; equal ones stay, since K-SEQ counts them, and the first
-    of them goes on for all.
+    A node that several sequences share has one child for each of them; equal children are kept, since K-SEQ counts
+    them, and the first of them continues for all.
     """
 
     drawn: Literal["iid", "distinct"] = "iid"
@@ -87,12 +87,12 @@ class Sequences(Shape):
     passes = MAX_PASSES
 
     def __init__(self, count: int, acceptance: LevelAcceptance, *, max_nodes: int = MAX_NODES) -> None:
-        """Take the number of sequences, of at most so many nodes; the acceptance is shared by all requests."""
+        """Create a shape of `count` sequences with at most `max_nodes` nodes; all requests share `acceptance`."""
         if not 1 <= count <= check_max(max_nodes):
             raise UsageError(f"sequences must be 1 to {max_nodes} (max_nodes), not {count}.")
         self._count, self._acceptance = count, acceptance
         self._shares: list[int] = [count]
-        self._wide = count  # nodes of a level; one where the most probable token is taken
+        self._wide = count  # nodes per level; one if the most probable token is taken
 
     def expand(self, level: Level) -> list[Candidate]:
         shares = [self._count] if level.depth == 1 else self._shares
@@ -126,7 +126,7 @@ class Sequences(Shape):
 
 
 def _parents(widths: Sequence[int]) -> list[int]:
-    """Return the parents of a tree of these widths, level by level."""
+    """Return the parents of a tree with these widths, level by level."""
     parents, level = list[int](), [ROOT]
     for width in widths:
         first = len(parents)

@@ -102,7 +102,8 @@ class LevelSession(Session):
             if sampled:
                 laws |= zip(level, q, strict=True)
         if shape.choosing:
-            return heaviest(tokens, parents, weights, budget.nodes)
+            draft = heaviest(tokens, parents, weights, budget.nodes)
+            return draft if tokens else draft.with_levels(1)  # of which none was worth drafting
         return drafted(tokens, parents, weights, laws, shape.drawn)
 
     def sharpen(self, q: Tensor) -> Tensor:

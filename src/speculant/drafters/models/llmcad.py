@@ -1,15 +1,16 @@
-"""LLMCad: a token tree that ends by confidence, and drafting that goes on while the target verifies: `llmcad`.
+"""LLMCad: a token tree that ends by confidence, and drafting that continues while the target verifies: `llmcad`.
 
 Xu et al.: "LLMCad: Fast and Scalable On-device Large Language Model Inference", 2023, arXiv 2309.04255. Three parts:
 
-- The tree: the most probable paths, until the most probable of them is less probable than a threshold.
-- The self-adjusting threshold: it is halved after a round that was right along the whole most probable path, since the
+- The tree: the most probable paths, until the most probable one falls below a threshold.
+- The self-adjusting threshold: it is halved after a round in which the whole most probable path was accepted, since the
   draft could have been longer, and doubled after any other.
-- The pipeline: while the target's pass runs, the draft model goes on along the most probable path, in a thread. If the
-  text goes that way, what was drafted meanwhile is the next draft, which then takes no time.
+- The pipeline: while the target's pass runs, the draft model continues the most probable path in a thread. If the text
+  takes that path, the continuation is the next draft, which then takes no time.
 
-Drafted tokens are chosen, so the text is the target's whatever was drafted when. The pipeline needs cores of its own,
-or it takes time from the target; so by default it runs where there are more cores than the target's passes use.
+Drafted tokens are deterministic, so the text is the target's regardless of when they were drafted. The pipeline needs
+cores of its own, or it slows the target down; so by default it runs only if there are more cores than the target's
+passes use.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import MAX_PASSES, BestFirst, Shape
 from speculant.drafters.models.tree_acceptance import DEPTHS, LevelGains
 
-LOWEST, HIGHEST = 1e-3, 0.5  # of the threshold
+LOWEST, HIGHEST = 1e-3, 0.5  # range of the threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,12 @@ class ConfidenceSettings:
     """Settings of `llmcad`.
 
     Attributes:
-        threshold: joint probability of the most probable path below which drafting ends, at first.
-        adaptive: whether the threshold follows what is accepted.
-        top_k: nodes that a level expands, and candidates of each.
-        ahead: tokens drafted during a pass of the target, 0 for none; None for as many as there is time for where there
+        threshold: initial joint probability of the most probable path below which drafting ends.
+        adaptive: whether the threshold adapts to what is accepted.
+        top_k: nodes expanded per level, and candidates per expanded node.
+        ahead: tokens drafted during a pass of the target, 0 for none; None for as many as there is time for, if there
             are idle cores.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
     """
 
     threshold: float = 0.01
@@ -57,10 +58,10 @@ class ConfidenceSettings:
 
 
 class LLMCadDrafter(DraftModelDrafter):
-    """`llmcad`."""
+    """Drafter of the method `llmcad`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ConfidenceSettings | None = None) -> None:
-        """Take the draft model, see `DraftModelDrafter`.
+        """Set up the draft model, see `DraftModelDrafter`.
 
         Raises:
             UsageError: a setting is out of range.
@@ -82,7 +83,7 @@ class LLMCadDrafter(DraftModelDrafter):
         return PipelineSession(text, start, self._shape(), self._worker, self._ahead, self._times)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
-        """Return a draft for each of several sessions before anything is drafted ahead."""
+        """Return a draft for each session before anything is drafted ahead."""
         if self._ahead == 0:
             return super().propose(sessions, budgets)
         drafts, pipelines = list[DraftTree](), [each for each in sessions if isinstance(each, PipelineSession)]
@@ -94,7 +95,7 @@ class LLMCadDrafter(DraftModelDrafter):
 
 
 class ConfidentTree(BestFirst):
-    """The most probable paths, until none is as probable as a threshold that follows what is accepted."""
+    """The most probable paths down to a threshold that adapts to what is accepted."""
 
     def __init__(self, gains: LevelGains, settings: ConfidenceSettings) -> None:
         s = settings
@@ -103,7 +104,7 @@ class ConfidentTree(BestFirst):
 
     @property
     def threshold(self) -> float:
-        """The joint probability below which drafting ends now."""
+        """Current joint probability below which drafting ends."""
         return self._min_probability
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
@@ -114,7 +115,7 @@ class ConfidentTree(BestFirst):
 
 
 class PipelineSession(LevelSession):
-    """One request, whose drafting goes on while the target verifies. All passes of the draft model are the worker's."""
+    """Session that keeps drafting while the target verifies. All passes of the draft model run in the worker."""
 
     def __init__(
         self,
@@ -127,18 +128,18 @@ class PipelineSession(LevelSession):
     ) -> None:
         super().__init__(text, start, shape)
         self._draft_text, self._worker, self._most, self._times = text, worker, ahead, times
-        self._ready: list[tuple[int, float]] = []  # tokens below the root, and the joint probability of each
+        self._ready: list[tuple[int, float]] = []  # tokens below the root, with the joint probability of each
         self._chain: list[tuple[int, float]] = []  # the most probable path of the draft
         self._ahead: DrawnAhead | None = None
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a draft, and begin to draft what may follow it. Asked again before `observe`, it returns the same."""
+        """Return a draft and start drafting ahead. Repeated calls before `observe` return the same draft."""
         draft = self.draft(budget)
         self.go_ahead(draft, budget)
         return draft
 
     def draft(self, budget: Budget) -> DraftTree:
-        """Return what was drafted during the last pass, or else a tree."""
+        """Return what was drafted during the last pass, or otherwise a new tree."""
         self._stop()
         if depth := max(0, min(budget.nodes, budget.depth, len(self._ready))):
             tokens, weights = zip(*self._ready[:depth], strict=True)
@@ -147,16 +148,16 @@ class PipelineSession(LevelSession):
         return self._worker.submit(super().propose, budget).result()
 
     def go_ahead(self, draft: DraftTree, budget: Budget) -> None:
-        """Begin to draft what may follow the most probable path of a draft."""
+        """Start drafting what may follow the most probable path of a draft."""
         best = draft.best_chain()
         self._chain = list(zip(draft.tokens[best].tolist(), draft.weights[best].tolist(), strict=True))
         most = min(self._most or budget.nodes + 1, MAX_PASSES, self._draft_text.depth - len(self._chain) - 1)
-        if self._chain and most > 1:  # the first of them only tells whether the others can be used
+        if self._chain and most > 1:  # the first token only decides whether the others can be used
             tokens = [token for token, _ in self._chain]
             self._ahead = DrawnAhead(self._draft_text, tokens, most, self._worker, None, self._times)
 
     def observe(self, verified: Verified) -> None:
-        """Use what was drafted ahead if the text went that way."""
+        """Use what was drafted ahead if the text took that path."""
         drawn = [] if self._ahead is None else self._ahead.end(complete=self._most is not None)
         chain, self._chain, self._ahead = [*self._chain], [], None
         for token, law in drawn:
@@ -179,5 +180,5 @@ class PipelineSession(LevelSession):
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

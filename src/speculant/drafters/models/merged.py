@@ -1,10 +1,10 @@
-"""Trees of several draft models, merged: SpecInfer.
+"""Merging the trees of several draft models: SpecInfer.
 
 Miao et al., ASPLOS 2024, arXiv 2305.09781, sections 3 and 4.3. Each model draws a tree of its own, and equal paths
-become one. Where the target samples, every token that was drawn stays a candidate of its place, equal ones too, and is
-tested against the distribution that it was drawn from, one after another: multi-step speculative sampling. Dropping an
-equal candidate would be a decision by what was drawn, and bias the output. It is never accepted, since an equal one
-before it was rejected, so what is drawn below it goes on below the first one.
+become one. When the target samples, every drawn token stays a candidate at its position, including duplicates, and is
+tested against the distribution it was drawn from, one after another: multi-step speculative sampling. Dropping a
+duplicate would be a decision based on what was drawn, and bias the output. A duplicate is never accepted, since its
+equal was rejected before it, so whatever is drawn below it is placed below the first one.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from speculant.drafters.models.level_session import LevelSession
 
 
 class UntaughtSession(LevelSession):
-    """One model's part of a request, whose acceptance is that of the merged tree."""
+    """One model's part of a request; acceptance is counted on the merged tree instead."""
 
     def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
         """Leave the acceptance to the merged session."""
 
 
 class MergedSession(Session):
-    """One request, drafted for by several models."""
+    """Session of one request for which several models draft."""
 
     def __init__(self, sessions: Sequence[LevelSession], shape: Widths) -> None:
-        """Take the sessions of the models, each with its own seed, and the shape that their trees have."""
+        """Combine the models' sessions, each with its own seed, and the common shape of their trees."""
         self._sessions, self._shape, self._trees = sessions, shape, sessions[0].text.trees
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the union of the drafts, which share the budget; the first model's where there is no room for it."""
+        """Return the union of the drafts, which share the budget; if it does not fit, the first model's draft."""
         several = len(self._sessions)
         branches = (budget.branches - several + 1) // several
         self._trees = budget.trees and self._sessions[0].text.trees
@@ -67,19 +67,19 @@ class MergedSession(Session):
 
 
 def merge_drawn(trees: Sequence[DraftTree]) -> DraftTree:
-    """Return the union of trees that were drawn with replacement, each node with the q that it was drawn from.
+    """Return the union of trees drawn with replacement, each node with the q it was drawn from.
 
     Args:
-        trees: some may be empty, the others have a proposal.
+        trees: drafts of the models; some may be empty, the others have a proposal.
     """
     tokens, parents, weights, laws = list[int](), list[int](), list[float](), list[int]()
-    first: dict[tuple[int, int], int] = {}  # by the parent and the token: the node that goes on
+    first: dict[tuple[int, int], int] = {}  # by parent and token: the first such node, which takes the children
     rows, count = list[torch.Tensor](), 0
     for tree in trees:
         if tree.proposal is None:
             continue
         q = torch.as_tensor(tree.proposal.q)
-        place = {ROOT: ROOT}  # of nodes of this tree: where their children go
+        place = {ROOT: ROOT}  # for each node of this tree: the merged node that takes its children
         listed = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.weights.tolist(), strict=True)
         for node, (token, parent, weight) in enumerate(listed):
             above = place[parent]
@@ -97,7 +97,7 @@ def merge_drawn(trees: Sequence[DraftTree]) -> DraftTree:
 
 
 def merged_parents(parents: Sequence[int], trees: int, nodes: int) -> list[int]:
-    """Return the parents of up to so many nodes of several equal trees that share the root, a node each in turn."""
+    """Return the parents of up to `nodes` nodes of equal trees that share the root, taken from each tree in turn."""
     found = list[int]()
     for parent in parents:
         for place in range(trees):

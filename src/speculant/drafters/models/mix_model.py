@@ -1,4 +1,4 @@
-"""`mix` and a draft model in one tree; see `union`."""
+"""`mix` and a draft model combined in one tree; see `union`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class MixModelSettings(UnionSettings):
     Attributes:
         proposed: nodes of the tree that `mix` proposes.
         depth: passes of the draft model that extend it.
-        top_k: nodes that each of them extends, and candidates of each.
-        min_probability: joint probability below which no node is extended.
+        top_k: nodes extended per pass, and candidates per extended node.
+        min_probability: minimum joint probability of a node that is extended.
     """
 
 
 class MixModelDrafter(Drafter, Persistent):
-    """`mix-model`. What is saved is the memory of `mix`."""
+    """Drafter of the method `mix-model`. Only the memory of `mix` is saved."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class MixModelDrafter(Drafter, Persistent):
         settings: MixModelSettings | None = None,
         bases: Sequence[MixBase] = (),
     ) -> None:
-        """Take the draft model, and build `mix`.
+        """Set up the draft model, and build `mix`.
 
         Args:
-            open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
+            open_cache: returns an unread cache of the draft model for a prompt Int32[T].
             vocabulary: V of the target.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that the memory of `mix` may take.
+            memory_limit: maximum bytes for the memory of `mix`.
             settings: None for the defaults.
-            bases: below the memory of `mix`.
+            bases: frozen bases of `mix`.
         """
         self._open_cache, self._vocabulary, self._settings = open_cache, vocabulary, settings or MixModelSettings()
         self.mix = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit, bases=bases)
@@ -57,12 +57,12 @@ class MixModelDrafter(Drafter, Persistent):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What `mix` learns from."""
+        """Target outputs that `mix` learns from."""
         return self.mix.needs
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the memory of `mix` takes now."""
+        """Current size of the memory of `mix` in bytes."""
         return self.mix.memory_bytes
 
     def open(self, start: SessionRequest) -> Session:
@@ -70,9 +70,9 @@ class MixModelDrafter(Drafter, Persistent):
         return UnionSession(text, self.mix.open(start), self._mixture, self._settings)
 
     def save(self, path: Path) -> None:
-        """Write the memory of `mix`; raises as its `save`."""
+        """Write the memory of `mix`; raises the same errors as `MixDrafter.save`."""
         self.mix.save(path)
 
     def load(self, path: Path) -> None:
-        """Replace the memory of `mix`; raises as its `load`."""
+        """Replace the memory of `mix`; raises the same errors as `MixDrafter.load`."""
         self.mix.load(path)

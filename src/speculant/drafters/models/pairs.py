@@ -1,4 +1,4 @@
-"""Whether a target and a draft model fit together: their vocabularies, and what must be translated between them."""
+"""Compatibility of a target and a draft model: their vocabularies, and what must be translated between them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from speculant.drafters.models.translation import Translation
 from speculant.drafters.models.vocabulary import same_ids, share_vocabulary
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
-MIN_SHARE = 0.1  # of the target's tokens; below it, what the draft model can propose is too little to be of use
+MIN_SHARE = 0.1  # minimum share of the target's tokens: with fewer, the draft model can propose too little to be useful
 Relation = Literal["same", "padded", "different", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pair:
-    """What two vocabularies have in common.
+    """Relation between two vocabularies.
 
     Attributes:
-        relation: "same", "padded" (the same ids, but other numbers of logits or tokens that only one has), "different",
-            or "unknown" where a tokenizer is missing and the sizes do not contradict.
-        translation: between the tokenizers, where both are there and can be compared.
-        obstacle: why they cannot be compared; empty if they were.
+        relation: "same", "padded" (the same ids, but another number of logits, or tokens that only one has),
+            "different", or "unknown" if a tokenizer is missing and the sizes are compatible.
+        translation: translation between the tokenizers, if both exist and can be compared.
+        obstacle: reason why they cannot be compared; empty if they were.
     """
 
     relation: Relation
@@ -32,7 +32,7 @@ class Pair:
 
     @property
     def shared(self) -> str:
-        """How many tokens are shared, in words; empty if nothing was compared."""
+        """Description of how many tokens are shared; empty if nothing was compared."""
         if self.translation is None:
             return ""
         shared = self.translation.shared
@@ -42,15 +42,15 @@ class Pair:
 def compare_pair(
     tokenizer: Any, draft_tokenizer: Any, *, vocabulary: int, draft_vocabulary: int, always: bool = False
 ) -> Pair:
-    """Return how the vocabularies of a target and a draft model relate.
+    """Return the relation between the vocabularies of a target and a draft model.
 
     Args:
-        tokenizer, draft_tokenizer: of transformers, or None.
-        vocabulary, draft_vocabulary: the numbers of logits.
-        always: whether a translation is wanted of equal vocabularies too.
+        tokenizer, draft_tokenizer: tokenizers of transformers, or None.
+        vocabulary, draft_vocabulary: numbers of logits.
+        always: whether to build a translation for equal vocabularies too.
     """
     if tokenizer is None or draft_tokenizer is None:
-        # Models of a family pad their vocabularies differently.
+        # Models of one family pad their vocabularies differently.
         close = abs(draft_vocabulary - vocabulary) <= max(128, vocabulary // 100)
         missing = "draft model" if tokenizer is not None else "target" if draft_tokenizer is not None else "two models"
         return Pair(relation="unknown" if close else "different", obstacle=f"no tokenizer of the {missing} is given")
@@ -70,17 +70,17 @@ def compare_pair(
 
 
 def check_pair(pair: Pair, *, vocabulary: int, draft_vocabulary: int, text: bool = False, every: bool = False) -> str:
-    """Return what the user should know of a pair, "" for nothing.
+    """Return a note for the user about a pair, or "" if there is nothing to say.
 
     Args:
-        pair: of the target's and the draft model's vocabulary.
-        vocabulary, draft_vocabulary: the numbers of logits.
+        pair: relation between the target's and the draft model's vocabulary.
+        vocabulary, draft_vocabulary: numbers of logits.
         text: whether the method drafts through text.
         every: whether the method needs the draft model's probability of every token of the target.
 
     Raises:
-        UnsupportedError: the method cannot use it; the message gives the reason and the way out.
-        TokenizerError: a tokenizer is missing, or cannot be compared.
+        UnsupportedError: the method cannot use the pair; the message gives the reason and the way out.
+        TokenizerError: a tokenizer is missing, or the tokenizers cannot be compared.
     """
     sizes = f"the draft model has {draft_vocabulary} tokens and the target {vocabulary}"
     if text:

@@ -1,23 +1,24 @@
 """Drafting while the target verifies: PEARL.
 
 Liu et al.: "PEARL: Parallel Speculative Decoding with Adaptive Draft Length", ICLR 2025, arXiv 2408.11850, algorithm 2.
-A thread runs the draft model while the target's pass runs, on another device or on other cores:
+A thread runs the draft model during the target's pass, on another device or on other cores:
 
-- pre-verify: where nothing was drafted ahead, only the first token is verified, while the next ones are drafted;
-- post-verify: what was drafted meanwhile becomes the next draft, if the draft before it was accepted whole and so is
-  the first token drafted ahead, which is tested as any other: with the probability sum(min(p, q)). Else it is dropped.
+- pre-verify: if nothing was drafted ahead, only the first token is verified, while the next ones are drafted;
+- post-verify: what was drafted during a pass becomes the next draft, if the whole previous draft was accepted and so is
+  the first token drafted ahead, which is tested like any other: with the probability sum(min(p, q)). Otherwise it is
+  dropped.
 
-The first token ahead comes during the pass, whose last row has the p that it is tested against (`Proposal.ahead`).
-Where it fails, the target's own token is drawn from the residual, so that token has the distribution p whatever was
-drafted; and what follows the first token was drawn from q given it, so the next draft has the distribution of one that
-is drawn later.
+The first token ahead arrives during the pass, whose last row has the p it is tested against (`Proposal.ahead`). If it
+is rejected, the target's own token is drawn from the residual, so that token has the distribution p whatever was
+drafted; and what follows the first token was drawn from q given that token, so the next draft has the same distribution
+as one that is drawn later.
 
-The draft's length is adaptive: tokens are drafted for as long as the target's pass takes, and no more of them than are
-accepted often enough to pay for verifying them. How many those are differs from run to run, so that under sampling a
-seed gives other texts of the same distribution; a number as `ahead` gives the same draft on every machine and every
-rank. The paper verifies the first token in the pass in which it is drafted (`first=0`), which then commits one token.
-If it is drafted before the pass instead (`first=1`), such a round takes longer by a pass of the draft model, and can
-commit two. By default that is done where the token, by measured acceptance and times, gains more than it costs.
+The draft's length is adaptive: tokens are drafted for as long as the target's pass takes, but no more than are accepted
+often enough to pay for verifying them. That number differs from run to run, so under sampling a seed gives other texts
+with the same distribution; a number as `ahead` gives the same draft on every machine and every rank. The paper verifies
+the first token in the pass during which it is drafted (`first=0`), which then commits one token. If it is drafted
+before the pass instead (`first=1`), the round takes longer by one pass of the draft model, but can commit two. By
+default that is done if the token, by measured acceptance and times, gains more than it costs.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class PearlSettings:
     """Settings of `pearl`.
 
     Attributes:
-        ahead: tokens drafted during a pass of the target; None for as many as the draft model makes in its time, up to
-            one more than a draft has nodes, of which no more than pay.
-        first: tokens drafted before the pass where nothing was drafted ahead, 0 (as published) or 1; None for what
-            yields more by the measured times, and for 1 where `ahead` is a number.
+        ahead: tokens drafted during a pass of the target; None for as many as the draft model makes in that time, up to
+            one more than the draft's node budget, and no more than pay off.
+        first: tokens drafted before the pass if nothing was drafted ahead, 0 (as published) or 1; None for whichever
+            yields more by the measured times, or for 1 if `ahead` is a number.
     """
 
     ahead: int | None = None
@@ -57,18 +58,18 @@ class PearlSettings:
 
 
 class PearlDrafter(Drafter):
-    """`pearl`."""
+    """Drafter of the method `pearl`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: PearlSettings | None = None) -> None:
-        """Take the draft model.
+        """Set up the draft model.
 
         Args:
-            open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
+            open_cache: returns an unread cache of the draft model for a prompt Int32[T].
             vocabulary: V of the target.
             settings: None for the defaults.
 
         Raises:
-            UsageError: the number of tokens is out of range.
+            UsageError: a setting is out of range.
         """
         self._settings = s = settings or PearlSettings()
         if s.ahead is not None and not 1 <= s.ahead <= MAX_PASSES:
@@ -88,7 +89,7 @@ class PearlDrafter(Drafter):
         return PearlSession(opened.result(), start, self._worker, self._settings, self._lengths, self._vocabulary)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
-        """Return a draft for each of several sessions before anything is drafted ahead."""
+        """Return a draft for each session before anything is drafted ahead."""
         drafts = list[DraftTree]()
         for session, budget in zip(sessions, budgets, strict=True):
             assert isinstance(session, PearlSession)
@@ -100,30 +101,30 @@ class PearlDrafter(Drafter):
 
 
 class AheadLengths:
-    """How many tokens are drafted, by what was measured over all requests of a drafter.
+    """Decides how many tokens are drafted, from measurements over all requests of a drafter.
 
     Attributes:
-        times: of passes.
-        acceptance: of drafts, by depth.
+        times: pass times.
+        acceptance: acceptance of drafts by depth.
     """
 
     def __init__(self) -> None:
         self.times, self.acceptance = PassTimes(), LevelAcceptance()
 
     def first(self) -> int:
-        """Return how many tokens are to be drafted before a pass: 1 if that gains more than its time, else 0."""
+        """Return the number of tokens to draft before a pass: 1 if that gains more than it costs, else 0."""
         if not self.times.target:
             return 1
         return int(float(self.acceptance.gains(1)[0]) * self.times.target > self.times.draft)
 
     def ahead(self, price: float) -> int:
-        """Return how many tokens ahead are accepted often enough to be verified, which costs a price each."""
+        """Return how many tokens ahead are accepted often enough to be worth verifying, at `price` per token."""
         gains = self.acceptance.gains(MAX_PASSES)
         return 1 + int((np.diff(gains, prepend=0.0) > price).sum())
 
 
 class PearlSession(Session):
-    """One request: its text on the draft model, and what is being drafted ahead."""
+    """Session of one request: its text on the draft model, and what is being drafted ahead."""
 
     def __init__(
         self,
@@ -137,13 +138,13 @@ class PearlSession(Session):
         self._text, self._start, self._worker, self._settings = text, start, worker, settings
         self._lengths, self._vocabulary = lengths, vocabulary
         self._generator, self._round = torch.Generator(), 0
-        self._ready: Drawn = []  # below the root, drawn in the round before
-        self._drawn: Drawn = []  # the draft
+        self._ready: Drawn = []  # tokens below the root, drawn in the previous round
+        self._drawn: Drawn = []  # the current draft
         self._ahead: DrawnAhead | None = None
-        self._room = 0  # tokens that may be drawn ahead
+        self._room = 0  # maximum tokens to draw ahead
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a chain, and begin to draft what may follow it. Asked again before `observe`, it returns the same."""
+        """Return a chain and start drafting ahead. Repeated calls before `observe` return the same draft."""
         draft = self.draft(budget)
         self.go_ahead()
         return draft
@@ -169,14 +170,14 @@ class PearlSession(Session):
         laws = {node: law for node, (_, law) in enumerate(self._drawn, start=ROOT)}
         tokens = [token for token, _ in self._drawn]
         parents = list(range(-1, len(tokens) - 1))
-        if not tokens and self._sampled:  # the token that is drawn meanwhile tests the root's p
+        if not tokens and self._sampled:  # the token drawn during the pass is tested against the root's p
             tested = Proposal(torch.empty(0, self._vocabulary), ahead=self._first_ahead)
             return replace(DraftTree.empty(), proposal=tested)
         return drafted(tokens, parents, weights, laws if self._sampled else {}, ahead=self._first_ahead)
 
     def go_ahead(self) -> None:
-        """Begin to draft what may follow the draft."""
-        if self._room > 1:  # the first of them only tells whether the others can be used
+        """Start drafting what may follow the draft."""
+        if self._room > 1:  # the first token only decides whether the others can be used
             generator, draft = self._generator if self._sampled else None, [token for token, _ in self._drawn]
             times = self._lengths.times
             self._ahead = DrawnAhead(self._text, draft, self._room, self._worker, generator, times)
@@ -186,7 +187,7 @@ class PearlSession(Session):
         return bool(self._start.sampling.temperature)
 
     def _first_length(self) -> int:
-        """Return how many tokens are drafted before the pass where none were drafted ahead."""
+        """Return the number of tokens to draft before the pass if none were drafted ahead."""
         if self._settings.first is not None:
             return self._settings.first
         return self._lengths.first() if self._settings.ahead is None else 1
@@ -200,13 +201,13 @@ class PearlSession(Session):
         return None if self._ahead is None else self._ahead.first()
 
     def _end_ahead(self) -> Drawn:
-        """Return what was drafted ahead by now, or all that was asked for where that is a number."""
+        """Return what was drafted ahead so far, or if the setting is a number, all of it."""
         if self._ahead is None:
             return []
         return self._ahead.end(complete=self._settings.ahead is not None)
 
     def observe(self, verified: Verified) -> None:
-        """Use what was drafted ahead if the text went that way."""
+        """Use what was drafted ahead if the text took that path."""
         drawn, tokens = [*self._drawn, *self._end_ahead()], verified.tokens.tolist()
         if self._drawn:
             self._lengths.acceptance.observe(len(self._drawn), len(verified.path))

@@ -1,13 +1,13 @@
-"""The static tree that is expected to yield the most accepted tokens: Sequoia.
+"""The static tree with the most expected accepted tokens: Sequoia.
 
 Chen et al.: "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding", NeurIPS 2024, arXiv 2402.12374,
-section 3.1: a dynamic programme over how many nodes each sibling's subtree gets. With A(d, k) the probability that the
-k-th sibling at depth d is accepted if its parent was, the best m nodes below an accepted node at depth d gain
+section 3.1: a dynamic programme over the number of nodes in each sibling's subtree. With A(d, k) the probability that
+the k-th sibling at depth d is accepted if its parent was, the best m nodes below an accepted node at depth d gain
 
     G(d, m) = W(d, 1, m),    W(d, k, m) = max over 0 < j <= m of A(d + 1, k) (1 + G(d + 1, j - 1)) + W(d, k + 1, m - j)
 
-A is measured while the text is decoded, so the tree follows it. Siblings are drawn without replacement. How many nodes
-and levels pay is decided outside, by the measured cost of passes (section 3.3 there).
+A is measured during decoding, so the tree adapts to the text. Siblings are drawn without replacement. The number of
+nodes and levels is decided elsewhere, from the measured cost of passes (section 3.3 there).
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.shapes import Candidate, Level, Shape, check_max, draw_below
 from speculant.drafters.models.tree_acceptance import DEPTHS, SIBLINGS, SiblingAcceptance
 
-_EVERY = 32  # rounds after which the trees are computed anew
+_EVERY = 32  # rounds after which the trees are recomputed
 
 
 class BestTrees:
-    """The best trees of up to N nodes and D levels for one acceptance."""
+    """The best trees of up to N nodes and D levels for given acceptance probabilities."""
 
     def __init__(self, acceptance: Float64, *, nodes: int, levels: int, siblings: int) -> None:
         """Solve the dynamic programme.
 
         Args:
             acceptance: Float64[DEPTHS, SIBLINGS], see `SiblingAcceptance.probabilities`.
-            nodes, levels: the most of a tree.
-            siblings: the most below one node.
+            nodes, levels: maximum size of a tree.
+            siblings: maximum siblings below one node.
         """
         self._nodes, self._siblings = nodes, siblings
         sizes = np.arange(nodes + 1)
-        self._offsets = sizes[:, None] - sizes[1:]  # what is left of m nodes after a child with j of them
+        self._offsets = sizes[:, None] - sizes[1:]  # nodes left of m after a child whose subtree has j
         self._splits: dict[
             tuple[int, int], npt.NDArray[np.int64]
         ] = {}  # by depth and levels left: [siblings, nodes + 1]
-        self.gains = np.zeros((levels, nodes))  # row d - 1: of trees of at most d levels
+        self.gains = np.zeros((levels, nodes))  # row d - 1: gains of trees of at most d levels
         for maximum in range(1, levels + 1):
             below = np.zeros(nodes + 1)
             for depth in range(maximum - 1, -1, -1):
@@ -52,7 +52,7 @@ class BestTrees:
             self.gains[maximum - 1] = below[1:]
 
     def _solve(self, acceptance: Float64, below: Float64, key: tuple[int, int]) -> Float64:
-        """Return what the best subtrees of 0, 1, ... nodes gain, given what those one level below do."""
+        """Return the gains of the best subtrees of 0, 1, ... nodes, given those one level below."""
         rest, split = np.zeros(self._nodes + 1), np.zeros((self._siblings, self._nodes + 1), np.int64)
         for k in range(self._siblings - 1, -1, -1):
             child = acceptance[k] * (1 + below[:-1])
@@ -63,12 +63,12 @@ class BestTrees:
         return rest
 
     def children(self, nodes: int, depth: int, levels: int) -> list[int]:
-        """Return how many of `nodes` each child's subtree has, the child included.
+        """Return how many of `nodes` each child's subtree gets, including the child.
 
         Args:
-            nodes: below a node.
-            depth: of that node, 0 for the root.
-            levels: that may follow it.
+            nodes: number of nodes below a node.
+            depth: depth of that node, 0 for the root.
+            levels: number of levels that may follow it.
         """
         found, k = list[int](), 0
         if levels < 1:
@@ -82,19 +82,19 @@ class BestTrees:
 
 
 class BestTree(Shape):
-    """The best tree of the budget's size, siblings drawn without replacement."""
+    """The best tree for the budget, with siblings drawn without replacement."""
 
     drawn: Literal["iid", "distinct"] = "distinct"
     choosing = False
 
     def __init__(self, acceptance: SiblingAcceptance, *, depth: int, siblings: int, max_nodes: int = MAX_NODES) -> None:
-        """Take the limits.
+        """Create the shape.
 
         Args:
-            acceptance: shared by all requests.
-            depth: passes of the draft model per round.
-            siblings: the most below one node.
-            max_nodes: of a draft.
+            acceptance: acceptance statistics shared by all requests.
+            depth: maximum passes of the draft model per round.
+            siblings: maximum siblings below one node.
+            max_nodes: maximum nodes per draft.
         """
         if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
             raise UsageError(f"depth is 1 to {DEPTHS}, siblings 1 to {SIBLINGS}; not {depth} and {siblings}.")
@@ -102,7 +102,7 @@ class BestTree(Shape):
         self._maximum = check_max(max_nodes)
         self._trees = self._solved()
         self._rounds = 0
-        self._below: list[int] = []  # nodes below each node of the level
+        self._below: list[int] = []  # number of nodes to place below each node of the level
 
     def _solved(self) -> BestTrees:
         acceptance = self._acceptance.probabilities()

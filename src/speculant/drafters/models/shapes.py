@@ -1,8 +1,8 @@
-"""Shapes of drafts from a model: which tokens come below the nodes of a level.
+"""Shapes of drafts from a model: which tokens are placed below the nodes of a level.
 
-A shape expands a level at a time, since a level costs one pass of the draft model. What it decides before a token is
-drawn may depend on q, on the budget and on earlier tokens, never on the token itself: dropping or adding places after a
-look at what was drawn would bias the output.
+A shape expands one level at a time, since a level costs one pass of the draft model. Decisions made before a token is
+drawn may depend on q, on the budget and on earlier tokens, but never on the token itself: dropping or adding nodes
+after seeing what was drawn would bias the output.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
-WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # at most this probability: so many candidates
-WIDE = 32  # nodes of a draft above which it may be wider
-MAX_PASSES = 64  # of the draft model in a round
+WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # up to each probability, the number of candidates
+WIDE = 32  # drafts with more nodes than this may be wider
+MAX_PASSES = 64  # maximum passes of the draft model per round
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,15 +33,15 @@ class Level:
     """The nodes that a shape may expand.
 
     Attributes:
-        depth: of the nodes to come, 1 below the root.
-        q: Float32[F, V], the draft model's distribution after each node, warped where the target samples.
-        weights: the joint probability of each node.
-        room: how many nodes the budget still allows.
-        levels: how many more levels may be grown, this one included.
-        trees: whether nodes may have siblings; else only the first candidate is used.
-        sampled: whether tokens are drawn from q; else the most probable ones are chosen.
+        depth: depth of the new nodes, 1 below the root.
+        q: Float32[F, V], the draft model's distribution after each node, warped if the target samples.
+        weights: joint probability of each node.
+        room: number of nodes that the budget still allows.
+        levels: number of levels that may still be grown, including this one.
+        trees: whether nodes may have siblings; otherwise only the first candidate is used.
+        sampled: whether tokens are drawn from q; otherwise the most probable ones are taken.
         generator: the round's random stream.
-        level_price, node_price: what a further level, and a further node, has to gain; see `core.drafter.Budget`.
+        level_price, node_price: minimum gain of a further level, and of a further node; see `core.drafter.Budget`.
     """
 
     depth: int
@@ -58,7 +58,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node to come: the place of its parent in the level, its token, and the token's probability."""
+    """A new node: the index of its parent in the level, its token, and the token's probability."""
 
     parent: int
     token: int
@@ -67,18 +67,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class GrowthPlan:
-    """How a draft of the most probable paths grows, for code that grows one whole.
+    """How a draft of the most probable paths grows, for code that grows a whole draft at once.
 
     Attributes:
-        levels: at most.
-        top_k: candidates of each node that is expanded.
-        expanded: nodes that a level expands.
-        nodes: of the draft.
-        min_probability: joint probability below which no node is expanded.
-        level_price: what a further level has to gain.
-        row_price: what a further node that the same level expands has to gain.
-        ratios: of levels 2, 3, ...: the tokens that one gains by the joint probability of the nodes that it expands.
-        confidence: probability of its own below which no node is expanded.
+        levels: maximum number of levels.
+        top_k: candidates per expanded node.
+        expanded: maximum nodes expanded per level.
+        nodes: maximum nodes per draft.
+        min_probability: minimum joint probability of a node that is expanded.
+        level_price: minimum gain of a further level.
+        row_price: minimum gain of a further node expanded in the same level.
+        ratios: for levels 2, 3, ..., tokens gained per joint probability of the nodes that the level expands.
+        confidence: minimum probability of the node itself to be expanded.
     """
 
     levels: int
@@ -93,13 +93,13 @@ class GrowthPlan:
 
 
 class Shape(Protocol):
-    """How drafts grow. `choosing` shapes take the most probable tokens, also where the target samples.
+    """How drafts grow. `choosing` shapes take the most probable tokens even if the target samples.
 
     Attributes:
         drawn: how siblings are drawn.
         choosing: whether tokens are always chosen.
-        passes: how many levels are grown at most.
-        extended: of levels 2, 3, ... of the last draft: the joint probability of all nodes that it extended.
+        passes: maximum number of levels.
+        extended: for levels 2, 3, ... of the last draft, the joint probability of all nodes that the level extended.
     """
 
     drawn: Literal["iid", "distinct"]
@@ -109,31 +109,31 @@ class Shape(Protocol):
 
     @abstractmethod
     def expand(self, level: Level) -> list[Candidate]:
-        """Return the nodes of the next level, those of one parent in the order in which they were drawn."""
+        """Return the nodes of the next level; siblings are in the order in which they were drawn."""
 
     def select(self, weights: Sequence[float]) -> list[int]:
-        """Return which of the new nodes the next level may grow from, given their joint probabilities."""
+        """Return the indices of the new nodes that the next level may grow from, given their joint probabilities."""
         return list(range(len(weights)))
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
-        """Return how drafts within a budget and of so many levels grow; None where that is not planned beforehand."""
+        """Return how drafts within a budget and `levels` levels grow; None if that cannot be planned in advance."""
         return None
 
     def take_levels(self, extended: Sequence[float]) -> None:
-        """Take the joint probabilities of what levels 2, 3, ... extended of a draft that was grown by a plan."""
+        """Set `extended` for a draft that was grown by a plan."""
         return
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
-        """Learn from the last draft, which has nodes, and the accepted ones."""
+        """Learn from the last draft, which has at least one node, and its accepted nodes."""
         return
 
     def forecast(self, nodes: int) -> Float64 | None:
-        """Return what drafts of up to `nodes` nodes are expected to gain, see `core.drafter.Session.forecast`."""
+        """Return the expected gains of drafts of up to `nodes` nodes, see `core.drafter.Session.forecast`."""
         return None
 
 
 class Chain(Shape):
-    """One token a level, until the stop rule ends it."""
+    """One token per level, until the stop rule ends the chain."""
 
     drawn: Literal["iid", "distinct"] = "iid"
     choosing = False
@@ -142,17 +142,17 @@ class Chain(Shape):
     def __init__(
         self, acceptance: LevelAcceptance, stop: str = "none", threshold: float | None = None, length: int = 5
     ) -> None:
-        """Take the stop rule.
+        """Set the stop rule.
 
         Args:
-            acceptance: shared by all requests.
-            stop: "none" (the length is the budget's, which follows measured acceptance and cost), "fixed",
-                "heuristic" (transformers' schedule: two more after a draft that was accepted whole, else one less),
-                "confidence" or "entropy".
-            threshold: "confidence" stops where no token has this probability, 0.4 by default; "entropy" where the lower
-                bound of acceptance, 1 - sqrt(0.2 H(q)) (AdaEDL: Agrawal et al. 2024, arXiv 2410.18351), is below it,
-                0.3 by default. SVIP (Zhang et al. 2024, arXiv 2411.18462) tests the same quantity.
-            length: tokens of a fixed draft, and of the first one of the schedule.
+            acceptance: acceptance statistics shared by all requests.
+            stop: "none" (the budget sets the length, which follows measured acceptance and cost), "fixed", "heuristic"
+                (transformers' schedule: two more after a draft that was fully accepted, else one less), "confidence" or
+                "entropy".
+            threshold: "confidence" stops if no token reaches this probability, 0.4 by default; "entropy" stops if the
+                lower bound of acceptance, 1 - sqrt(0.2 H(q)) (AdaEDL: Agrawal et al. 2024, arXiv 2410.18351), is below
+                it, 0.3 by default. SVIP (Zhang et al. 2024, arXiv 2411.18462) tests the same quantity.
+            length: tokens of a fixed draft, and of the first draft under "heuristic".
         """
         if stop not in ("none", "fixed", "heuristic", "confidence", "entropy"):
             raise UsageError(f"stop must be none, fixed, heuristic, confidence or entropy, not {stop!r}.")
@@ -193,11 +193,11 @@ class BestFirst(Shape):
     """The most probable paths: each level expands the best nodes so far, and the best of all become the draft.
 
     OPT-Tree (Wang et al., TACL 2025, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with any draft
-    model. Where no path is as probable as `min_probability` any more, the tree ends.
+    model. The tree ends when no path is as probable as `min_probability`.
 
-    The tree also ends where the next level is not expected to gain what its time is worth elsewhere, and nodes that
-    cannot be in the draft are not expanded: those less probable than as many others as the budget allows, or than pays
-    for verifying a node. So a tree is a chain where nodes are expensive to verify, and wide where they are not.
+    The tree also ends if the next level is not expected to gain what its time is worth elsewhere, and nodes that cannot
+    be in the draft are not expanded: those less probable than as many others as the budget allows, or than what pays
+    for verifying a node. So a tree is a chain if nodes are expensive to verify, and wide if they are cheap.
     """
 
     drawn: Literal["iid", "distinct"] = "iid"
@@ -214,16 +214,16 @@ class BestFirst(Shape):
         expanded: int | None = None,
         wide: int | None = None,
     ) -> None:
-        """Take the limits.
+        """Set the limits.
 
         Args:
-            gains: of levels, shared by all requests.
-            depth: passes of the draft model per round.
-            top_k: nodes that a level expands, and candidates of each.
-            min_probability: joint probability below which no node is expanded.
-            max_nodes: of a draft.
-            expanded: nodes that a level expands, if not `top_k`.
-            wide: `top_k` of drafts of more than `WIDE` nodes, if it is another one there.
+            gains: statistics of levels, shared by all requests.
+            depth: maximum passes of the draft model per round.
+            top_k: nodes expanded per level, and candidates per expanded node.
+            min_probability: minimum joint probability of a node that is expanded.
+            max_nodes: maximum nodes per draft.
+            expanded: nodes expanded per level, if not `top_k`.
+            wide: `top_k` for drafts of more than `WIDE` nodes, if different.
         """
         if not (1 <= depth <= MAX_PASSES and 1 <= top_k <= check_max(max_nodes) and 0 <= min_probability < 1):
             raise UsageError(f"depth is 1 to {MAX_PASSES}, top_k 1 to {max_nodes}, least from 0 to below 1.")
@@ -231,8 +231,8 @@ class BestFirst(Shape):
         self._expanded, self._wide = expanded, top_k if wide is None else wide
         self._gains = gains
         self.extended = []
-        self._level: Level | None = None  # that was expanded last
-        self._weights: list[float] = []  # of all nodes before it
+        self._level: Level | None = None  # the last expanded level
+        self._weights: list[float] = []  # joint probabilities of all nodes so far
 
     def expand(self, level: Level) -> list[Candidate]:
         if level.depth == 1:
@@ -270,21 +270,21 @@ class BestFirst(Shape):
         return GrowthPlan(levels, top_k, expanded, budget.nodes, min_probability, budget.level_price, 0.0, ratios)
 
     def _width(self, nodes: int) -> int:
-        """Return how many candidates each node of a draft of so many nodes gets."""
+        """Return the number of candidates per node in a draft of `nodes` nodes."""
         return self._wide if nodes > WIDE else self._top_k
 
     def take_levels(self, extended: Sequence[float]) -> None:
         self.extended = extended
 
     def forecast(self, nodes: int) -> Float64:
-        return np.empty(0)  # it ends by itself where a level does not pay
+        return np.empty(0)  # the draft itself ends where a level does not pay off
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         self._gains.observe(self.extended, len(path))
 
 
 def check_max(max_nodes: int) -> int:
-    """Return the most nodes of a draft, a setting of methods that draft with a model or a head.
+    """Validate and return the maximum nodes per draft, a setting of methods that draft with a model or a head.
 
     Raises:
         UsageError: it is below 1.
@@ -295,7 +295,7 @@ def check_max(max_nodes: int) -> int:
 
 
 def width_at(confidence: float) -> int:
-    """Return how many candidates a place gets whose most probable token has this probability.
+    """Return the number of candidates for a position whose most probable token has this probability.
 
     CaPE (Du et al., ICML 2024, arXiv 2402.02082): 7, 5, 3 or 1 up to 0.3, 0.6, 0.8 or 1.
     """
@@ -303,7 +303,7 @@ def width_at(confidence: float) -> int:
 
 
 def draw_below(level: Level, place: int, count: int, *, distinct: bool) -> list[Candidate]:
-    """Return `count` candidates below a node, fewer if q has fewer: drawn from q, or else the most probable ones."""
+    """Return `count` candidates below a node, or fewer if q has fewer: drawn from q, or the most probable ones."""
     q = level.q[place]
     if count < 1:
         return []

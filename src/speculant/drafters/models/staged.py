@@ -1,14 +1,14 @@
-"""Staged Speculative Decoding: a small model drafts a tree, and is itself drafted for by an n-gram drafter.
+"""Staged Speculative Decoding: a small model drafts a tree, and an n-gram drafter drafts for the small model.
 
 Spector, Re: "Accelerating LLM Inference with Staged Speculative Decoding", 2023, arXiv 2308.04623. Its two parts:
 
-- The draft is a tree, so that as many tokens are accepted with fewer levels. Here it is the tree that is expected to
-  yield the most by the acceptance measured so far (`sequoia`).
-- The small model's own decoding is speculative: each of its passes also reads what the n-gram drafter proposes below
-  the nodes that are to be read, and a level whose nodes were all read before needs no pass. Which nodes are drawn does
-  not depend on that, so the draft is the one that the model would have drawn alone.
+- The draft is a tree, so that as many tokens are accepted with fewer levels. Here it is the tree with the most expected
+  accepted tokens by the acceptance measured so far (`sequoia`).
+- The small model itself decodes speculatively: each of its passes also reads what the n-gram drafter proposes below the
+  nodes to be read, and a level whose nodes have all been read needs no pass. Which nodes are drawn does not depend on
+  that, so the draft is the one that the model would have drawn alone.
 
-The paper's n-gram model is a Katz trigram; here any drafter without a model serves, with the memory it learns.
+The paper's n-gram model is a Katz trigram; here it can be any model-free drafter, including its memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class StagedSettings:
     """Settings of `staged`.
 
     Attributes:
-        inner: the method that drafts for the draft model.
-        inner_nodes: nodes of its that one pass of the draft model reads beside the tree's.
-        depth: levels of the tree, at most.
-        siblings: the most below one node; 1 for chains.
-        max_nodes: of a draft; larger ones than the engine has room for are cut.
+        inner: method that drafts for the draft model.
+        inner_nodes: nodes of the inner drafter read per pass of the draft model, in addition to the tree's.
+        depth: maximum levels of the tree.
+        siblings: maximum siblings below one node; 1 for chains.
+        max_nodes: maximum nodes per draft; drafts are cut to what the engine has room for.
     """
 
     inner: str = "mix"
@@ -52,10 +52,10 @@ class StagedSettings:
 
 
 class InnerMemory(Drafter, Persistent):
-    """A drafter around another one, whose memory is what is saved.
+    """A drafter that wraps another one, and saves and loads only that one's memory.
 
     Attributes:
-        inner: the drafter that keeps the memory.
+        inner: drafter that has the memory.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -63,15 +63,15 @@ class InnerMemory(Drafter, Persistent):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the inner drafter's memory takes now."""
+        """Current size of the inner drafter's memory in bytes."""
         return int(getattr(self.inner, "memory_bytes", 0))
 
     def save(self, path: Path) -> None:
-        """Write the inner drafter's memory; raises as that drafter's `save`."""
+        """Write the inner drafter's memory; raises the same errors as that drafter's `save`."""
         self._persistent().save(path)
 
     def load(self, path: Path) -> None:
-        """Replace the inner drafter's memory; raises as that drafter's `load`."""
+        """Replace the inner drafter's memory; raises the same errors as that drafter's `load`."""
         self._persistent().load(path)
 
     def _persistent(self) -> Persistent:
@@ -81,7 +81,7 @@ class InnerMemory(Drafter, Persistent):
 
 
 class StagedDrafter(InnerMemory):
-    """A tree of a draft model that an inner drafter speeds up: `staged`."""
+    """Drafter of a draft model's tree that an inner drafter speeds up: `staged`."""
 
     def __init__(
         self,
@@ -91,20 +91,20 @@ class StagedDrafter(InnerMemory):
         vocabulary: int,
         settings: StagedSettings | None = None,
     ) -> None:
-        """Take the draft model, and build the inner drafter.
+        """Set up the draft model, and build the inner drafter.
 
         Args:
-            open_cache: returns a cache of the draft model for a prompt Int32[T], which is not read yet.
-            build_inner: returns the drafter of a method by its name; refuses those that draft with a model themselves.
+            open_cache: returns an unread cache of the draft model for a prompt Int32[T].
+            build_inner: returns the drafter for a method name; rejects methods that use a draft model themselves.
             vocabulary: V of the target.
             settings: None for the defaults.
 
         Raises:
-            UsageError: the inner method drafts with a model itself, or a number is out of range.
+            UsageError: the inner method uses a draft model itself, or a number is out of range.
         """
         self._settings, self._acceptance = settings or StagedSettings(), SiblingAcceptance()
         check_inner_nodes(self._settings.inner_nodes)
-        self._shape()  # settings are checked before the first request
+        self._shape()  # validates the settings before the first request
         self._open_cache, self._vocabulary = open_cache, vocabulary
         super().__init__(build_inner(self._settings.inner))
 
@@ -123,14 +123,12 @@ class StagedDrafter(InnerMemory):
 
 
 class StagedText(LevelText):
-    """A text on a draft model, whose passes also read what an inner drafter proposes."""
+    """A text on a draft model, whose passes also read the proposals of an inner drafter."""
 
     def __init__(self, text: DraftText, inner: Session, *, nodes: int) -> None:
-        """Take the text, the inner drafter's session, and the nodes that it adds to a pass."""
+        """Combine the text and the inner drafter's session, which adds up to `nodes` nodes to a pass."""
         self._text, self._inner, self._nodes = text, inner, nodes
-        self._held: dict[
-            tuple[int, int], tuple[int, Tensor]
-        ] = {}  # by the row above and the token: its row, q after it
+        self._held: dict[tuple[int, int], tuple[int, Tensor]] = {}  # row and q of each node, by parent row and token
         self._paths: dict[int, tuple[int, ...]] = {}  # tokens from the root, by row
 
     @property
@@ -142,12 +140,12 @@ class StagedText(LevelText):
         return self._text.trees
 
     def begin(self) -> Tensor:
-        """Drop all rows of a draft; return q [1, V] after the root."""
+        """Drop all rows of the draft; return q [1, V] after the root."""
         self._held, self._paths = {}, {ROOT: ()}
         return self._text.begin()
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
-        """Return rows and q [n, V] of n nodes; those that were read before need no pass."""
+        """Return rows and q [n, V] of n nodes; nodes that were read before need no pass."""
         nodes = list(zip(above, tokens, strict=True))
         missing = [node for node in dict.fromkeys(nodes) if node not in self._held]
         if missing:
@@ -156,7 +154,7 @@ class StagedText(LevelText):
         return list(rows), torch.stack(laws)
 
     def _read(self, missing: Sequence[tuple[int, int]]) -> None:
-        """Read nodes, given the row above and the token of each, and what is proposed below them."""
+        """Read nodes, each given by parent row and token, and the proposals below them."""
         first, share = self._text.rows, self._nodes // len(missing) if self._text.trees else 0
         wanted = list(missing)
         for place, (above, token) in enumerate(missing):
@@ -174,7 +172,7 @@ class StagedText(LevelText):
         self._held |= zip(wanted, zip(rows, laws, strict=True), strict=True)
 
     def observe(self, verified: Verified) -> None:
-        """Let the inner drafter learn from the target's pass, too."""
+        """Let both the draft model's text and the inner drafter learn from the target's pass."""
         self._text.observe(verified)
         self._inner.observe(verified)
 
@@ -184,7 +182,7 @@ class StagedText(LevelText):
 
 
 def check_inner_nodes(nodes: int) -> None:
-    """Refuse a number of nodes of an inner drafter.
+    """Check the number of nodes of an inner drafter.
 
     Raises:
         UsageError: it is out of range.

@@ -1,8 +1,8 @@
-"""Drafts of several requests that grow at the same time, so that what drafts runs once a level for all of them.
+"""Growing the drafts of several requests at the same time, with one model pass per level for all of them.
 
-A draft in progress is a generator: it yields what it wants to be read and is sent the answer. Alone, each answer is
-computed when it is wanted; together, the answers that all drafts wait for are computed at once. A draft that is done
-leaves the others behind.
+A draft in progress is a generator: it yields the nodes it needs to be read and is sent the answer. Alone, each answer
+is computed when it is needed; together, the answers that all drafts wait for are computed at once. A finished draft
+drops out while the others continue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from speculant.core.tree import DraftTree
 
 Answer = tuple[
     list[int], Tensor
-]  # rows of the nodes that were read, and q [n, V] after them; of the root, [] and q [1, V]
+]  # rows of the nodes that were read, and q [n, V] after them; for the root, [] and q [1, V]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """Nodes to read.
+    """A request to read nodes.
 
     Attributes:
-        tokens: of the nodes; none to drop all rows of a draft and begin one.
-        above: the row that each is below, -1 for the root.
+        tokens: tokens of the nodes; empty to drop all rows and begin a draft.
+        above: parent row of each, -1 for the root.
     """
 
     tokens: Sequence[int] = ()
@@ -38,13 +38,13 @@ Drafting = Generator[NodeReading, Answer, DraftTree]
 
 
 class Readable(Protocol):
-    """What reads nodes, such as `level_session.LevelText`."""
+    """A text that can read nodes, such as `level_session.LevelText`."""
 
     def begin(self) -> Tensor:
-        """Drop all rows of a draft; return q [1, V] after the root."""
+        """Drop all rows of the draft; return q [1, V] after the root."""
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> Answer:
-        """Run n nodes below rows (-1: the root); return their rows and q [n, V] after them."""
+        """Run n nodes below the given parent rows (-1: the root); return their rows and q [n, V] after them."""
 
 
 class GrowingSession(Protocol):
@@ -57,7 +57,7 @@ class GrowingSession(Protocol):
 
 
 def answer_alone(text: Readable, wanted: NodeReading) -> Answer:
-    """Return what one draft waits for."""
+    """Return the answer that a single draft waits for."""
     return text.read(wanted.tokens, wanted.above) if wanted.tokens else ([], text.begin())
 
 
@@ -81,9 +81,9 @@ def draft_together(
     """Return the drafts of several sessions.
 
     Args:
-        sessions: one or more.
-        budgets: of each.
-        answer: returns what several drafts wait for, given their texts.
+        sessions: at least one session.
+        budgets: budget of each session.
+        answer: returns the answers to several readings, given the texts.
     """
     drafts: list[DraftTree] = [DraftTree.empty()] * len(sessions)
     draftings = [session.drafting(budget) for session, budget in zip(sessions, budgets, strict=True)]

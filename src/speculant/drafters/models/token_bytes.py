@@ -1,8 +1,8 @@
-"""The bytes that each token of a tokenizer stands for, so that tokens of two tokenizers can be compared and exchanged.
+"""The bytes that each token of a tokenizer represents, so that tokens of two tokenizers can be compared and exchanged.
 
-Vocabularies write the same text in different ways: "Ġthe" (byte-level BPE) and "▁the" (SentencePiece) are both " the",
-and "Ã©" and "<0xC3><0xA9>" are both "é". Bytes are what they have in common; they also hold the parts of a character
-that a token may end in.
+Vocabularies spell the same text in different ways: "Ġthe" (byte-level BPE) and "▁the" (SentencePiece) are both " the",
+and "Ã©" and "<0xC3><0xA9>" are both "é". Bytes are what they have in common; they can also represent a token that ends
+within a character.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from speculant.core.errors import TokenizerError
 
-ANCHOR = "\n"  # text is encoded behind it where it goes on, since tokenizers put a space before what begins a text
+ANCHOR = "\n"  # put before a continuation when it is encoded, since tokenizers add a space at the start of a text
 SPACE_MARK = "▁"
 
 
@@ -26,10 +26,10 @@ class TokenBytes:
         """Read the vocabulary.
 
         Args:
-            tokenizer: of transformers.
+            tokenizer: tokenizer of transformers.
 
         Raises:
-            TokenizerError: its tokens do not spell text piece by piece, as those of WordPiece.
+            TokenizerError: its tokens do not spell text piece by piece, as in WordPiece.
         """
         self.tokenizer = tokenizer
         spelling = _spelling(tokenizer)
@@ -46,11 +46,11 @@ class TokenBytes:
         self.texts = tuple(texts)
 
     def read(self, token: int) -> bytes:
-        """Return the bytes of a token; none for special tokens and for ids that are no token."""
+        """Return the bytes of a token; empty for special tokens and for ids without a token."""
         return (self.texts[token] if 0 <= token < len(self.texts) else None) or b""
 
     def name(self, token: int) -> str:
-        """Return the name of a token in the vocabulary; empty for an id that is none."""
+        """Return the name of a token in the vocabulary; empty for an id without a token."""
         return self._by_id.get(token, "")
 
     def join(self, tokens: list[int]) -> bytes:
@@ -69,26 +69,26 @@ class TokenBytes:
 
     @cached_property
     def leads_with_space(self) -> bool:
-        """Whether encoding puts a space before a text."""
+        """Whether encoding adds a space before a text."""
         return self.join(self._encode("a")).startswith(b" ")
 
     @cached_property
     def prefix(self) -> list[int]:
-        """The special tokens that encoding puts before a text."""
+        """The special tokens that encoding adds before a text."""
         whole, text = list(self.tokenizer("a")["input_ids"]), self._encode("a")
         places = range(len(whole) - len(text) + 1)
         return next((whole[:place] for place in places if whole[place : place + len(text)] == text), [])
 
     def begin(self, text: bytes) -> list[int]:
-        """Return the tokens of a text from its beginning, special tokens in front included."""
+        """Return the tokens of a text from its beginning, including special tokens before it."""
         found = self._encode(text.decode(errors="ignore"))
         return [*self.prefix, *found]
 
     def resume(self, text: bytes) -> list[tuple[int, int]]:
-        """Return tokens of a text that goes on from another, each with the number of bytes up to its end.
+        """Return the tokens of a text that continues another, each with the number of bytes up to its end.
 
-        They are the tokenizer's own where it reproduces the text exactly; else, as inside a character or where the text
-        looks like a special token, the longest ones that fit. Bytes that no token has are left out.
+        They are the tokenizer's own if it reproduces the text exactly; otherwise, as within a character or if the text
+        looks like a special token, the longest ones that match. Bytes that no token represents are left out.
         """
         own = self._resume_exactly(text)
         if own is not None:
@@ -140,11 +140,11 @@ class TokenBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Spelling:
-    """How names of a vocabulary are read.
+    """How the names in a vocabulary are read.
 
     Attributes:
-        alphabet: the byte of each character of a byte-level name; empty for names that are text.
-        space: what stands for a space in names that are text.
+        alphabet: byte for each character of a byte-level name; empty if names are text.
+        space: replacement for a space in names that are text.
         fallback: whether names such as <0x0A> are bytes.
     """
 
@@ -153,7 +153,7 @@ class _Spelling:
     fallback: bool = True
 
     def read(self, name: str) -> bytes | None:
-        """Return the bytes of a name; None if it is spelled in another way, as added tokens are."""
+        """Return the bytes of a name; None if it is spelled differently, like added tokens."""
         if self.alphabet:
             known = [self.alphabet.get(character) for character in name]
             return None if None in known else bytes(byte for byte in known if byte is not None)
@@ -166,7 +166,7 @@ class _Spelling:
 
 
 def _spelling(tokenizer: Any) -> _Spelling:
-    """Return how a tokenizer's vocabulary is spelled, by its decoder, or by the names where it shows none.
+    """Return how a tokenizer's vocabulary is spelled, from its decoder, or from the names if it exposes none.
 
     Raises:
         TokenizerError: tokens do not spell text piece by piece.
@@ -196,7 +196,7 @@ def _spelling(tokenizer: Any) -> _Spelling:
 
 
 def _parts(decoder: Any) -> dict[str, Any]:
-    """Return the steps of a decoder by their type, the first one of each."""
+    """Return the steps of a decoder by type, the first of each type."""
     found: dict[str, Any] = {}
     for step in decoder.get("decoders", [decoder]):
         for kind, part in (_parts(step) if "decoders" in step else {step["type"]: step}).items():
@@ -205,7 +205,7 @@ def _parts(decoder: Any) -> dict[str, Any]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character of byte-level BPE: printable ones are themselves, the others follow 255."""
+    """Return the byte for each character of byte-level BPE: printable ones are themselves, the others follow 255."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

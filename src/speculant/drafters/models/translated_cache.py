@@ -1,7 +1,8 @@
-"""A draft model's cache in the target's tokens, so that a draft model with another tokenizer drafts like any other.
+"""A draft model's cache that takes the target's tokens, so that a model with another tokenizer drafts like any other.
 
-A row of the target is the row of its partner in the shared vocabulary, or the rows of its text in several tokens of the
-draft model, or none. Logits are restricted to the shared tokens, so what is drawn is always one row.
+A row of the target corresponds to the row of its partner in the shared vocabulary, or to several rows that spell its
+text in the draft model's tokens, or to none. Logits are restricted to the shared tokens, so a drawn token always
+corresponds to one row.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from speculant.drafters.models.translation import Translation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """An uncommitted row of the target's.
+    """An uncommitted row of the target.
 
     Attributes:
         rows: the draft model's rows for it, counted from the first uncommitted one.
-        end: the draft model's last row up to it, ROOT if none was appended on the way.
-        height: how many of the draft model's rows are on the way from the committed text, its own included.
-        logits: the draft model's own [1, V'] after it.
+        end: the draft model's last row on the path to it, or ROOT if there is none.
+        height: number of the draft model's uncommitted rows on the path to it, including its own.
+        logits: the draft model's logits [1, V'] after it.
     """
 
     rows: tuple[int, ...]
@@ -38,15 +39,15 @@ class _Row:
 
 
 class TranslatedCache(TargetCache):
-    """A draft model's cache that takes tokens of the target and returns logits over them."""
+    """A draft model's cache that takes tokens of the target and returns logits over the target's vocabulary."""
 
     def __init__(self, prompt: Int32, translation: Translation, open_cache: OpenCache) -> None:
-        """Take the prompt, which is not read yet.
+        """Open the draft model's cache; the prompt is not read yet.
 
         Args:
-            prompt: Int32[T] of the target's tokens.
-            translation: into the draft model's tokens.
-            open_cache: returns the draft model's cache of a prompt in its own tokens.
+            prompt: Int32[T], in the target's tokens.
+            translation: translation into the draft model's tokens.
+            open_cache: returns the draft model's cache for a prompt in its own tokens.
         """
         self._translation, self._cache = translation, open_cache(translation.prompt(prompt))
         self._prompt_length, self._committed = len(prompt), 0
@@ -68,7 +69,7 @@ class TranslatedCache(TargetCache):
 
     @property
     def depth(self) -> int:
-        """How deep a draft may be; 0 once the text in the draft model's tokens exceeds its positions."""
+        """Maximum depth of a draft; 0 once the text in the draft model's tokens exceeds its positions."""
         return 0 if self._full else self._cache.depth
 
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
@@ -121,7 +122,7 @@ class TranslatedCache(TargetCache):
         kept = [self._rows[row] for row in rows]
         self._cache.keep([row for each in kept for row in each.rows])
         if kept:
-            self._after = kept[-1].logits.clone()  # the other rows of its pass are not needed any more
+            self._after = kept[-1].logits.clone()  # a copy, so that the other rows of the pass are freed
         self._committed += len(kept)
         self._rows = []
 
@@ -140,8 +141,8 @@ class TranslatedCache(TargetCache):
     def _plan(self, tokens: Int32, parents: Int32) -> tuple[list[_Row], list[int], list[int], bool]:
         """Return the new rows without logits, the draft model's tokens for them, their parents, and whether it is full.
 
-        Text for which the draft model has no positions left is not read: drafts then go on from what comes before it,
-        which costs acceptance in this round, and there is no other.
+        Text for which the draft model has no positions left is not read: drafts then continue from what precedes it,
+        which costs acceptance in this round, but no draft follows after that.
         """
         rows, pieces, above = list(self._rows), list[int](), list[int]()
         appended, maximum, full = self._appended(), self._cache.depth + 1, self._full
@@ -160,7 +161,7 @@ class TranslatedCache(TargetCache):
         return rows[len(self._rows) :], pieces, above, full
 
     def _appended(self) -> int:
-        """Return how many uncommitted rows the draft model's cache has."""
+        """Return the number of uncommitted rows in the draft model's cache."""
         return 1 + max((row.end for row in self._rows), default=ROOT)
 
     def _pass(self, logits: Tensor) -> Pass:

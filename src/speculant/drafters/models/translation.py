@@ -1,4 +1,4 @@
-"""Target text in a draft model's tokens: the prompt as a whole, committed tokens one by one."""
+"""Translation of the target's text into a draft model's tokens: the prompt as a whole, committed tokens one by one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class Translation:
     """Translates tokens of the target into tokens of a draft model with another tokenizer."""
 
     def __init__(self, target: TokenBytes, draft: TokenBytes, shared: SharedVocabulary, *, draft_size: int) -> None:
-        """Take the tokenizers.
+        """Create a translation.
 
         Args:
             target, draft: the tokenizers.
-            shared: what they share.
-            draft_size: the number of token ids that the draft model knows.
+            shared: their shared vocabulary.
+            draft_size: number of token ids that the draft model knows.
         """
         self.target, self.draft, self.shared = target, draft, shared
         self._to_draft, self._draft_size = shared.to_draft(), draft_size
         self._pieces = dict[int, tuple[int, ...]]()
 
     def pieces(self, token: int) -> tuple[int, ...]:
-        """Return the draft model's tokens for a token of the target: its partner, else its text, which may be empty."""
+        """Return the draft model's tokens for a token of the target: its partner, or its text, which may be empty."""
         if token not in self._pieces:
             partner = self._to_draft.get(token)
             found = [piece for piece, _ in self.draft.resume(self.target.read(token))] if partner is None else [partner]
@@ -35,8 +35,8 @@ class Translation:
     def prompt(self, tokens: Int32) -> Int32:
         """Return a prompt in the draft model's tokens, at least one.
 
-        Text between special tokens is encoded anew as a whole. Special tokens are replaced by their partners, and left
-        out where there is none. What the draft model's tokenizer puts before a text comes first in any case.
+        Text between special tokens is re-encoded as a whole. Special tokens are replaced by their partners, or left out
+        if they have none. What the draft model's tokenizer adds before a text always comes first.
         """
         found, run, begun = list[int](), b"", False
         for token in [*tokens.tolist(), None]:
@@ -60,7 +60,7 @@ class Translation:
         if not first:
             return [piece for piece, _ in self.draft.resume(text)]
         if self.target.leads_with_space and text.startswith(b" "):
-            text = text[1:]  # the tokenizer put it there; the draft model's does so itself where it should
+            text = text[1:]  # the target's tokenizer added it; the draft model's adds its own if needed
         return self.draft.begin(text)
 
     def _known(self, tokens: list[int]) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
-"""A draft model with any tokenizer drafts text: `uag`.
+"""Drafting through text by a draft model with any tokenizer: `uag`.
 
 Universal assisted generation; string-level exact match (SLEM) in Timor et al. 2025, arXiv 2502.05202, algorithm 3. The
-draft model continues the text greedily in its own tokens; the new text is encoded by the target's tokenizer behind the
-last tokens of the target (the look-back window), and what follows them is drafted as a chain of chosen tokens.
+draft model continues the text greedily in its own tokens; the target's tokenizer encodes the new text together with the
+target's last tokens (the look-back window), and the tokens after the window are drafted as a deterministic chain.
 
-Differences from transformers' implementation: texts are aligned by bytes, not by the longest diagonal of equal token
-ids, so a repeated phrase cannot shift the draft; and the draft's rows are kept up to the window, not read anew.
+Differences from transformers' implementation: texts are aligned by bytes instead of the longest diagonal of equal token
+ids, so a repeated phrase cannot shift the draft; and the draft's rows before the window are kept instead of read again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class UniversalSettings:
     """Settings of `uag`.
 
     Attributes:
-        length: the most passes of the draft model per round.
-        lookback: tokens of either model at the end of the text that are encoded again with what follows.
+        length: maximum passes of the draft model per round.
+        lookback: tokens of either model at the end of the text that are re-encoded with what follows.
     """
 
     length: int = 20
@@ -45,7 +45,7 @@ class UniversalSettings:
 
 
 class UniversalDrafter(Drafter):
-    """Drafts through text: `uag`."""
+    """Drafter that drafts through text: `uag`."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class UniversalDrafter(Drafter):
         translation: Translation,
         settings: UniversalSettings | None = None,
     ) -> None:
-        """Take the draft model.
+        """Set up the draft model.
 
         Args:
-            open_cache: returns a cache of the draft model for a prompt in its own tokens, which is not read yet.
-            translation: between the two tokenizers.
+            open_cache: returns an unread cache of the draft model for a prompt in its own tokens.
+            translation: translation between the two tokenizers.
             settings: None for the defaults.
         """
         self._open_cache, self._translation = open_cache, translation
@@ -75,21 +75,21 @@ class UniversalDrafter(Drafter):
 
 
 class UniversalSession(Session):
-    """One request: the text since the prompt, and the draft model's cache of its beginning."""
+    """Session of one request: the text since the prompt, and the draft model's cache of its beginning."""
 
     def __init__(
         self, cache: TargetCache, start: SessionRequest, translation: Translation, settings: UniversalSettings
     ) -> None:
         self._cache, self._translation, self._settings = cache, translation, settings
-        self._tokens = start.prompt.tolist()[-settings.lookback :]  # the target's last ones
-        self._text = b""  # what follows the committed rows of the draft model's cache
+        self._tokens = start.prompt.tolist()[-settings.lookback :]  # the target's last tokens
+        self._text = b""  # text after the committed rows of the draft model's cache
         self._rows = list[int]()  # the draft model's tokens in uncommitted rows, a chain
         self._full = False
-        self._last: tuple[Budget, DraftTree] | None = None  # of this round
+        self._last: tuple[Budget, DraftTree] | None = None  # this round's budget and draft
         self._to_target = translation.shared.to_target()
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a chain; asked again before `observe`, the same."""
+        """Return a chain. Repeated calls before `observe` return the same draft."""
         if self._last is None or self._last[0] != budget:
             self._last = budget, self._draft(min(budget.nodes, budget.depth))
         return self._last[1]
@@ -106,20 +106,20 @@ class UniversalSession(Session):
             token = int(best.indices)
             weights.append(float(best.values) * (weights[-1] if weights else 1.0))
             piece = self._translation.draft.read(token)
-            if not piece:  # a special token ends the draft, and is part of it where the target has it too
+            if not piece:  # a special token ends the draft, and is part of it if the target also has it
                 end = self._to_target.get(token)
                 break
             text += piece
             ends.append(len(text))
             tokens = [each for each, _ in self._encoded(window, text)]
-            # The last token may still grow, so a draft is long enough only where it has one more.
+            # The last token may still grow, so a draft is long enough only if it has one more.
             if len(tokens) > depth or drawn == passes:
                 break
             logits = self._append([token])
         return self._chain(self._encoded(window, text)[:depth], ends, weights, end if len(tokens) < depth else None)
 
     def _chain(self, found: list[tuple[int, int]], ends: list[int], weights: list[float], end: int | None) -> DraftTree:
-        """Return the chain of the target's tokens, each as probable as the draft model's text up to its end."""
+        """Return a chain of the target's tokens, each as probable as the draft model's text up to its end."""
         tokens = [token for token, _ in found]
         joint = [next(w for e, w in zip(ends, weights, strict=False) if e >= place) for _, place in found]
         if end is not None:
@@ -130,7 +130,7 @@ class UniversalSession(Session):
     def _encoded(self, window: bytes, text: bytes) -> list[tuple[int, int]]:
         """Return the target's tokens for drafted text, each with the number of bytes up to its end.
 
-        They are what follows the window if its end is the end of a token; else the draft alone is encoded.
+        They are the tokens after the window if a token ends where it ends; otherwise the draft is encoded on its own.
         """
         text = _complete(text)
         found = self._translation.target.resume(window + text)
@@ -139,14 +139,14 @@ class UniversalSession(Session):
         return self._translation.target.resume(text)
 
     def _window(self) -> bytes:
-        """Return the text of the target's last tokens, from the beginning of a character."""
+        """Return the text of the target's last tokens, starting at a character boundary."""
         return self._translation.target.join(self._tokens).lstrip(bytes(range(0x80, 0xC0)))
 
     def _read_text(self) -> Tensor | None:
-        """Return the draft model's logits after the text; None where there is none to go on from.
+        """Return the draft model's logits after the text; None if there is nothing to continue from.
 
-        Rows that are settled are committed: those of whole words before the window. The others are read again with the
-        text that follows, unless the last draft holds them already.
+        Settled rows, those of whole words before the window, are committed. The others are read again with the text
+        that follows, unless the last draft already contains them.
         """
         if self._full:
             return None
@@ -168,7 +168,7 @@ class UniversalSession(Session):
         return self._append(found[same:])
 
     def _settled(self, found: list[int], same: int) -> int:
-        """Return how many of the tokens of the text may be committed: their rows are there, and words stay whole."""
+        """Return how many tokens of the text may be committed: their rows exist, and words stay whole."""
         lookback = self._settings.lookback
         maximum = min(same, len(found) - lookback)
         for place in range(maximum, 0, -1):
@@ -185,7 +185,7 @@ class UniversalSession(Session):
         return torch.as_tensor(logits)
 
     def observe(self, verified: Verified) -> None:
-        """Take the committed tokens; they are read with the next draft."""
+        """Append the committed tokens; they are read with the next draft."""
         committed = verified.tokens.tolist()
         self._text += self._translation.target.join(committed)
         self._tokens = [*self._tokens, *committed][-self._settings.lookback :]
@@ -196,7 +196,7 @@ class UniversalSession(Session):
 
 
 def _complete(text: bytes) -> bytes:
-    """Return text without the beginning of a character at its end; as it is where it is no UTF-8 otherwise."""
+    """Return text without an incomplete character at its end; unchanged if it is not UTF-8 otherwise."""
     for cut in range(min(4, len(text) + 1)):
         try:
             text[: len(text) - cut].decode()

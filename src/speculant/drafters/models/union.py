@@ -1,16 +1,16 @@
-"""A memory proposes, a model judges and extends: one tree, weighted by how reliable each has been so far.
+"""A memory proposes, a model scores and extends: one tree, weighted by how reliable each has been so far.
 
-A memory such as `mix` knows what this text and earlier ones repeat, a model knows the language. The model reads the
+A memory such as `mix` knows what this text and earlier ones repeat; a model knows the language. The model reads the
 whole tree that the memory proposes; then the most probable nodes are extended by the model's own tokens, level by
 level, and the most probable nodes of all become the draft. A candidate's probability, given that its parent was
-accepted, is a logistic mixture of both opinions,
+accepted, is a logistic mixture of both estimates,
 
     sigmoid(w0 + w1 logit(q) + w2 logit(m) + w3 [no m]),
 
-with q of the model, m of the memory, and weights learned online from every candidate whose parent was accepted;
-candidates of a node never add up to more than 1. SAM-Decoding (Hu et al. 2025, arXiv 2411.10666) and Cascade
-Speculative Drafting switch between retrieval and a model; here both share one tree. All tokens are chosen, so with a
-seed the text is plain decoding's.
+with q from the model, m from the memory, and weights learned online from every candidate whose parent was accepted; the
+probabilities of a node's candidates never sum to more than 1. SAM-Decoding (Hu et al. 2025, arXiv 2411.10666) and
+Cascade Speculative Drafting switch between retrieval and a model; here both share one tree. All tokens are
+deterministic, so with a seed the text is the same as with plain decoding.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionSettings:
-    """Settings of methods that unite a memory with a model or a head.
+    """Settings of methods that combine a memory with a model or a head.
 
     Attributes:
         proposed: nodes of the tree that the memory proposes.
         depth: passes of the draft model or head that extend it.
-        top_k: nodes that each of them extends, and candidates of each.
-        min_probability: joint probability below which no node is extended.
+        top_k: nodes extended per pass, and candidates per extended node.
+        min_probability: minimum joint probability of a node that is extended.
 
     Raises:
         UsageError: a setting is out of range.
@@ -58,7 +58,7 @@ class UnionSettings:
 
 
 def features_of(q: float, m: float | None) -> tuple[float, float, float, float]:
-    """Return the features of a candidate with probability q by the model and m by the memory, None if it has none."""
+    """Return the features of a candidate with probability q from the model and m from the memory, None if missing."""
     return (1.0, logit(q), 0.0 if m is None else logit(m), float(m is None))
 
 
@@ -67,10 +67,10 @@ class Candidates:
     """A draft in progress.
 
     Attributes:
-        tokens, parents, weights, depths: of its nodes; weights are joint probabilities, children of the root have
+        tokens, parents, weights, depths: of each node; weights are joint probabilities, and children of the root have
             depth 1.
-        rows: of the nodes that the model has read, by node.
-        features: of the candidates below a node, by node: their tokens, and Float64[C, 4].
+        rows: row of each node that the model has read.
+        features: for each node, the candidates below it: their tokens, and features Float64[C, 4].
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Candidates:
     features: dict[int, tuple[list[int], Float64]] = field(default_factory=dict)
 
     def add(self, parent: int, tokens: list[int], probabilities: list[float]) -> dict[int, int]:
-        """Add nodes below a node, given their probabilities there; return them by their tokens."""
+        """Add children to a node, given their conditional probabilities; return the new nodes by token."""
         first = len(self.tokens)
         joint, depth = (1.0, 0) if parent == ROOT else (self.weights[parent], self.depths[parent])
         self.tokens += tokens
@@ -100,17 +100,17 @@ class Candidates:
 
 
 class UnionSession(Session):
-    """One request: its text on the model, the memory's session, and the candidates of the last draft."""
+    """Session of one request: its text on the model, the memory's session, and the candidates of the last draft."""
 
     def __init__(self, text: RowText, memory: Session, mixture: Mixture, settings: UnionSettings) -> None:
         self._text, self._memory, self._mixture, self._settings = text, memory, mixture, settings
-        self._seen: dict[tuple[int, ...], tuple[list[int], Float64]] = {}  # by the tokens from the root
+        self._seen: dict[tuple[int, ...], tuple[list[int], Float64]] = {}  # features, by the tokens from the root
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the most probable paths of both."""
+        """Return the most probable paths of memory and model combined."""
         self._seen = {}
-        read = min(budget.depth, self._text.depth)  # levels that the model has an opinion of
-        if min(budget.nodes, read) < 1:  # it may have no positions left
+        read = min(budget.depth, self._text.depth)  # levels that the model assigns probabilities to
+        if min(budget.nodes, read) < 1:  # the model may have no positions left
             return self._memory.propose(budget)
         trees = budget.trees and self._text.trees
         proposed = self._memory.propose(Budget(nodes=self._settings.proposed, depth=budget.depth, trees=trees))
@@ -123,9 +123,9 @@ class UnionSession(Session):
         return draft.within(depth=budget.depth, trees=budget.trees)
 
     def _judge(self, proposed: DraftTree, read: int) -> Candidates:
-        """Return the proposed tree and the model's own candidates beside and below its nodes.
+        """Return the proposed tree with the model's own candidates added at each of its nodes.
 
-        Nodes deeper than `read` levels have the memory's probabilities.
+        Nodes deeper than `read` levels keep the memory's probabilities.
         """
         found = Candidates()
         [q] = self._text.begin()
@@ -158,7 +158,7 @@ class UnionSession(Session):
         return found
 
     def _add(self, found: Candidates, parent: int, q: Tensor, shares: dict[int, float]) -> dict[int, int]:
-        """Add the candidates below a node, and return them by their tokens."""
+        """Add the candidates below a node and return the new nodes by token."""
         best = q.topk(min(self._settings.top_k, len(q)))
         given = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         given |= {token: float(q[token]) for token in shares if token not in given}
@@ -190,11 +190,11 @@ class UnionSession(Session):
         return True
 
     def forecast(self, nodes: int) -> Float64:
-        """Return nothing: the passes of the model do not depend on the nodes asked for."""
+        """Return an empty forecast: the passes of the model do not depend on the number of nodes."""
         return np.empty(0)
 
     def observe(self, verified: Verified) -> None:
-        """Let the model's text, the memory and the mixture learn what the target chose."""
+        """Update the model's text, the memory and the mixture with the target's choices."""
         self._mixture.learn_path(self._seen, verified.tokens.tolist())
         self._seen = {}
         self._text.observe(verified)

@@ -2,8 +2,8 @@
 
 Timor et al.: "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies",
 ICML 2025, arXiv 2502.05202, algorithm 4: the drafter's distribution is restricted to the shared tokens and normalised,
-and verification goes on as usual, so the output stays the target's. There tokens are shared if their names are equal
-after one space mark is replaced; here if they stand for the same bytes.
+and verification works as usual, so the output stays the target's. In the paper, tokens are shared if their names are
+equal after the space mark is replaced; here, if they represent the same bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from speculant.drafters.models.token_bytes import TokenBytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedVocabulary:
-    """Pairs of tokens; no token is in two of them.
+    """Pairs of tokens; each token is in at most one pair.
 
     Attributes:
-        target_ids: Int64[S], of the target's vocabulary.
+        target_ids: Int64[S], tokens of the target's vocabulary.
         draft_ids: Int64[S], the draft model's token for each.
-        target_size: V, the logits of the target.
-        target_tokens: how many tokens the target's tokenizer has.
+        target_size: V, number of logits of the target.
+        target_tokens: number of tokens in the target's tokenizer.
     """
 
     target_ids: Int64
@@ -41,19 +41,19 @@ class SharedVocabulary:
 
     @property
     def share(self) -> float:
-        """The share of the target's tokens that the draft model has too."""
+        """Share of the target's tokens that the draft model also has."""
         return len(self) / max(1, self.target_tokens)
 
     def to_draft(self) -> dict[int, int]:
-        """Return the draft model's token of each shared token of the target."""
+        """Return the draft model's token for each shared token of the target."""
         return dict(zip(self.target_ids.tolist(), self.draft_ids.tolist(), strict=True))
 
     def to_target(self) -> dict[int, int]:
-        """Return the target's token of each shared token of the draft model."""
+        """Return the target's token for each shared token of the draft model."""
         return dict(zip(self.draft_ids.tolist(), self.target_ids.tolist(), strict=True))
 
     def restrict(self, logits: Tensor) -> Tensor:
-        """Return the draft model's logits [R, V'] over the target's tokens [R, V], -inf where none is shared."""
+        """Map the draft model's logits [R, V'] to the target's tokens [R, V], with -inf for tokens not shared."""
         target = torch.as_tensor(self.target_ids, device=logits.device)
         draft = torch.as_tensor(self.draft_ids, device=logits.device)
         over = logits.new_full((len(logits), self.target_size), -torch.inf)
@@ -61,20 +61,20 @@ class SharedVocabulary:
 
 
 def share_vocabulary(target: TokenBytes, draft: TokenBytes, *, target_size: int, draft_size: int) -> SharedVocabulary:
-    """Return the tokens that stand for the same bytes in both vocabularies.
+    """Return the tokens that represent the same bytes in both vocabularies.
 
-    Where several tokens of a vocabulary do, as "A" and the byte <0x41>, those with the same name are paired first, then
-    the others in order. Special tokens are paired by name, then the ends and the beginnings of text.
+    If several tokens of a vocabulary do, such as "A" and the byte <0x41>, those with the same name are paired first,
+    then the others in order. Special tokens are paired by name, then the end and beginning of text.
 
     Args:
         target, draft: the tokenizers.
-        target_size, draft_size: the numbers of logits; tokens beyond them are left out.
+        target_size, draft_size: numbers of logits; tokens beyond them are left out.
     """
     ours, theirs = _texts(target, target_size), _texts(draft, draft_size)
     pairs = dict[int, int]()
     for text, ids in ours.items():
         pairs |= _pair(target, draft, ids, theirs.get(text, []))
-    # A name may be special in one tokenizer and an ordinary added token in the other, as <think> is.
+    # A name may be special in one tokenizer and an ordinary added token in the other, such as <think>.
     names = dict.fromkeys([*target.specials, *draft.specials])
     special = [(target.names.get(name), draft.names.get(name)) for name in names]
     taken = set(pairs.values())
@@ -91,13 +91,13 @@ def share_vocabulary(target: TokenBytes, draft: TokenBytes, *, target_size: int,
 
 
 def same_ids(target: Mapping[str, int], draft: Mapping[str, int], *, draft_size: int) -> bool:
-    """Return whether ids mean the same to both, up to what only one has, so that nothing needs translation.
+    """Return whether ids mean the same in both vocabularies, except those only one has, so no translation is needed.
 
     Every token of the target must be an id that the draft model can read.
 
     Args:
-        target, draft: the id of each token's name, as tokenizers give them.
-        draft_size: the number of ids that the draft model knows.
+        target, draft: id of each token by name, as returned by the tokenizers.
+        draft_size: number of ids that the draft model knows.
     """
     if max(target.values(), default=-1) >= draft_size:
         return False
@@ -114,7 +114,7 @@ def _texts(tokens: TokenBytes, size: int) -> dict[bytes, list[int]]:
 
 
 def _pair(target: TokenBytes, draft: TokenBytes, ours: list[int], theirs: list[int]) -> dict[int, int]:
-    """Return pairs of tokens of the same bytes."""
+    """Return pairs of tokens that represent the same bytes."""
     if len(ours) == len(theirs) == 1:
         return {ours[0]: theirs[0]}
     pairs = {i: other for i in ours for other in theirs if target.name(i) == draft.name(other)}

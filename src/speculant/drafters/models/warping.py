@@ -1,4 +1,4 @@
-"""How a drafter's logits are warped, so that q is warped like the target's p, and a token drawn from q."""
+"""Warping of a drafter's logits into q, in the same way as the target's p, and drawing a token from q."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class Warping:
-    """Turns the logits of a drafter into q, for one request."""
+    """Converts the logits of a drafter into q, for one request."""
 
     def __init__(self, sampling: Sampling) -> None:
-        """Take how the target samples."""
+        """Set the target's sampling settings."""
         self._sampling, self._logged = sampling, False
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return the distributions Float32[n, V] of logits [n, V], warped as the target's are unless it is greedy.
+        """Return distributions Float32[n, V] for logits [n, V], warped like the target's unless it is greedy.
 
-        Where logits are no numbers, as those of damaged weights and of states beyond a dtype's range are, q is uniform:
-        such drafts cost speed, and a memory beside the drafter goes on.
+        If logits are NaN, because of damaged weights or states beyond a dtype's range, q is uniform: such drafts cost
+        speed, but a memory that drafts along keeps working.
         """
         q = warped(logits, self._sampling) if self._sampling.temperature else logits.float().softmax(-1)
-        unknown = q[:, :1].isnan()  # where one is, all of the row are
+        unknown = q[:, :1].isnan()  # if one value is NaN, the whole row is
         if bool(unknown.any()):
             if not self._logged:
                 self._logged = True
@@ -36,9 +36,9 @@ class Warping:
 
 
 def warped(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the distributions Float32[R, V] of logits [R, V] after temperature, top-k, top-p and min-p.
+    """Return distributions Float32[R, V] for logits [R, V] after temperature, top-k, top-p and min-p.
 
-    In this order, as transformers applies them; the temperature must be above 0.
+    They are applied in this order, as in transformers; the temperature must be above 0.
     """
     scores = logits.float() / sampling.temperature
     if sampling.top_k is not None:
@@ -56,5 +56,5 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw_token(q: Tensor, generator: torch.Generator | None) -> int:
-    """Return a token drawn from q [V]; without a generator, as where decoding is greedy, the most probable one."""
+    """Return a token drawn from q [V]; without a generator, as in greedy decoding, the most probable one."""
     return int(q.argmax() if generator is None else torch.multinomial(q.cpu(), 1, generator=generator))

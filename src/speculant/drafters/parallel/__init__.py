@@ -1,1 +1,1 @@
-"""Drafters that guess several positions at once with the target itself: Jacobi decoding and Lookahead Decoding."""
+"""Drafters in which the target itself guesses several positions at once: Jacobi decoding and Lookahead Decoding."""

@@ -3,23 +3,23 @@
 Santilli, Severino, Postolache, Maiorca, Mancusi, Marin, Rodola: "Accelerating Transformer Inference for Translation via
 Parallel Decoding", ACL 2023, arXiv 2305.10427; before that Song et al., ICML 2021, arXiv 2002.03629. Greedy decoding is
 a system of equations, y_i = argmax p(. | y_1 .. y_(i-1)), solved here by Jacobi's method: a pass over the guesses gives
-the argmax after each, and these are the next guesses. The first wrong guess is replaced by the right token, so every
-pass settles one token or more, and the fixed point is the output of plain decoding.
+the argmax after each, and these are the next guesses. The first wrong guess is replaced by the correct token, so every
+pass settles at least one token, and the fixed point is the output of plain decoding.
 
-As a drafter: the guesses are a chain, the pass verifies them, and the argmax at every row, those of rejected nodes
-included, is the next iterate. The three variants of the paper differ in which positions are iterated:
+As a drafter: the guesses are a chain, the pass verifies them, and the argmax at every row, including those of rejected
+nodes, is the next iterate. The paper's three variants differ in which positions are iterated:
 
-- `pj` (parallel Jacobi): all that are left of the text, here as many as the budget pays for;
-- `pgj` (parallel Gauss-Seidel-Jacobi): those of one block; the next block begins when this one is settled;
-- `hgj` (hybrid): the same for the first `length` tokens, and plain decoding from there on, since the length of a text
-  is not known in advance. A text that ends before does so in every variant, by the rules that end texts.
+- `pj` (parallel Jacobi): all remaining positions of the text, here as many as the budget allows;
+- `pgj` (parallel Gauss-Seidel-Jacobi): the positions of one block; the next block begins when this one is settled;
+- `hgj` (hybrid): the same for the first `length` tokens, then plain decoding, since the length of a text is not known
+  in advance. In every variant a text that ends earlier does so by the usual stopping rules.
 
-What differs from the authors' code, which settles one token a pass until a whole block repeats itself: each round
-keeps all guesses that the pass confirms. And where the target samples, the drawn tokens are verified as such; the next
-guesses are still argmaxes.
+Unlike the authors' code, which settles one token per pass until a whole block repeats itself, each round keeps all
+guesses that the pass confirms. If the target samples, the sampled tokens decide what is accepted; the next guesses are
+still argmaxes.
 
-The weights of nodes are measured per request. A guess that a pass has just changed is seldom right and one that several
-passes left alone often, so acceptance is counted by the number of passes that have returned the same guess.
+The weights of nodes are measured per request. A guess that the last pass changed is seldom correct, and one that
+several passes left unchanged often is, so acceptance is counted by the number of passes that have returned it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
-_PRIOR_RATES = (0.02, 0.1, 0.4, 0.7)  # of guesses that no pass has returned, that one has, two, three or more
+_PRIOR_RATES = (0.02, 0.1, 0.4, 0.7)  # for guesses returned by 0, 1, 2, and 3 or more passes in a row
 _PRIOR_TRIALS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JacobiSettings:
-    """Settings; block and length are those of the authors' code.
+    """Settings of Jacobi decoding; block and length are those of the authors' code.
 
     Attributes:
         variant: "pj", "pgj" or "hgj".
-        block: tokens of a block of "pgj" and "hgj"; a pass runs one node less, since its last row yields a token too.
-        length: tokens after which "hgj" decodes plainly.
-        fill: the token that positions hold before their first pass, for instance the model's padding token, as in the
-            paper; None for the prompt's tokens in order, again and again.
+        block: tokens per block in "pgj" and "hgj"; a pass has one node less, since its last row also yields a token.
+        length: number of tokens after which "hgj" decodes plainly.
+        fill: token that positions hold before their first pass, for instance the model's padding token, as in the
+            paper; None to repeat the prompt's tokens in order.
 
     Raises:
-        UsageError: there is no such variant, a block has fewer than 2 tokens, or the length is negative.
+        UsageError: the variant is unknown, the block has fewer than 2 tokens, or the length is negative.
     """
 
     variant: str = "pj"
@@ -67,7 +67,7 @@ class JacobiSettings:
 
 
 class JacobiDrafter(Drafter):
-    """Opens sessions; nothing is kept between them."""
+    """Opens sessions; no state is kept between them."""
 
     def __init__(self, *, vocabulary: int, settings: JacobiSettings | None = None) -> None:
         """Prepare for requests.
@@ -77,7 +77,7 @@ class JacobiDrafter(Drafter):
             settings: None for the defaults.
 
         Raises:
-            UsageError: the token to fill with is none of the model's.
+            UsageError: `fill` is not a token of the model.
         """
         self.settings = settings or JacobiSettings()
         if self.settings.fill is not None and not 0 <= self.settings.fill < vocabulary:
@@ -85,28 +85,28 @@ class JacobiDrafter(Drafter):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The target's best token at every row."""
+        """Target outputs this drafter needs: the best token at every row."""
         return RequestedOutputs(top_k=1)
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request."""
+        """Start a request."""
         return JacobiSession(start.prompt, self.settings)
 
 
 class JacobiSession(Session):
-    """One request: the guesses behind the root, and how often passes have returned each."""
+    """Session of one request: the guesses after the root, and how often passes have returned each."""
 
     def __init__(self, prompt: Int32, settings: JacobiSettings) -> None:
         self._settings = settings
         self._fill = [settings.fill] if settings.fill is not None else prompt.tolist() or [0]
         self._guesses: list[int] = []
-        self._returned: list[int] = []  # passes in a row that returned each guess
-        self._done = 0  # tokens committed
+        self._returned: list[int] = []  # number of consecutive passes that returned each guess
+        self._done = 0  # number of committed tokens
         self._right = _PRIOR_TRIALS * np.array(_PRIOR_RATES)
         self._tried = np.full(len(_PRIOR_RATES), _PRIOR_TRIALS)
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the guesses of the positions that are iterated, as a chain."""
+        """Return the guesses for the iterated positions, as a chain."""
         nodes = min(budget.nodes, budget.depth, self._unsettled() - 1)
         if nodes < 1:
             return DraftTree.empty()
@@ -119,7 +119,7 @@ class JacobiSession(Session):
         )
 
     def observe(self, verified: Verified) -> None:
-        """Take the argmax of each row behind the accepted path as the guess of the next position."""
+        """Take the argmax of each row after the accepted path as the guess for the next position."""
         nodes, accepted, committed = len(verified.tree), len(verified.path), len(verified.tokens)
         self._guess(max(nodes + 1, committed))
         self._count(nodes, verified.tokens)
@@ -136,7 +136,7 @@ class JacobiSession(Session):
         """Do nothing."""
 
     def _unsettled(self) -> int:
-        """Return how many tokens behind the committed ones are iterated; 0 or less where decoding is plain."""
+        """Return how many positions after the committed tokens are iterated; 0 or less where decoding is plain."""
         settings, done = self._settings, self._done
         if settings.variant == "pj":
             return UNLIMITED
@@ -144,13 +144,13 @@ class JacobiSession(Session):
         return left if settings.variant == "pgj" else min(left, settings.length - done)
 
     def _guess(self, positions: int) -> None:
-        """Give each of the next positions a guess."""
+        """Ensure that each of the next `positions` positions has a guess."""
         for place in range(len(self._guesses), positions):
             self._guesses.append(self._fill[(self._done + place) % len(self._fill)])
             self._returned.append(0)
 
     def _count(self, nodes: int, tokens: Int32) -> None:
-        """Count which of the verified guesses were right, up to the first that was not."""
+        """Count which of the verified guesses were correct, up to the first wrong one."""
         for place, token in enumerate(tokens.tolist()[:nodes]):
             right = self._guesses[place] == token
             self._tried[self._returned[place]] += 1

@@ -1,23 +1,24 @@
-"""Lookahead Decoding: the target guesses n-grams in a window beside the draft, which is made of n-grams found before.
+"""Lookahead Decoding: the target guesses n-grams in a window next to the draft, which consists of n-grams found before.
 
 Fu, Bailis, Stoica, Zhang: "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024, arXiv
 2402.02057. Two branches share every target pass. The lookahead branch is a window of W positions and N - 1 Jacobi
-iterations (`window.py`); its rows are queries, so they are never accepted. Its n-grams go into a pool by first token
-(`pool.py`). The verification branch is the draft: the n-grams that begin with the root, up to G, as a tree, so that
-equal beginnings are verified once.
+iterations (`window.py`); its rows are queries, so they are never accepted. Its n-grams go into a pool, keyed by first
+token (`pool.py`). The verification branch is the draft: up to G n-grams that begin with the root, as a tree, so that
+common prefixes are verified once.
 
-What differs from the authors' code (hao-ai-lab/LookaheadDecoding): n-grams are drafted as soon as the pool has some,
-not only when the window is full; an n-gram that is right to its end commits N tokens instead of N - 1, since the
-token that the target adds counts too; where the target samples, drafts are verified like those of all methods here,
-token-identical to plain decoding with the same seed; and tokens that end a text stay in the window, for a drafter does
-not know which those are. The window's first guesses are drawn from the prompt, by the request's drafting seed.
+Differences from the authors' code (hao-ai-lab/LookaheadDecoding): n-grams are drafted as soon as the pool has some, not
+only when the window is full; an n-gram accepted to its end commits N tokens instead of N - 1, since the bonus token
+counts too; when the target samples, drafts are verified like those of all methods here, token-identical to plain
+decoding with the same seed; and tokens that end a text stay in the window, since a drafter does not know which those
+are. The window's first guesses are drawn from the prompt, with the request's drafting seed.
 
-A round without a draft (budget of 0 nodes) runs without the window too, so that it costs what plain decoding costs; a
-window that does not fit the model's positions is left out. In both cases it waits as it is, and its tokens count from
-the root of the next round that runs it. Where an engine keeps few branches apart the window loses its last columns.
+A round without a draft (a budget of 0 nodes) also runs without the window, so that it costs as much as plain decoding;
+a window that does not fit the model's positions is left out. In both cases it is kept unchanged, and its tokens count
+from the root of the next round that runs it. If an engine limits the number of branches, the window loses its last
+columns.
 
-The weight of a node is a product of measured acceptance rates, counted per request by a token's place among those that
-the pool has for its position.
+The weight of a node is a product of measured acceptance rates, counted per request by a token's rank among those that
+the pool offers for its position.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from speculant.drafters.parallel.pool import NgramPool
 from speculant.drafters.parallel.window import LookaheadWindow, max_queries
 
 _PRIOR_TRIALS = 4.0
-_PRIOR_FIRST, _PRIOR_NEXT = 0.3, 0.5  # rates of the most recent n-gram's first token, and of its further ones
+_PRIOR_FIRST, _PRIOR_NEXT = 0.3, 0.5  # rates for the most recent n-gram's first token, and for its further ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadSettings:
-    """Settings; the first three are the published ones for a model of 7 B parameters on a GPU.
+    """Settings of Lookahead Decoding; the first three are the published ones for a model of 7 B parameters on a GPU.
 
-    A pass runs (N - 1) W - 1 query rows, 27, and up to G (N - 1) nodes, 28. Where rows cost time, as on CPUs, fewer
-    of them pay.
+    A pass runs (N - 1) W - 1 query rows, 27, and up to G (N - 1) nodes, 28. Where rows cost time, as on CPUs, smaller
+    values pay off.
 
     Attributes:
-        window: W, positions that are guessed in parallel.
-        ngram: N, tokens of an n-gram.
-        candidates: G, n-grams kept and drafted for each first token.
-        from_prompt: whether the n-grams of the prompt and of the output go into the pool as well.
-        pool: first tokens that the pool of a request has room for.
+        window: W, number of positions guessed in parallel.
+        ngram: N, tokens per n-gram.
+        candidates: G, n-grams kept and drafted per first token.
+        from_prompt: whether the n-grams of the prompt and of the output also go into the pool.
+        pool: maximum number of first tokens in a request's pool.
 
     Raises:
         UsageError: a number is too small.
@@ -70,24 +71,24 @@ class LookaheadSettings:
 
 
 class LookaheadDrafter(Drafter):
-    """Opens sessions; nothing is kept between them."""
+    """Opens sessions; no state is kept between them."""
 
     def __init__(self, *, settings: LookaheadSettings | None = None) -> None:
-        """Prepare for requests; None for the default settings."""
+        """Prepare for requests; `settings` None for the defaults."""
         self.settings = settings or LookaheadSettings()
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The target's best token at every row, and the rows of the window."""
+        """Target outputs this drafter needs: the best token at every row, and query rows for the window."""
         return RequestedOutputs(top_k=1, queries=max_queries(self.settings.window, self.settings.ngram))
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request."""
+        """Start a request."""
         return LookaheadSession(start, self.settings)
 
 
 class LookaheadSession(Session):
-    """One request: its window, its pool, and the end of its text."""
+    """Session of one request: its window, its pool, and the end of its text."""
 
     def __init__(self, start: SessionRequest, settings: LookaheadSettings) -> None:
         self._settings = settings
@@ -95,14 +96,14 @@ class LookaheadSession(Session):
         prompt = start.prompt.tolist() or [0]
         drawn = np.random.default_rng(start.seed).choice(prompt, settings.window + settings.ngram - 3)
         self._window = LookaheadWindow(drawn.tolist(), width=settings.window, ngram=settings.ngram)
-        self._text = prompt[:1]  # its last N tokens at most
+        self._text = prompt[:1]  # at most the last N tokens
         self._read(prompt[1:])
         shape = 2, settings.candidates
         self._tried = np.full(shape, _PRIOR_TRIALS)
         self._right = self._tried * [[_PRIOR_FIRST], [_PRIOR_NEXT]] / np.arange(1, settings.candidates + 1)
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the n-grams that begin with the root as a tree, and the window as its queries."""
+        """Return a tree of the n-grams that begin with the root, with the window as its queries."""
         if min(budget.nodes, budget.depth) < 1:
             return DraftTree.empty()
         columns, tree = self._window.columns_within(budget.branches), self._tree(budget)
@@ -111,7 +112,7 @@ class LookaheadSession(Session):
         return DraftTree.trusted(tree.tokens, tree.parents, tree.weights, queries=queries)
 
     def observe(self, verified: Verified) -> None:
-        """Put the n-grams that the window found into the pool."""
+        """Add the n-grams that the window found to the pool."""
         tokens = verified.tokens.tolist()
         self._count(tokens)
         if verified.top_ids is not None and len(verified.tree.queries):
@@ -138,7 +139,7 @@ class LookaheadSession(Session):
         return DraftTree.merge([tree], len(tree)).within(depth=budget.depth, trees=budget.trees).head(budget.nodes)
 
     def _count(self, tokens: Sequence[int]) -> None:
-        """Count which of the tokens that the pool had for each committed position was right."""
+        """Count which of the tokens that the pool offered for each committed position was correct."""
         left = self._pool.after(self._text[-1])
         for depth, token in enumerate(tokens[: self._settings.ngram - 1]):
             offered = list(dict.fromkeys(rest[depth] for rest in left))
@@ -149,7 +150,7 @@ class LookaheadSession(Session):
             left = [rest for rest in left if rest[depth] == token]
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text, and with `from_prompt` its n-grams to the pool."""
+        """Append tokens to the text, and with `from_prompt`, its n-grams to the pool."""
         length = self._settings.ngram
         for token in tokens:
             self._text = [*self._text[1 - length :], token]

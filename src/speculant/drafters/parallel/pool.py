@@ -1,4 +1,4 @@
-"""The n-gram pool of Lookahead Decoding: for each first token the n-grams that were seen last."""
+"""The n-gram pool of Lookahead Decoding: the most recent n-grams for each first token."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 
 class NgramPool:
-    """N-grams by their first token; of more than it may hold, those that were used least recently are dropped."""
+    """N-grams by their first token; when the pool is full, the least recently used are dropped."""
 
     def __init__(self, *, candidates: int, first_tokens: int) -> None:
-        """Begin empty.
+        """Create an empty pool.
 
         Args:
-            candidates: G, n-grams kept for each first token.
-            first_tokens: how many first tokens are kept.
+            candidates: G, n-grams kept per first token.
+            first_tokens: maximum number of first tokens.
         """
         self._candidates, self._first_tokens = candidates, first_tokens
         self._found: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many n-grams it holds."""
+        """Return the number of n-grams."""
         return sum(map(len, self._found.values()))
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Make an n-gram the most recent of its first token."""
+        """Add an n-gram as the most recent one for its first token."""
         first, rest = ngram[0], tuple(ngram[1:])
         known = self._found.setdefault(first, [])
         if rest in known:
@@ -36,5 +36,5 @@ class NgramPool:
             self._found.popitem(last=False)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """Return what followed a token in its n-grams, the most recent first."""
+        """Return what follows `token` in its n-grams, most recent first."""
         return list(self._found.get(token, ()))

@@ -1,14 +1,15 @@
 """Token Recycling: the target's top successors of every token, linked into a tree of fixed shape.
 
 Luo, Wang, Zhu, Zhang, Zhang, Yang, Xu: "Turning Trash into Treasure: Accelerating Inference of Large Language Models
-with Token Recycling", ACL 2025, arXiv 2408.08696. A matrix holds, for each token, the target's eight best successors
-at its last occurrence. The tree is read from it from the root down. Every verified row overwrites the matrix row of
-its token, rows of rejected nodes too; where a token occurs several times in a pass, its accepted occurrence counts.
+with Token Recycling", ACL 2025, arXiv 2408.08696. A matrix stores, for each token, the target's eight best successors
+at its last occurrence. The tree is read from it, starting at the root. Every verified row overwrites the matrix row of
+its token, including rows of rejected nodes; if a token occurs several times in a pass, its accepted occurrence wins.
 
-The published tree of 80 nodes was found by search on data. Ours is a formula: the 80 most probable paths if the
-successor of rank r is right with probability 0.31 (r + 1)^-2.3, an exponent and a factor chosen so that its levels are
-close to the published ones (8, 23, 25, 17, 6, 1 nodes against 8, 21, 25, 15, 8, 3). The shape is fixed; the weights are
-products of the measured acceptance rates of the ranks, so a smaller budget gets the most probable part of the tree.
+The published tree of 80 nodes was found by a search on data. Ours follows a formula: the 80 most probable paths if the
+successor of rank r is accepted with probability 0.31 (r + 1)^-2.3, an exponent and a factor chosen so that the sizes of
+its levels are close to the published ones (8, 23, 25, 17, 6, 1 nodes against 8, 21, 25, 15, 8, 3). The shape is fixed;
+the weights are products of the measured acceptance rates of the ranks, so a smaller budget gets the most probable part
+of the tree.
 
 The prompt yields logits for its last token only, so the memory, V x 8 ids, is worth saving.
 """
@@ -43,14 +44,14 @@ _PRIOR_TRIALS = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecyclingSettings:
-    """Settings; the defaults are the published ones.
+    """Settings of Token Recycling; the defaults are the published ones.
 
     Attributes:
-        successors: the target's best tokens kept after each token.
-        nodes: of the tree.
+        successors: number of the target's best tokens kept after each token.
+        nodes: maximum nodes per tree.
 
     Raises:
-        UsageError: there must be 1 successor or more.
+        UsageError: `successors` is below 1.
     """
 
     successors: int = 8
@@ -62,7 +63,7 @@ class RecyclingSettings:
 
 
 class RecyclingDrafter(Drafter, Persistent):
-    """The matrix, shared by all requests of a process behind one lock."""
+    """Drafter whose matrix is shared by all requests of a process behind one lock."""
 
     def __init__(
         self,
@@ -77,11 +78,11 @@ class RecyclingDrafter(Drafter, Persistent):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes the matrix may take; it takes 32 V.
+            memory_limit: maximum bytes for the matrix; it takes 4 bytes per successor, 32 V by default.
             settings: None for the defaults.
 
         Raises:
-            UnsupportedError: the matrix does not fit the limit.
+            UnsupportedError: the matrix exceeds the limit.
         """
         self.settings = settings or RecyclingSettings()
         self.vocabulary = vocabulary
@@ -103,16 +104,16 @@ class RecyclingDrafter(Drafter, Persistent):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """The target's best tokens at every row."""
-        return RequestedOutputs(top_k=self.settings.successors, always=True)  # nothing else teaches it
+        """Target outputs this drafter needs: the best tokens at every row."""
+        return RequestedOutputs(top_k=self.settings.successors, always=True)  # its only source to learn from
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the memory takes now."""
+        """Current size of the memory in bytes."""
         return self._successors.nbytes
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; nothing is learned from the prompt itself."""
+        """Start a request; nothing is learned from the prompt itself."""
         return RecyclingSession(self, start.prompt)
 
     def draft(self, root: int, budget: Budget) -> DraftTree:
@@ -125,7 +126,7 @@ class RecyclingDrafter(Drafter, Persistent):
         return DraftTree.trusted(tokens, parents, weights).within(depth=budget.depth, trees=budget.trees)
 
     def learn(self, root: int, verified: Verified) -> None:
-        """Store the target's best tokens at every row of a pass whose root was `root`."""
+        """Store the target's best tokens at every row of a pass with the given root."""
         assert verified.top_ids is not None
         contexts = np.append(np.int32(root), verified.tree.tokens)
         rows = np.append(np.int32(0), verified.path + np.int32(1))
@@ -133,10 +134,10 @@ class RecyclingDrafter(Drafter, Persistent):
             recycle(self._successors, self._hits, contexts, rows, verified.tokens, verified.top_ids)
 
     def save(self, path: Path) -> None:
-        """Write the matrix and how often each rank was right.
+        """Write the matrix and the acceptance counts of the ranks.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._lock:
             arrays = {"successors": self._successors.copy(), "hits": self._hits.copy()}
@@ -147,7 +148,7 @@ class RecyclingDrafter(Drafter, Persistent):
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
-            UnsupportedError: it keeps another number of successors.
+            UnsupportedError: it has another number of successors per token.
         """
         arrays, _ = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
         saved = arrays["successors"]
@@ -156,7 +157,7 @@ class RecyclingDrafter(Drafter, Persistent):
                 f"{path} keeps {saved.shape[1]} successors per token, the settings ask for {self.settings.successors}. "
                 f"Use RecyclingSettings(successors={saved.shape[1]}), or another memory file."
             )
-        # One tokenizer serves models with differently padded vocabularies.
+        # The same tokenizer may serve models whose vocabularies are padded differently.
         successors = np.full((self.vocabulary, saved.shape[1]), UNKNOWN, np.int32)
         rows = min(self.vocabulary, len(saved))
         successors[:rows] = np.where(saved[:rows] < self.vocabulary, saved[:rows], UNKNOWN)
@@ -165,14 +166,14 @@ class RecyclingDrafter(Drafter, Persistent):
 
 
 class RecyclingSession(Session):
-    """One request; its only state is the last token."""
+    """Session of one request; its only state is the last token."""
 
     def __init__(self, drafter: RecyclingDrafter, prompt: Int32) -> None:
         self._drafter = drafter
         self._root = int(prompt[-1]) if len(prompt) else UNKNOWN
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the part of the tree that is known, its most probable nodes first."""
+        """Return the known part of the tree, most probable nodes first."""
         return self._drafter.draft(self._root, budget) if min(budget.nodes, budget.depth) > 0 else DraftTree.empty()
 
     def observe(self, verified: Verified) -> None:
@@ -186,17 +187,17 @@ class RecyclingSession(Session):
 
 
 def prior_rates(successors: int) -> npt.NDArray[np.float64]:
-    """Return Float64[K], the acceptance rate assumed of each rank before anything was observed."""
+    """Return the assumed acceptance rate of each rank before any observation, Float64[K]."""
     return np.asarray(_FACTOR * np.arange(1.0, successors + 1) ** _EXPONENT)
 
 
 def prior_hits(successors: int) -> npt.NDArray[np.float64]:
-    """Return Float64[K + 1], how often each rank counts as right, and last as tried, before anything was observed."""
+    """Return the prior counts, Float64[K + 1]: how often each rank was correct, and last the number of trials."""
     return np.append(prior_rates(successors) * _PRIOR_TRIALS, _PRIOR_TRIALS)
 
 
 def tree_shape(rates: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32]:
-    """Return rank and parent, Int32[N] each, of the N paths with the largest products of rates, largest first."""
+    """Return ranks and parents, Int32[N] each, of the N paths with the largest products of rates, largest first."""
     ranks: list[int] = []
     parents: list[int] = []
     frontier = [(-float(rate), rank, ROOT) for rank, rate in enumerate(rates)]
@@ -214,15 +215,15 @@ def tree_shape(rates: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32
 def read_tree(
     successors: Array, root: int, ranks: Array, parents: Array, rates: Array, limit: int, deepest: int
 ) -> tuple[Array, Array, Array]:
-    """Return tokens, parents and weights of the known nodes of the tree, the heaviest first.
+    """Return tokens, parents and weights of the known nodes of the tree, heaviest first.
 
     Args:
-        successors: Int32[V, K].
-        root: the token at the root.
-        ranks, parents: Int32[M] each, the shape of the tree.
-        rates: Float64[K], the acceptance rate of each rank.
-        limit: the most nodes.
-        deepest: the depth of the deepest node.
+        successors: Int32[V, K], the matrix.
+        root: token at the root.
+        ranks, parents: Int32[M] each, shape of the tree.
+        rates: Float64[K], acceptance rate of each rank.
+        limit: maximum number of nodes.
+        deepest: maximum depth of a node.
     """
     tokens, above = np.empty(len(ranks), np.int32), np.empty(len(ranks), np.int32)
     weights, depths = np.empty(len(ranks), np.float64), np.empty(len(ranks), np.int64)
@@ -246,15 +247,15 @@ def read_tree(
 
 @njit(cache=True, nogil=True)
 def recycle(successors: Array, hits: Array, contexts: Array, rows: Array, tokens: Array, best: Array) -> None:
-    """Overwrite the matrix rows of all contexts, and count which rank was right on the accepted path.
+    """Overwrite the matrix rows of all contexts, and count which rank was correct on the accepted path.
 
     Args:
-        successors: Int32[V, K].
-        hits: Float64[K + 1], how often each rank was right; last, how often one was tried.
-        contexts: Int32[N + 1], the root and the nodes.
-        rows: Int32[A + 1], those of the root and the accepted nodes.
-        tokens: Int32[A + 1], what followed each of them.
-        best: Int32[N + 1, k], the target's best tokens after each context.
+        successors: Int32[V, K], the matrix.
+        hits: Float64[K + 1], how often each rank was correct; last, the number of trials.
+        contexts: Int32[N + 1], tokens of the root and the nodes.
+        rows: Int32[A + 1], rows of the root and the accepted nodes.
+        tokens: Int32[A + 1], the token that followed each of them.
+        best: Int32[N + 1, k], target's best tokens after each context.
     """
     for i in range(min(len(rows), len(tokens))):
         context = contexts[rows[i]]

@@ -1,4 +1,4 @@
-"""The memory files of Token Recycling: a matrix of successors, and how often each rank was right."""
+"""Memory files of Token Recycling: the matrix of successors, and how often each rank was correct."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from speculant.memory.kind import Contents, MemoryKind, merge_limit_error
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many tokens have successors, and how many successors a token has."""
+    """Return the number of tokens that have successors, and the number of successors per token."""
     successors = memory.arrays["successors"]
     known = int(np.count_nonzero(successors[:, 0] != UNKNOWN))
     return {"tokens with successors": known, "successors of each": successors.shape[1]}
 
 
 def empty(memory: Memory) -> Contents:
-    """Return a matrix of the same size without successors."""
+    """Return an empty matrix of the same size."""
     shape = memory.arrays["successors"].shape
     return {"successors": np.full(shape, UNKNOWN, np.int32), "hits": prior_hits(shape[1])}, memory.facts
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
-    """Take each token's row from the last file that has it; add up how often each rank was right.
+    """Take each token's row from the last file that has it; add up the counts of correct ranks.
 
     Raises:
-        UnsupportedError: the files keep different numbers of successors, or the matrix exceeds the limit.
+        UnsupportedError: the files have different numbers of successors, or the matrix exceeds the limit.
     """
     widths = sorted({memory.arrays["successors"].shape[1] for memory in memories})
     if len(widths) > 1:

@@ -1,1 +1,1 @@
-"""Drafters that run the whole target on a part of its cache."""
+"""Drafters that run the whole target on part of its KV cache."""

@@ -1,15 +1,15 @@
-"""The target drafts with a part of its own keys and values: `sparse-cache`.
+"""The target drafts with part of its own KV cache: `sparse-cache`.
 
-On long texts a pass over one token spends much of its time on reading the cache, of which attention uses little. So the
-target itself drafts on a cache of some hundred rows, and one pass on the whole cache verifies. The scheme is that of
-TriForce (Sun et al., COLM 2024, arXiv 2404.11912), whose chunks are retrieved by the text's own queries and stay for
-several rounds, and of MagicDec (Sadhukhan et al. 2024, arXiv 2408.11049), which drafts with the first and the last rows
-alone, as StreamingLLM keeps them (Xiao et al. 2023, arXiv 2309.17453): for that, set `recent` to `budget` - `sinks`.
+On long texts, a pass over one token spends much of its time reading the KV cache, of which attention uses little. So
+the target itself drafts on a cache of a few hundred rows, and one pass over the whole cache verifies. The scheme is
+that of TriForce (Sun et al., COLM 2024, arXiv 2404.11912), whose chunks are retrieved by the text's own queries and
+kept for several rounds, and of MagicDec (Sadhukhan et al. 2024, arXiv 2408.11049), which drafts with only the first and
+the last rows, as in StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): for that, set `recent` to `budget` - `sinks`.
 
-The rows are the first ones, the last ones, and pages that each head of keys chooses (`engines.hf.caches.row_retrieval`)
-in a pass over the root which reads the whole cache. That pass begins a draft, whose first token is therefore the
-target's own: it costs a plain pass and gains a token, as plain decoding would. Between two such passes the rows stay,
-and committed ones join them.
+The rows are the first ones, the last ones, and pages that each key head selects (`engines.hf.caches.row_retrieval`) in
+a pass over the root that reads the whole cache. That pass starts a draft, whose first token is therefore the target's
+own: it costs a plain pass and gains a token, as plain decoding would. Between two such passes the rows are kept, and
+newly committed rows are added.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class SparseCacheSettings:
     """Settings of `sparse-cache`.
 
     Attributes:
-        budget: rows of the text that a draft reads in each layer, sinks and recent ones included.
-        sinks: the first rows of the text among these.
-        recent: the last rows of the text among these.
-        page: consecutive rows that are chosen together.
-        refresh: committed tokens after which the rows are chosen anew.
-        min_context: tokens of the text below which nothing is drafted.
-        stop: what ends a chain before the budget of nodes does: none, fixed, heuristic, confidence or entropy.
-        threshold: of "confidence" (default 0.4) and "entropy" (default 0.3).
-        length: tokens of a fixed draft, and of the schedule's first one.
+        budget: rows of the text that a draft reads in each layer, including sinks and recent rows.
+        sinks: number of first rows of the text included.
+        recent: number of last rows of the text included.
+        page: number of consecutive rows that are selected together.
+        refresh: committed tokens after which rows are selected again.
+        min_context: minimum length of the text, in tokens, for drafting.
+        stop: criterion that ends a chain before the node budget does: none, fixed, heuristic, confidence or entropy.
+        threshold: threshold of "confidence" (default 0.4) or "entropy" (default 0.3).
+        length: tokens of a fixed draft, and of the first draft under "heuristic".
     """
 
     budget: int = 512
@@ -53,7 +53,7 @@ class SparseCacheSettings:
     length: int = 5
 
     def row_budget(self) -> RowBudget:
-        """Return which rows are held.
+        """Return the budget of rows to keep.
 
         Raises:
             UsageError: a setting is out of range.
@@ -70,38 +70,38 @@ class SparseCacheSettings:
 
 
 class SparseCacheDrafter(Drafter):
-    """Chains drafted on a part of the cache: `sparse-cache`."""
+    """Drafter of chains on part of the KV cache: `sparse-cache`."""
 
     def __init__(self, *, whole_cache: str = "", settings: SparseCacheSettings | None = None) -> None:
-        """Take the settings.
+        """Check the settings.
 
         Args:
-            whole_cache: why passes of the target read their whole cache; "" where they can read a part.
+            whole_cache: reason why passes of the target must read their whole cache; "" if they can read a part.
             settings: None for the defaults.
 
         Raises:
-            UnsupportedError: they cannot.
+            UnsupportedError: passes must read the whole cache.
             UsageError: a setting is out of range.
         """
         if whole_cache:
             raise UnsupportedError(whole_cache)
         self.settings = settings or SparseCacheSettings()
         self._budget, self._acceptance, self._tried = self.settings.row_budget(), LevelAcceptance(), False
-        self._shape()  # its settings are checked before the first request
+        self._shape()  # validates the settings before the first request
 
     @property
     def needs(self) -> RequestedOutputs:
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request.
+        """Start a request.
 
         Raises:
-            UnsupportedError: the target cannot draft in this way after all.
+            UnsupportedError: the target turns out not to support sparse caches.
         """
         target, s = start.target, self.settings
-        assert target is not None  # lent by every path that decodes with a model
-        if target.depth and not self._tried:  # once, so that what fails does before any draft
+        assert target is not None  # provided by every path that decodes with a model
+        if target.depth and not self._tried:  # try once, so that any failure comes before the first draft
             cache = target.open_sparse(self._budget)
             cache.retrieve(int(start.prompt[-1]))
             cache.release()

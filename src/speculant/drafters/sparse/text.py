@@ -1,4 +1,4 @@
-"""A committed text on a sparse cache of the target's, and the rows of the draft that grows below it."""
+"""A committed text on a sparse copy of the target's cache, and the rows of the draft that grows below it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from speculant.drafters.models.warping import Warping
 
 
 class SparseText(LevelText):
-    """Drafts on chosen rows of the target's cache, which are chosen anew after so many committed tokens."""
+    """Drafts on selected rows of the target's cache, which are selected again at regular intervals."""
 
     def __init__(self, start: SessionRequest, budget: RowBudget, *, refresh: int, min_context: int) -> None:
-        """Prepare; rows are chosen once the prompt is read, or later, when the text is long enough.
+        """Prepare; rows are selected once the prompt is read, or later, when the text is long enough.
 
         Args:
-            start: of the request; its target is lent.
-            budget: how many rows are chosen.
-            refresh: committed tokens after which they are chosen anew.
-            min_context: committed tokens below which nothing is drafted.
+            start: the request, including its target.
+            budget: numbers of rows to select.
+            refresh: committed tokens after which rows are selected again.
+            min_context: minimum number of committed tokens for drafting.
         """
-        assert start.target is not None  # lent by every path that decodes with a model
+        assert start.target is not None  # provided by every path that decodes with a model
         self._target, self._budget, self._warping = start.target, budget, Warping(start.sampling)
         self._refresh, self._min_context = refresh, min_context
         self._sparse: SparseCache | None = None
-        self._chosen_at = 0  # tokens that were committed when the rows were chosen
-        self._choosing = False  # whether this round's draft begins by choosing
+        self._chosen_at = 0  # number of committed tokens when the rows were selected
+        self._choosing = False  # whether this round's draft starts by selecting rows
         self._root, self._count = ROOT, 0
 
     @property
@@ -43,7 +43,7 @@ class SparseText(LevelText):
         return self._target.trees
 
     def begin(self) -> Tensor:
-        """Begin a draft on the chosen rows, or choose them; asked again in a round, it does the same again."""
+        """Start a draft on the selected rows, or select them; a repeated call within a round does the same again."""
         self._count = 1
         due = self._choosing or self._target.length - self._chosen_at >= self._refresh
         if self._sparse is None or due:
@@ -52,7 +52,7 @@ class SparseText(LevelText):
         return self._warping(self._sparse.begin(self._root))
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
-        assert self._sparse is not None  # a draft begins before it is read on
+        assert self._sparse is not None  # `begin` comes before `read`
         parents = [max(0, row) for row in above]  # the root's own row is row 0
         logits = self._sparse.forward(np.array(tokens, np.int32), np.array(parents, np.int32))
         rows = list(range(self._count, self._count + len(tokens)))
@@ -60,16 +60,16 @@ class SparseText(LevelText):
         return rows, self._warping(logits)
 
     def observe(self, verified: Verified) -> None:
-        """Take the new root. Behind a long prompt the rows are chosen at once, so that no draft costs more than others.
+        """Set the new root. After a long prompt, rows are selected at once, so that all drafts cost the same.
 
-        Sizes are chosen by what the first drafts cost; that of choosing belongs to reading the prompt.
+        Draft sizes depend on the cost of the first drafts, which must not include the selection after the prompt.
         """
         first, self._root, self._choosing = self._root == ROOT, int(verified.tokens[-1]), False
         if first and self.depth:
             self._choose()
 
     def _choose(self) -> Tensor:
-        """Choose rows by a pass over the root; return its logits [1, V]."""
+        """Select rows by a pass over the root; return its logits [1, V]."""
         if self._sparse is None:
             self._sparse = self._target.open_sparse(self._budget)
         logits: Tensor = self._sparse.retrieve(self._root)
@@ -77,6 +77,6 @@ class SparseText(LevelText):
         return logits
 
     def release(self) -> None:
-        """Free the chosen rows; the target's cache stays the sequence's."""
+        """Free the selected rows; the target's cache still belongs to the sequence."""
         if self._sparse is not None:
             self._sparse.release()

@@ -1,1 +1,1 @@
-"""Drafters over suffix indexes of the request, past requests and corpora."""
+"""Drafters based on suffix indexes of the request, past requests and corpora."""

@@ -2,9 +2,9 @@
 
 The datastore of REST (He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv
 2311.08252, section 3.2), after Manber and Myers (1993): the positions of a text, sorted by the suffixes that start
-there. Blocks of some million tokens are sorted one by one, by prefix doubling from three tokens to 24, the longest
-context of any search; 8 bytes per token. Every document ends with END, which is below every token, so no search runs
-past it.
+there. Blocks of some million tokens are sorted one at a time, by prefix doubling from three tokens to 24, the longest
+context that is searched for; they take 8 bytes per token. Every document ends with END, which sorts below every token,
+so that no search runs past it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from speculant.drafters.suffix.history import END
 Array = npt.NDArray[Any]
 
 BLOCK = 4 << 20
-SORTED = 24  # tokens by which suffixes are sorted
+SORTED = 24  # number of tokens by which suffixes are sorted
 MAX_VOCABULARY = (1 << 21) - 2
 _BITS = 21
 
 
 class Block(NamedTuple):
-    """A piece of a corpus.
+    """A block of a corpus.
 
     Attributes:
-        tokens: Int32[T], documents with END after each.
-        places: Int32[T], the positions of the block, sorted by the suffixes that start there.
+        tokens: Int32[T], documents, each followed by END.
+        places: Int32[T], the positions in the block, sorted by the suffixes that start there.
     """
 
     tokens: Array
@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk."""
+        """Size on disk in bytes."""
         return self.tokens.nbytes + self.places.nbytes
 
 
@@ -53,7 +53,7 @@ def sort_suffixes(tokens: Int32) -> Int32:
     while True:
         if known >= SORTED:
             return np.argsort(keys, kind="stable").astype(np.int32)
-        order = np.argsort(keys)  # equal keys get equal ranks, so their order may be any
+        order = np.argsort(keys)  # equal keys get equal ranks, so their order does not matter
         keys = keys[order]
         steps = np.cumsum(np.append(1, keys[1:] != keys[:-1]), dtype=np.int64) if len(keys) else keys
         keys[order] = steps << 32
@@ -62,10 +62,10 @@ def sort_suffixes(tokens: Int32) -> Int32:
 
 
 class SuffixArrayBuilder:
-    """Sorts a corpus block by block and keeps finished blocks on disk.
+    """Sorts a corpus block by block and stores finished blocks on disk.
 
     Attributes:
-        tokens: tokens added.
+        tokens: number of tokens added.
     """
 
     def __init__(self, vocabulary: int, folder: Path, *, block: int = BLOCK) -> None:
@@ -73,8 +73,8 @@ class SuffixArrayBuilder:
 
         Args:
             vocabulary: V, the number of token ids.
-            folder: where finished blocks are kept until they are written to one file.
-            block: tokens per block; sorting takes about 60 bytes each.
+            folder: directory for finished blocks until they are written to one file.
+            block: maximum tokens per block; sorting takes about 60 bytes per token.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than a suffix array can hold.
@@ -89,7 +89,7 @@ class SuffixArrayBuilder:
         self._done = 0
 
     def add(self, ids: Any) -> None:
-        """Add a document of ids, Int[T]; one that does not fit its block is split.
+        """Add a document of ids, Int[T]; if it does not fit into the current block, it is split.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -107,7 +107,7 @@ class SuffixArrayBuilder:
                 self._finish()
 
     def blocks(self) -> list[Block]:
-        """Return everything added, memory-mapped."""
+        """Return all blocks, memory-mapped."""
         self._finish()
         return [
             Block(*(np.load(self._folder / f"{name}-{i}.npy", mmap_mode="r") for name in Block._fields))
@@ -126,7 +126,7 @@ class SuffixArrayBuilder:
 
 @njit(cache=True, nogil=True)
 def _first(block: Block, pattern: Array, after: bool) -> int:
-    """Return the first rank whose suffix does not sort before the pattern, or with `after` the first one behind it."""
+    """Return the first rank whose suffix is not below the pattern, or with `after`, above all that start with it."""
     tokens, places = block
     low, high = 0, len(places)
     while low < high:
@@ -146,14 +146,14 @@ def _first(block: Block, pattern: Array, after: bool) -> int:
 
 @njit(cache=True, nogil=True)
 def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int, int]:
-    """Return the length of the context's longest suffix in the block, and the ranks from, to of its occurrences.
+    """Return the length of the context's longest suffix in the block, and the first and end rank of its occurrences.
 
-    The context has at most 24 tokens. The length is 0 where no suffix of at least `shortest` tokens occurs.
+    The context has at most 24 tokens. The length is 0 if no suffix of at least `shortest` tokens occurs.
     """
     total = len(context)
     found, begin, end = 0, 0, 0
     low, high = shortest, total
-    while low <= high:  # a suffix occurs wherever a longer one does
+    while low <= high:  # binary search: a suffix occurs wherever a longer one does
         length = (low + high) >> 1 if found else low
         first = _first(block, context[total - length :], False)
         last = _first(block, context[total - length :], True)
@@ -166,13 +166,13 @@ def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int
 
 @njit(cache=True, nogil=True)
 def continuations(block: Block, begin: int, end: int, length: int, rows: Array) -> None:
-    """Fill rows Int32[R, C] with the continuations of R occurrences, evenly chosen, padded with END.
+    """Fill rows Int32[R, C] with the continuations of R evenly spaced occurrences, padded with END.
 
     Args:
-        block: the piece of the corpus.
-        begin, end: the ranks of the occurrences; at least R.
-        length: tokens of the match.
-        rows: what is written.
+        block: block of the corpus.
+        begin, end: range of ranks of the occurrences; at least R.
+        length: length of the match in tokens.
+        rows: output array.
     """
     tokens, places = block
     count = len(rows)

@@ -1,10 +1,10 @@
 """A suffix automaton that grows token by token: the longest suffix of a text that occurs in a log, in O(1) per token.
 
 The index behind SAM-Decoding (Hu, Wang, Zhang, Zhang, Li, Chen, Zhang: "SAM Decoding: Speculative Decoding via
-Suffix Automaton", ACL 2025, arXiv 2411.10666, section 3), after Blumer et al. (1985). A state stands for all contexts
-that end at the same positions of the log; it stores the longest of them, the latest position where they ended, and a
-link to the state of the longest suffix that also ends elsewhere. Every document starts at the root of the same
-automaton; where it repeats an earlier one, each token still takes a state, which no context leads to.
+Suffix Automaton", ACL 2025, arXiv 2411.10666, section 3), after Blumer et al. (1985). A state represents all contexts
+that end at the same positions of the log; it stores the length of the longest one, the latest position where they
+ended, and a link to the state of its longest suffix that also ends elsewhere. Every document starts at the root of the
+same automaton; where it repeats an earlier one, each token still takes a state, which no context leads to.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NO_STATE = -1
 _STEP = 256
 _LOAD = 0.75
 _STATE_BYTES, _EDGE_BYTES = 16, 16 + 4 / _LOAD
-_TOUCHED = 32  # contexts of one text end whose position is updated: all of them but in endless repetition
+_TOUCHED = 32  # contexts whose position is updated per token: in practice all of them, except in endless repetition
 
 
 class Automaton(NamedTuple):
     """The arrays of an automaton.
 
     Attributes:
-        states: Int32[C, 4], length of the longest context, link, where it ended last in the log, first edge.
-        edges: Int32[E, 4], token, state it leads to, next edge of the same state, state it leaves; 0 is none.
-        slots: Int32[S], the edges, hashed by state and token.
-        used: Int64[3], states, edges, the state of the whole log.
+        states: Int32[C, 4], length of the longest context, link, latest position in the log where it ended, first edge.
+        edges: Int32[E, 4], token, target state, next edge of the same state, source state; index 0 means no edge.
+        slots: Int32[S], indices of the edges, hashed by state and token.
+        used: Int64[3], number of states, number of edges, the state of the whole open document.
     """
 
     states: Array
@@ -50,7 +50,7 @@ class Automaton(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _slot(sam: Automaton, state: int, token: int) -> int:
-    """Return the slot of an edge, or the empty one to insert it at."""
+    """Return the slot of an edge, or the empty slot to insert it at."""
     size = len(sam.slots)
     key = (np.uint64(state) << np.uint64(32)) | np.uint64(token)
     mixed = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
@@ -88,14 +88,14 @@ def _add_state(sam: Automaton, length: int, link: int, place: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _count_needed(sam: Automaton, token: int) -> int:
-    """Return the most edges that the next token may add."""
+    """Return the maximum number of edges that the next token may add."""
     count, state = 0, sam.used[_LAST]
     while state != _NO_STATE:
         edge = _edge(sam, state, token)
         if edge != 0:
             target = sam.edges[edge, _TARGET]
             if sam.states[target, LENGTH] > sam.states[state, LENGTH] + 1:
-                count += 1  # the target may be among the states that gain an edge before it is cloned
+                count += 1  # the target itself may gain an edge before it is cloned
                 edge = sam.states[target, FIRST]
                 while edge != 0:
                     count += 1
@@ -108,13 +108,13 @@ def _count_needed(sam: Automaton, token: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _append(sam: Automaton, log: Array, begin: int, end: int) -> int:
-    """Add log[begin:end]; return where it stopped: end, or earlier if there is no room."""
+    """Add log[begin:end]; return where it stopped: `end`, or earlier if there is no room."""
     states = sam.states
     for at in range(begin, end):
         token = log[at]
         if sam.used[_STATES] + 2 > len(states) or sam.used[_EDGES] + _count_needed(sam, token) > len(sam.edges):
             return at
-        # Contexts that occurred earlier and end the text before this token now have their latest position there.
+        # The contexts that end the text before this token have occurred again: update their latest position.
         state = sam.used[_LAST]
         for _ in range(_TOUCHED):
             if state <= ROOT:
@@ -151,7 +151,7 @@ def _append(sam: Automaton, log: Array, begin: int, end: int) -> int:
 
 @njit(cache=True, nogil=True)
 def advance(sam: Automaton, state: int, length: int, text: Array) -> tuple[int, int]:
-    """Follow a text from a match of `length` tokens; return the state of its longest suffix that occurs, its length."""
+    """Follow a text from a match of `length` tokens; return the state and length of its longest suffix that occurs."""
     states = sam.states
     for token in text:
         while state != ROOT and states[states[state, LINK], LENGTH] >= length:
@@ -187,16 +187,16 @@ def _new_automaton(states: int, edges: int) -> Automaton:
 
 
 class SuffixAutomaton:
-    """An automaton, its log, and their growth. Not safe to share between threads without a lock.
+    """A growing automaton and its log. Not safe to share between threads without a lock.
 
     Attributes:
-        sam: the arrays.
-        log: Int32[capacity], the documents, END after each.
-        size: tokens and ENDs in the log.
+        sam: arrays of the automaton.
+        log: Int32[capacity], documents, each followed by END.
+        size: number of tokens and ENDs in the log.
     """
 
     def __init__(self, *, limit: int | None = None) -> None:
-        """Start empty, for at most `limit` bytes; None for no limit."""
+        """Create an empty automaton of at most `limit` bytes; None for no limit."""
         self.limit = limit
         self.sam = _new_automaton(1, 1)
         self.log = np.empty(0, np.int32)
@@ -204,12 +204,12 @@ class SuffixAutomaton:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(array.nbytes for array in self.sam) + self.log.nbytes
 
     @property
     def text(self) -> Int32:
-        """The documents held, END after each."""
+        """The stored documents, each followed by END."""
         return self.log[: self.size]
 
     @property
@@ -219,7 +219,7 @@ class SuffixAutomaton:
         return (state, int(self.sam.states[state, LENGTH])) if state > ROOT else (ROOT, 0)
 
     def fresh(self) -> SuffixAutomaton:
-        """Return an empty automaton that is allocated up to the limit, in the proportions of this one."""
+        """Return an empty automaton with all memory up to the limit allocated, in the same proportions as this one."""
         empty = SuffixAutomaton(limit=self.limit)
         log, states, edges = len(self.log), len(self.sam.states), len(self.sam.edges)
         size = 4 * log + states * _STATE_BYTES + edges * _EDGE_BYTES
@@ -234,7 +234,7 @@ class SuffixAutomaton:
         """Extend the open document; return how many tokens were added, fewer if the limit is reached."""
         taken = 0
         while taken < len(tokens):
-            room = len(self.log) - self.size - 1  # the END behind them included
+            room = len(self.log) - self.size - 1  # leave room for END
             piece = tokens[taken : taken + max(0, room)]
             self.log[self.size : self.size + len(piece)] = piece
             reached = _append(self.sam, self.log, self.size, self.size + len(piece))
@@ -252,14 +252,14 @@ class SuffixAutomaton:
             self.sam.used[_LAST] = ROOT
 
     def continuation(self, state: int, maximum: int) -> Int32:
-        """Return what followed the latest occurrence of a state's contexts, Int32[T], T <= most."""
+        """Return what followed the latest occurrence of a state's contexts, Int32[T], T <= maximum."""
         start = int(self.sam.states[state, PLACE]) + 1
         tokens = self.log[start : min(start + maximum, self.size)]
         ends = np.flatnonzero(tokens == END)
         return (tokens[: ends[0]] if len(ends) else tokens).copy()
 
     def _grow(self, tokens: int) -> bool:
-        """Grow by a quarter where that many tokens may not fit; return whether the limit allows it."""
+        """Grow by a quarter if `tokens` more may not fit; return whether the limit allows it."""
         old = self.sam
         log, states, edges = len(self.log), len(old.states), len(old.edges)
         if self.size + tokens + 1 > log:

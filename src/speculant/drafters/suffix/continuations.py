@@ -1,9 +1,9 @@
-"""A draft from continuations of a context: the most frequent nodes of their trie.
+"""Drafting from continuations of a context: the most frequent nodes of their trie.
 
 He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252, section 3.2. A
 node's weight is the fraction of continuations that start with the tokens on its path. A node is never more frequent
-than its parent, so only the drafted part of the trie is built, the most frequent node first, among equals the
-shallowest, then the smaller token.
+than its parent, so only the drafted part of the trie is built, most frequent node first; ties go to the shallower node,
+then to the smaller token.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def most_frequent(rows: Array, limit: int) -> tuple[Array, Array, Array]:
     """Return tokens Int32[N], parents Int32[N] and weights Float32[N] of the most frequent nodes, N <= limit.
 
     Args:
-        rows: Int32[R, C], the continuations, padded with END.
-        limit: the most nodes.
+        rows: Int32[R, C], continuations, padded with END.
+        limit: maximum number of nodes.
     """
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)
     shares = np.empty(limit, np.float32)
     order = np.arange(len(rows))  # the rows of a node are contiguous
-    waiting = np.empty((limit + 1, 4), np.int64)  # rows from, to; level; parent. The most frequent is last
+    waiting = np.empty((limit + 1, 4), np.int64)  # row range, level and parent of each candidate; most frequent last
     count, made = 0, 0
     begin, end, level, parent = 0, len(rows), 0, -1
     while True:
@@ -58,7 +58,7 @@ def most_frequent(rows: Array, limit: int) -> tuple[Array, Array, Array]:
 
 @njit(cache=True, nogil=True)
 def _wait(waiting: Array, count: int, room: int, begin: int, end: int, level: int, parent: int) -> int:
-    """Insert a candidate and return how many are waiting; the least frequent is dropped where there is no room."""
+    """Insert a candidate into the queue and return the queue's length; if it is full, the least frequent is dropped."""
     place = count
     while place > 0:
         size = waiting[place - 1, 1] - waiting[place - 1, 0]

@@ -1,9 +1,9 @@
-"""SuffixDecoding: a suffix tree over the request and one over past outputs, the better-scoring draft of the two.
+"""SuffixDecoding: one suffix tree over the request, one over past outputs, and the draft with the better score.
 
 Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
-arXiv 2411.04975, section 3. The tree of a request holds its prompt and its output as it grows; the tree over past
-outputs learns an output when its request is closed. Frequencies are relative to all occurrences of a context, the
-present one included, so even a context that always continued in the same way has an estimate below 1.
+arXiv 2411.04975, section 3. The tree of a request contains its prompt and its output so far; the tree over past outputs
+learns an output when its request is closed. Frequencies are relative to all occurrences of a context, including the
+current one, so even a context that always continued in the same way has an estimate below 1.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Draft = tuple[Int32, Int32, Any, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixSettings:
-    """Settings; the defaults are those at which the paper's own package is compared.
+    """Settings of SuffixDecoding; the defaults are those at which the paper's own package is compared.
 
     Attributes:
-        depth: tokens of context and draft together, the paper's maximum tree depth.
-        factor: nodes drafted per token of context that matches, the paper's alpha (1 to 4 there).
-        min_probability: a node's estimate must be above this.
-        max_nodes: per draft, however long the match.
+        depth: maximum tokens of context and draft together, the paper's maximum tree depth.
+        factor: nodes drafted per matching token of context, the paper's alpha (1 to 4 there).
+        min_probability: nodes are drafted only if their estimate is above this.
+        max_nodes: maximum nodes per draft, however long the match.
     """
 
     depth: int = 64
@@ -43,7 +43,7 @@ class SuffixSettings:
 
 
 class SuffixDrafter(HistoryDrafter[SuffixTree]):
-    """The tree over past outputs, shared by all requests of a process behind one lock."""
+    """Drafter whose tree over past outputs is shared by all requests of a process behind one lock."""
 
     kind = KIND
 
@@ -60,7 +60,7 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past text and its index may take; a request's own index is extra.
+            memory_limit: maximum bytes for past text and its index; a request's own index is extra.
             settings: None for the defaults.
 
         Raises:
@@ -74,16 +74,16 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
         return PastTexts(lambda share: SuffixTree(depth=self.settings.depth, limit=share), limit=limit)
 
     def _warm_up(self) -> None:
-        """Load the compiled kernels now, so that the first request does not wait for them."""
+        """Load the compiled kernels, so that the first request does not wait for them."""
         session = SuffixSession(self, np.zeros(3, np.int32))
         session.propose(Budget(nodes=1, depth=1))
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; its tree starts with the prompt."""
+        """Start a request; its tree starts with the prompt."""
         return SuffixSession(self, start.prompt)
 
     def draft(self, tree: SuffixTree, places: Places, budget: Budget, *, unseen: int) -> Draft:
-        """Return tokens, parents, joint probabilities and score of a tree's best draft."""
+        """Return tokens, parents, joint probabilities and score of the best draft from a tree."""
         settings = self.settings
         draft: Draft = speculate(
             tree.tree, tree.log, places, unseen, settings.depth, budget.depth, min(budget.nodes, settings.max_nodes),
@@ -92,7 +92,7 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
         return draft
 
     def recall(self, context: Int32, budget: Budget) -> list[Draft]:
-        """Return the best draft of each generation for a context Int32[T]."""
+        """Return the best draft from each generation of past outputs, for a context Int32[T]."""
         with self._learning.lock:
             return [
                 self.draft(tree, find_suffixes(tree.tree, tree.log, context), budget, unseen=1)
@@ -101,7 +101,7 @@ class SuffixDrafter(HistoryDrafter[SuffixTree]):
 
 
 class SuffixSession(Session):
-    """One request: its own tree, and its output so far."""
+    """Session of one request: its own tree, and its output so far."""
 
     def __init__(self, drafter: SuffixDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -110,7 +110,7 @@ class SuffixSession(Session):
         self._output: list[Int32] = []
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the draft with the most expected accepted tokens, of the request or of past outputs."""
+        """Return the draft with the most expected accepted tokens, from the request or from past outputs."""
         tree, ends = self._tree, self._tree.ends[: self._drafter.settings.depth - 1]
         if min(budget.nodes, budget.depth) < 1 or not len(ends):
             return DraftTree.empty()
@@ -124,12 +124,12 @@ class SuffixSession(Session):
         return found.within(depth=budget.depth, trees=budget.trees)
 
     def observe(self, verified: Verified) -> None:
-        """Extend the request's tree by the committed tokens."""
+        """Add the committed tokens to the request's tree."""
         self._tree.extend(verified.tokens)
         self._output.append(verified.tokens)
 
     def close(self) -> None:
-        """Learn the output into the tree over past outputs."""
+        """Add the output to the tree over past outputs."""
         if self._output:
             self._drafter.learn(np.concatenate(self._output))
             self._output = []

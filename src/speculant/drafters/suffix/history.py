@@ -1,8 +1,8 @@
 """The history of past requests: a bounded log of token ids with a search index, in two generations.
 
-Documents are learned into the young generation. When that has grown to half of the byte limit, index included, it
-becomes the old one, and the former old one is dropped: bounded, no sweeps, and the oldest documents go first. A memory
-file holds the log alone; loading indexes it again.
+Documents are added to the young generation. When that reaches half of the byte limit, including its index, it becomes
+the old generation, and the previous old one is dropped. Memory stays bounded without sweeps, and the oldest documents
+go first. A memory file stores only the log; loading it rebuilds the index.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Index(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of log and index."""
+        """Size of log and index in bytes."""
 
     @property
     def text(self) -> Int32:
-        """The documents held, END after each."""
+        """The stored documents, each followed by END."""
 
     def extend(self, tokens: Int32) -> int:
         """Extend the open document; return how many tokens were added, fewer if the limit is reached."""
@@ -44,39 +44,39 @@ class Index(Protocol):
         """End the open document."""
 
     def fresh(self: AnyIndex) -> AnyIndex:
-        """Return an empty index that is allocated up to its limit, in the proportions of this one."""
+        """Return an empty index with all memory up to its limit allocated, in the same proportions as this one."""
 
 
 AnyIndex = TypeVar("AnyIndex", bound=Index)
 
 
 class PastTexts(Generic[AnyIndex]):
-    """The two generations. Not safe to share between threads without a lock.
+    """Two generations of documents. Not safe to share between threads without a lock.
 
     Attributes:
-        young: the index that documents are learned into.
-        old: the former young index.
-        limit: bytes that both may take together.
+        young: index that documents are added to.
+        old: previous young index.
+        limit: maximum bytes for both together.
     """
 
     def __init__(self, make: Callable[[int], AnyIndex], *, limit: int) -> None:
-        """Start empty.
+        """Create an empty history.
 
         Args:
-            make: builds an empty index of at most so many bytes.
-            limit: bytes that the history may take.
+            make: returns an empty index of at most the given number of bytes.
+            limit: maximum bytes for the history.
         """
         self.limit = limit
         self.young, self.old = make(limit // 2), make(0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Current size in bytes."""
         return self.young.nbytes + self.old.nbytes
 
     @property
     def text(self) -> Int32:
-        """The documents held, oldest first, END after each."""
+        """The stored documents, oldest first, each followed by END."""
         return np.concatenate([self.old.text, self.young.text])
 
     def learn(self, document: Int32) -> None:
@@ -85,7 +85,7 @@ class PastTexts(Generic[AnyIndex]):
         self.finish()
 
     def extend(self, tokens: Int32) -> None:
-        """Extend the open document; where young is full, it becomes the old generation and a new one takes the rest."""
+        """Extend the open document; if young is full, it becomes the old generation and a new one takes the rest."""
         while len(tokens):
             tokens = tokens[self.young.extend(tokens) :]
             if len(tokens):
@@ -100,10 +100,10 @@ class PastTexts(Generic[AnyIndex]):
 
 
 class Learning:
-    """Serialises learning, and lets other requests draft between the pieces of a document.
+    """Serialises learning, and lets other requests draft while a long document is learned.
 
     Attributes:
-        lock: to be held while the history is read or replaced.
+        lock: must be held while the history is read or replaced.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Learning:
         self._turn = threading.Lock()
 
     def learn(self, history: PastTexts[AnyIndex], document: Int32) -> None:
-        """Learn a document Int32[T], holding the lock for a piece at a time."""
+        """Learn a document Int32[T], holding the lock for one piece at a time."""
         with self._turn:
             for at in range(0, len(document), _PIECE):
                 with self.lock:
@@ -121,10 +121,10 @@ class Learning:
 
 
 class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
-    """Base of drafters whose memory is a history, shared by all requests of a process.
+    """Base class of drafters whose memory is a history, shared by all requests of a process.
 
     Attributes:
-        kind: of their memory files.
+        kind: kind of their memory files.
     """
 
     kind: ClassVar[str]
@@ -135,7 +135,7 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past text and its index may take; a request's own index is extra.
+            memory_limit: maximum bytes for past text and its index; a request's own index is extra.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than an index can hold.
@@ -147,22 +147,22 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
         self._history = self._empty(memory_limit)
 
     def _empty(self, limit: int) -> PastTexts[AnyIndex]:
-        """Return a history without documents."""
+        """Return an empty history."""
         raise NotImplementedError
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing from the target."""
+        """Target outputs this drafter needs: none."""
         return NO_OUTPUTS
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the memory takes now."""
+        """Current size of the memory in bytes."""
         return self._history.nbytes
 
     @property
     def tokens(self) -> int:
-        """Tokens of the documents that the memory holds."""
+        """Number of tokens in the stored documents."""
         return int(np.count_nonzero(self._history.text != END))
 
     def learn(self, document: Int32) -> None:
@@ -173,13 +173,13 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
         """Write the documents of the history.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._learning.lock:
             write_memory(path, kind=self.kind, tokenizer=self._tokenizer, arrays={"text": self._history.text}, facts={})
 
     def load(self, path: Path) -> None:
-        """Replace the history by the file's documents; where they exceed the limit, the latest are kept.
+        """Replace the history by the file's documents; if they exceed the limit, the latest are kept.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -193,7 +193,7 @@ class HistoryDrafter(Drafter, Persistent, Generic[AnyIndex]):
 
 
 def documents_of(text: Int32) -> Iterator[Int32]:
-    """Yield the documents of a log in which END follows each."""
+    """Yield the documents of a log, each of which is followed by END."""
     start = 0
     for end in np.flatnonzero(text == END).tolist():
         yield text[start:end]
@@ -201,10 +201,10 @@ def documents_of(text: Int32) -> Iterator[Int32]:
 
 
 def check_vocabulary(vocabulary: int) -> None:
-    """Refuse more token ids than an index can hold.
+    """Check that an index can hold all token ids.
 
     Raises:
-        UnsupportedError: the vocabulary is larger.
+        UnsupportedError: the vocabulary is too large.
     """
     if vocabulary > MAX_VOCABULARY:
         raise UnsupportedError(f"this memory holds token ids below {MAX_VOCABULARY}, not {vocabulary}.")

@@ -1,4 +1,4 @@
-"""The memory files of SuffixDecoding, SAM-Decoding and REST: logs of past requests, and for REST a corpus."""
+"""Memory files of SuffixDecoding, SAM-Decoding and REST: logs of past requests, and for REST also a corpus."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from speculant.memory.kind import Array, Contents, MemoryKind, merge_limit_error
 
 
 def describe_log(memory: Memory) -> dict[str, int]:
-    """Return the documents of a log, and their tokens."""
+    """Return the number of documents and tokens in a log."""
     documents, tokens = _count(memory.arrays["text"])
     return {"documents": documents, "tokens": tokens}
 
 
 def describe_corpus(memory: Memory) -> dict[str, int]:
-    """Return the documents and tokens of a corpus, and those of past requests."""
+    """Return the number of documents and tokens in a corpus, and of past requests and their tokens."""
     corpus = [_count(array) for name, array in memory.arrays.items() if name.startswith("tokens-")]
     requests, tokens = _count(memory.arrays["text"])
     return {
@@ -34,28 +34,28 @@ def describe_corpus(memory: Memory) -> dict[str, int]:
 
 
 def empty_log(memory: Memory) -> Contents:
-    """Return a log without documents."""
+    """Return an empty log."""
     return {"text": np.empty(0, np.int32)}, memory.facts
 
 
 def empty_corpus(memory: Memory) -> Contents:
-    """Return no corpus and a log without documents."""
+    """Return an empty corpus and an empty log."""
     return {"text": np.empty(0, np.int32)}, {**memory.facts, "blocks": 0}
 
 
 def merge_trees(memories: Sequence[Memory], limit: int) -> Contents:
-    """Learn the documents of all logs into a suffix tree of that limit; the latest are kept."""
+    """Add the documents of all logs to a suffix tree of at most `limit` bytes; the latest are kept."""
     depth = drafter.SuffixSettings().depth
     return {"text": _relearn(memories, lambda share: SuffixTree(depth=depth, limit=share), limit)}, {}
 
 
 def merge_automata(memories: Sequence[Memory], limit: int) -> Contents:
-    """Learn the documents of all logs into a suffix automaton of that limit; the latest are kept."""
+    """Add the documents of all logs to a suffix automaton of at most `limit` bytes; the latest are kept."""
     return {"text": _relearn(memories, lambda share: SuffixAutomaton(limit=share), limit)}, {}
 
 
 def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
-    """Keep the blocks of all corpora, and learn past requests in the memory that they leave.
+    """Keep the blocks of all corpora, and fit past requests into the remaining memory.
 
     Raises:
         UnsupportedError: the blocks alone exceed the limit.
@@ -76,7 +76,7 @@ def merge_corpora(memories: Sequence[Memory], limit: int) -> Contents:
 
 
 def _relearn(memories: Sequence[Memory], make: Callable[[int], AnyIndex], limit: int) -> Int32:
-    """Return the log of a history that has learned all documents: what a drafter of that limit would hold."""
+    """Return the log after learning all documents: what a drafter with that limit would hold."""
     history = PastTexts(make, limit=limit)
     for memory in memories:
         for document in documents_of(memory.arrays["text"]):
@@ -85,7 +85,7 @@ def _relearn(memories: Sequence[Memory], make: Callable[[int], AnyIndex], limit:
 
 
 def _count(log: Array) -> tuple[int, int]:
-    """Return the documents of a log, and their tokens."""
+    """Return the number of documents and tokens in a log."""
     documents = int(np.count_nonzero(log == END))
     return documents, len(log) - documents
 

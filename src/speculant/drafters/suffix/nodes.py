@@ -1,7 +1,7 @@
-"""The nodes of a suffix tree: hashed by parent and first token, and linked to their siblings in order of count.
+"""Nodes of a suffix tree: hashed by parent and first token, and linked to their siblings in order of count.
 
-Among siblings of equal count the most recently raised comes first. Each run of equal counts stores its first node, so
-that raising a count by one moves a node past its equals in constant time.
+Among siblings of equal count, the one whose count was raised last comes first. Each run of equal counts stores its
+first node, so that raising a count by one moves a node past its equals in constant time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from speculant.memory.pages import zeros
 Array = npt.NDArray[Any]
 
 PARENT, EDGE, START, COUNT, CHILD, NEXT, PREVIOUS, RUN = range(8)
-ROOT = 0  # as a child or a neighbour it means "none"
+ROOT = 0  # means "none" where a child or sibling is expected
 NODES, FREE_NODE, _RUNS, _FREE_RUN = range(4)
 
 _LOAD = 0.75
@@ -29,10 +29,10 @@ class Tree(NamedTuple):
 
     Attributes:
         nodes: Int32[C, 8], parent, edge (first token times 128 plus length), the edge's start in the log, count,
-            first child, next sibling, sibling before (the first has the last there), run of equal counts.
-        firsts: Int32[C], the first node of each run; free ones are linked.
-        slots: Int32[S], the nodes, hashed by parent and first token.
-        used: Int64[4], nodes handed out, first free one, runs handed out, first free one.
+            first child, next sibling, previous sibling (for the first: the last sibling), run of equal counts.
+        firsts: Int32[C], the first node of each run; free runs are linked.
+        slots: Int32[S], indices of the nodes, hashed by parent and first token.
+        used: Int64[4], nodes allocated, first free node, runs allocated, first free run.
     """
 
     nodes: Array
@@ -50,7 +50,7 @@ def _home(parent: int, token: int, size: int) -> int:
 
 @njit(cache=True, nogil=True, inline="always")
 def slot_of(tree: Tree, parent: int, token: int) -> int:
-    """Return the slot of the child whose edge starts with `token`, or the empty one to insert it at."""
+    """Return the slot of the child whose edge starts with `token`, or the empty slot to insert it at."""
     size = len(tree.slots)
     slot = _home(parent, token, size)
     while True:
@@ -130,7 +130,7 @@ def insert_before(tree: Tree, node: int, place: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def unlink(tree: Tree, node: int) -> None:
-    """Remove a node that is not the first from the list of its siblings."""
+    """Remove a node from the list of its siblings; it must not be the first."""
     nodes = tree.nodes
     before, after = nodes[node, PREVIOUS], nodes[node, NEXT]
     nodes[before, NEXT] = after
@@ -139,7 +139,7 @@ def unlink(tree: Tree, node: int) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def add_leaf(tree: Tree, parent: int, token: int, start: int) -> int:
-    """Add a child of count 1 to a node, before siblings of equal count."""
+    """Add a child with a count of 1 to a node, before siblings of equal count."""
     nodes = tree.nodes
     leaf = new_node(tree, parent, token, 1, start, 1)
     tree.slots[slot_of(tree, parent, token)] = leaf
@@ -187,7 +187,7 @@ def raise_count(tree: Tree, node: int) -> None:
 
 @njit(cache=True, nogil=True)
 def replace(tree: Tree, node: int, other: int) -> None:
-    """Replace a node by `other` among its siblings, in its run and in its slot. Both have the same first token."""
+    """Put `other` in a node's place: among siblings, in its run and in its slot. Their first tokens must be equal."""
     nodes = tree.nodes
     parent, before, after, run = nodes[node, PARENT], nodes[node, PREVIOUS], nodes[node, NEXT], nodes[node, RUN]
     tree.slots[slot_of(tree, parent, nodes[node, EDGE] >> 7)] = other
@@ -204,14 +204,14 @@ def replace(tree: Tree, node: int, other: int) -> None:
 
 @njit(cache=True, nogil=True)
 def copy_slots(old: Tree, new: Tree) -> None:
-    """Insert the nodes of a tree into the slots of another, which holds the same nodes."""
+    """Insert the nodes of a tree into the slots of another, which contains the same nodes."""
     for node in old.slots:
         if node != ROOT:
             new.slots[slot_of(new, old.nodes[node, PARENT], old.nodes[node, EDGE] >> 7)] = node
 
 
 def new_tree(nodes: int) -> Tree:
-    """Return a tree that holds the root alone, with room for that many nodes, the root included."""
+    """Return a tree that contains only the root, with room for `nodes` nodes including the root."""
     return Tree(
         zeros((nodes, 8), np.int32),
         zeros(nodes, np.int32),

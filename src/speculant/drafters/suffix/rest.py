@@ -1,11 +1,11 @@
-"""REST: the most frequent continuations of the text's longest suffix that occurs in a datastore, as a tree.
+"""REST: draft a tree of the most frequent continuations of the text's longest suffix that occurs in a datastore.
 
 He, Zhong, Cai, Lee, He: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252, section 3. The
-datastore is a suffix array over a corpus, memory-mapped, as `speculant corpus build --kind suffix` writes it. Past
-requests are searched too: prompt and output are learned when a request is closed, into a suffix tree, which counts
-continuations as a trie does. The draft is that of the longer match, among equals that of past requests. The defaults
-follow the authors' code: suffixes of 16 tokens down to 2, 10 tokens of each match. At most 5000 matches, a bound of
-ours, are used, evenly chosen.
+datastore is a memory-mapped suffix array over a corpus, as written by `speculant corpus build --kind suffix`. Past
+requests are searched too: prompt and output are added, when a request is closed, to a suffix tree, which counts
+continuations as a trie does. The draft comes from the longer match, or from past requests if both are equal. The
+defaults follow the authors' code: suffixes of 16 down to 2 tokens, and 10 tokens of each match. Our addition: at most
+5000 matches, evenly spaced, are used.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KIND = "suffix-array"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestSettings:
-    """Settings; the defaults follow the authors'.
+    """Settings of REST; the defaults follow the authors' code.
 
     Attributes:
-        longest: the most tokens of context that are looked up, at most 24.
-        shortest: tokens of context that must match.
-        max_matches: the most continuations taken from a corpus.
-        length: tokens of each.
+        longest: maximum tokens of context that are looked up, at most 24.
+        shortest: minimum tokens of context that must match.
+        max_matches: maximum number of continuations taken from a corpus.
+        length: tokens of each continuation.
     """
 
     longest: int = 16
@@ -47,7 +47,7 @@ class RestSettings:
 
 
 class RestDrafter(HistoryDrafter[SuffixTree]):
-    """Corpus and past requests, shared by all requests of a process; a mapped corpus counts towards the limit."""
+    """Drafter that shares a corpus and past requests among all requests; a mapped corpus counts towards the limit."""
 
     kind = KIND
 
@@ -64,12 +64,12 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that the corpus, past text and its index may take.
+            memory_limit: maximum bytes for the corpus, and for past text and its index.
             settings: None for the defaults.
 
         Raises:
             UnsupportedError: the vocabulary has more ids than the tree can hold.
-            ValueError: the contexts of the settings are longer than the prefixes by which suffix arrays are sorted.
+            ValueError: `settings.longest` exceeds the number of tokens by which suffix arrays are sorted.
         """
         self.settings = settings or RestSettings()
         if self.settings.longest > SORTED:
@@ -83,7 +83,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         return PastTexts(lambda share: SuffixTree(depth=depth, limit=share), limit=limit)
 
     def _warm_up(self) -> None:
-        """Load the compiled kernels now, so that the first request does not wait for them."""
+        """Load the compiled kernels, so that the first request does not wait for them."""
         text = np.zeros(self.settings.shortest + 1, np.int32)
         tree = SuffixTree(depth=len(text))
         tree.extend(text)
@@ -91,20 +91,20 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         _recall(tree, text[1:], self.settings, budget)
         block = Block(np.append(text, END).astype(np.int32), np.arange(len(text), -1, -1, dtype=np.int32))
         for array in block:
-            array.flags.writeable = False  # as mapped ones are, so that the kernels are compiled for them
+            array.flags.writeable = False  # like mapped arrays, so that the kernels are compiled for those
         _retrieve([block], text[1:], self.settings, budget)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the memory takes now, those of a mapped corpus included."""
+        """Current size of the memory in bytes, including a mapped corpus."""
         return self._history.nbytes + sum(block.nbytes for block in self._corpus)
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request."""
+        """Start a request."""
         return RestSession(self, start.prompt)
 
     def search(self, context: Int32, budget: Budget) -> DraftTree:
-        """Return the most frequent continuations of the longest suffix of a context that occurs."""
+        """Return the most frequent continuations of the longest suffix of the context that occurs."""
         context = context[-self.settings.longest :]
         with self._learning.lock:
             found = [_recall(tree, context, self.settings, budget) for tree in (self._history.young, self._history.old)]
@@ -116,13 +116,13 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         """Write the corpus and the past requests.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._learning.lock:
             save_corpus(path, self._corpus, tokenizer=self._tokenizer, text=self._history.text)
 
     def load(self, path: Path) -> None:
-        """Map the corpus of a file, learn the past requests that it holds, and drop what was learned so far.
+        """Map a file's corpus and learn its past requests, replacing everything learned so far.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -143,7 +143,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
 
 
 class RestSession(Session):
-    """One request; its only state is its text."""
+    """Session of one request; its only state is its text."""
 
     def __init__(self, drafter: RestDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -160,14 +160,14 @@ class RestSession(Session):
         self._tail = np.concatenate([self._tail, verified.tokens])[-self._drafter.settings.longest :]
 
     def close(self) -> None:
-        """Learn prompt and output into the tree over past requests."""
+        """Add prompt and output to the tree over past requests."""
         if self._text:
             self._drafter.learn(np.concatenate(self._text))
             self._text = []
 
 
 def _recall(tree: SuffixTree, context: Int32, settings: RestSettings, budget: Budget) -> tuple[int, DraftTree]:
-    """Return how many tokens match in past requests, and the draft."""
+    """Return the length of the match in past requests, and the draft."""
     places = find_suffixes(tree.tree, tree.log, context)
     if len(places) < settings.shortest:
         return 0, DraftTree.empty()
@@ -179,7 +179,7 @@ def _recall(tree: SuffixTree, context: Int32, settings: RestSettings, budget: Bu
 
 
 def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, budget: Budget) -> tuple[int, DraftTree]:
-    """Return how many tokens match in the corpus, and the draft."""
+    """Return the length of the match in the corpus, and the draft."""
     best = 0
     matches: list[tuple[Block, int, int]] = []
     for block in corpus:
@@ -204,7 +204,7 @@ def save_corpus(path: Path, corpus: list[Block], *, tokenizer: str, text: Int32 
     """Write the blocks of a corpus, and a log of requests, as a memory file.
 
     Raises:
-        FileError: the file cannot be written; an older one is unchanged.
+        FileError: the file cannot be written; an existing file is left unchanged.
     """
     arrays = {f"{name}-{i}": array for i, block in enumerate(corpus) for name, array in block._asdict().items()}
     arrays["text"] = np.empty(0, np.int32) if text is None else text
@@ -212,7 +212,7 @@ def save_corpus(path: Path, corpus: list[Block], *, tokenizer: str, text: Int32 
 
 
 def load_corpus(path: Path, *, tokenizer: str) -> tuple[list[Block], Int32]:
-    """Map the blocks of a corpus, and the log of requests.
+    """Map the blocks of a corpus, and return them with the log of requests.
 
     Raises:
         FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.

@@ -1,12 +1,12 @@
-"""SAM-Decoding: the continuation of the longest suffix that occurred before, in the request or in past text.
+"""SAM-Decoding: draft the continuation of the longest suffix that occurred before, in the request or in past text.
 
 Hu, Wang, Zhang, Zhang, Li, Chen, Zhang: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv
-2411.10666, section 3. One automaton over the request grows with it, one over past requests is followed token by
-token; the draft is the chain of tokens that followed the latest occurrence of the longer match. As the authors' code is
-commonly run: drafts of 40 tokens, and where the request matches at all, the match in past text must be more than 5
-tokens longer. Used alone, the method drafts at any match length; beside another drafter (`switching`) from a threshold
-on. Ours: past text is learned when a request is closed, and a node's weight follows from the rule of succession: a
-match of L tokens continues for i more with probability about L / (L + i).
+2411.10666, section 3. One automaton is built over the request as it grows, another over past requests is followed token
+by token; the draft is the chain of tokens that followed the latest occurrence of the longer match. As the authors' code
+is commonly run: drafts of 40 tokens, and if the request matches at all, the match in past text must be more than 5
+tokens longer. Used alone, the method drafts from matches of any length; combined with another drafter (`switching`),
+only from a threshold on. Our additions: past text is learned when a request is closed, and node weights follow the rule
+of succession: a match of L tokens continues for i more with probability about L / (L + i).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from speculant.drafters.suffix.automaton import ROOT, SuffixAutomaton, advance
 from speculant.drafters.suffix.history import HistoryDrafter, PastTexts
 
 KIND = "suffix-automaton"
-_REMATCHED = 256  # last tokens that a session matches against an automaton which it has not followed
+_REMATCHED = 256  # number of last tokens that a session matches against an automaton it has not followed so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamSettings:
-    """Settings; the defaults are those the authors' code is commonly run with.
+    """Settings of SAM-Decoding; the defaults are those the authors' code is commonly run with.
 
     Attributes:
-        longest: the most tokens drafted.
-        bias: tokens by which a match in past text must be longer than one in the request.
-        auxiliary: a method without a model that drafts where no match is long, such as recycling; empty for none.
-        threshold: tokens from which on a match is long, beside another method.
+        longest: maximum tokens drafted.
+        bias: number of tokens by which a match in past text must be longer than one in the request.
+        auxiliary: model-free method that drafts where no match is long, such as recycling; empty for none.
+        threshold: minimum length of a match that is preferred to the auxiliary method, in tokens.
     """
 
     longest: int = 40
@@ -47,7 +47,7 @@ class SamSettings:
 class Follower:
     """A session's match in one generation of past text: its state and length.
 
-    The reference is weak: an idle session must not keep a dropped generation in memory.
+    The reference is weak, so that an idle session does not keep a dropped generation in memory.
     """
 
     generation: ref[SuffixAutomaton]
@@ -55,12 +55,12 @@ class Follower:
     length: int = 0
 
     def follow(self, automaton: SuffixAutomaton, text: Int32) -> None:
-        """Advance by text Int32[T] in the generation's automaton."""
+        """Advance by a text, Int32[T], in the generation's automaton."""
         self.state, self.length = advance(automaton.sam, self.state, self.length, text)
 
 
 class SamDrafter(HistoryDrafter[SuffixAutomaton]):
-    """The automaton over past requests, shared by all requests of a process behind one lock."""
+    """Drafter whose automaton over past requests is shared by all requests of a process behind one lock."""
 
     kind = KIND
 
@@ -77,7 +77,7 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
         Args:
             vocabulary: V, the number of token ids.
             tokenizer: fingerprint that saved memories are tied to.
-            memory_limit: bytes that past text and its index may take; a request's own index is extra.
+            memory_limit: maximum bytes for past text and its index; a request's own index is extra.
             settings: None for the defaults.
 
         Raises:
@@ -95,11 +95,11 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
         return self.session(start)
 
     def session(self, start: SessionRequest) -> SamSession:
-        """Begin a request; its automaton starts with the prompt."""
+        """Start a request; its automaton starts with the prompt."""
         return SamSession(self, start.prompt)
 
     def follow(self, followers: list[Follower], text: Int32, fresh: int) -> list[Follower]:
-        """Follow the last `fresh` tokens of a text in both generations; in a new one, the last 256 tokens."""
+        """Follow the last `fresh` tokens of a text in both generations; in a new generation, the last 256 tokens."""
         with self._learning.lock:
             known = {id(follower.generation()): follower for follower in followers}
             followers = []
@@ -114,7 +114,7 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
         return followers
 
     def recall(self, followers: list[Follower], maximum: int) -> tuple[int, Int32]:
-        """Return the length of the longest match in past text, and what followed it, at most `maximum` tokens."""
+        """Return the length of the longest match in past text, and up to `maximum` tokens that followed it."""
         with self._learning.lock:
             longest, tokens = 0, np.empty(0, np.int32)
             for follower in followers:
@@ -128,7 +128,7 @@ class SamDrafter(HistoryDrafter[SuffixAutomaton]):
 
 
 class SamSession(Session):
-    """One request: its own automaton, and its matches in those over past text."""
+    """Session of one request: its own automaton, and its matches in the automata over past text."""
 
     def __init__(self, drafter: SamDrafter, prompt: Int32) -> None:
         self._drafter = drafter
@@ -138,7 +138,7 @@ class SamSession(Session):
         self._closed = False
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return the continuation of the longest match, a chain."""
+        """Return a chain, the continuation of the longest match."""
         maximum = min(budget.nodes, budget.depth, self._drafter.settings.longest)
         length, tokens = self._longest(maximum) if maximum > 0 else (0, np.empty(0, np.int32))
         if not length:
@@ -149,11 +149,11 @@ class SamSession(Session):
 
     @property
     def match(self) -> int:
-        """Tokens of the match that would be continued; 0 for none."""
+        """Length of the match that would be continued, in tokens; 0 for none."""
         return self._longest(1)[0]
 
     def _longest(self, maximum: int) -> tuple[int, Int32]:
-        """Return the length of the match to continue, and what followed it, at most `maximum` tokens."""
+        """Return the length of the match to continue, and up to `maximum` tokens that followed it."""
         state, length = self._automaton.repeated
         past, tokens = self._drafter.recall(self._followers, maximum)
         if length and past <= length + self._drafter.settings.bias:
@@ -161,12 +161,12 @@ class SamSession(Session):
         return past, tokens
 
     def observe(self, verified: Verified) -> None:
-        """Extend the request's automaton by the committed tokens, and follow them in past text."""
+        """Add the committed tokens to the request's automaton, and follow them in past text."""
         self._automaton.extend(verified.tokens)
         self._followers = self._drafter.follow(self._followers, self._automaton.text, len(verified.tokens))
 
     def close(self) -> None:
-        """Learn prompt and output into the automaton over past text."""
+        """Add prompt and output to the automaton over past text."""
         if not self._closed:
             self._closed = True
             self._drafter.learn(self._automaton.text)

@@ -1,10 +1,10 @@
 """Drafting from a suffix tree: the most frequent continuations of a context, best first.
 
 Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
-arXiv 2411.04975, section 3. A node's estimate is the product of the relative frequencies along its path (equation 1), a
-draft is grown greedily by the largest estimate, and its score is the sum of its estimates, the expected number of
-accepted tokens. Every suffix of the text that occurs in the tree is tried, with at most `factor` nodes per matching
-token, and the draft of the best score is kept, among equals that of the longest match.
+arXiv 2411.04975, section 3. A node's estimate is the product of the relative frequencies along its path (equation 1). A
+draft is grown greedily by the largest estimate, and its score is the sum of its nodes' estimates, the expected number
+of accepted tokens. Every suffix of the text that occurs in the tree is tried, with at most `factor` nodes per matching
+token, and the draft with the best score is kept; ties go to the longest match.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Places = npt.NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def find(tree: Tree, log: Array, text: Array) -> tuple[int, int]:
-    """Return where a text ends in the tree: a node and tokens of its edge; ROOT if the text does not occur."""
+    """Return where a text ends in the tree: a node and an offset into its edge; ROOT if the text does not occur."""
     node, used, length, start = ROOT, 0, 0, 0
     for token in text:
         if used == length:
@@ -40,7 +40,7 @@ def find(tree: Tree, log: Array, text: Array) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def find_suffixes(tree: Tree, log: Array, text: Array) -> Array:
-    """Return Int64[M, 2], where each suffix of a text that occurs in the tree ends there, shortest first."""
+    """Return where each suffix of a text that occurs in the tree ends, Int64[M, 2], shortest suffix first."""
     places = np.empty((len(text), 2), np.int64)
     for k in range(len(text)):
         node, used = find(tree, log, text[len(text) - k - 1 :])
@@ -52,7 +52,7 @@ def find_suffixes(tree: Tree, log: Array, text: Array) -> Array:
 
 @njit(cache=True, nogil=True, inline="always")
 def _push(count: int, p: float, level: int, node: int, at: int, parent: int, scores: Array, entries: Array) -> int:
-    """Insert a candidate into the frontier and return its size; the best is last, among equals the shallowest."""
+    """Insert a candidate into the frontier and return its size; the best is last, and of equals the shallowest."""
     place = count
     while place > 0 and (scores[place - 1] > p or (scores[place - 1] == p and entries[place - 1, 0] <= level)):
         scores[place] = scores[place - 1]
@@ -68,16 +68,16 @@ def expand(
     tree: Tree, log: Array, node: int, used: int, limit: int, deepest: int, unseen: int, min_probability: float,
     tokens: Array, parents: Array, joints: Array,
 ) -> tuple[int, float]:  # fmt: skip
-    """Write the `limit` most frequent continuations of a context into the arrays; return how many, and their score.
+    """Write the `limit` most frequent continuations of a context into the arrays; return their number and score.
 
     Args:
-        tree, log: the tree.
-        node, used: where the context ends, as `find` returns.
-        limit: the most nodes.
-        deepest: the depth of the deepest node.
-        unseen: added to the count of the context, for its present occurrence.
-        min_probability: a node's estimate must be above this.
-        tokens, parents, joints: Int32, Int32 and Float64[limit], the draft to be written.
+        tree, log: the tree and its log.
+        node, used: where the context ends, as returned by `find`.
+        limit: maximum number of nodes.
+        deepest: maximum depth of a node.
+        unseen: added to the count of the context, for its current occurrence.
+        min_probability: nodes are drafted only if their estimate is above this.
+        tokens, parents, joints: output arrays Int32, Int32 and Float64[limit].
     """
     nodes = tree.nodes
     scores, entries = np.empty(2 * limit + 2, np.float64), np.empty((2 * limit + 2, 4), np.int64)
@@ -85,7 +85,7 @@ def expand(
     joint = nodes[node, COUNT] / (nodes[node, COUNT] + unseen)
     at, parent, level = used, -1, 0
     while True:
-        # The text so far ends `at` tokens into the node's edge, `level` levels deep in the draft.
+        # The current path ends `at` tokens into the node's edge, `level` levels deep in the draft.
         if level < deepest:
             if at < nodes[node, EDGE] & 127:
                 waiting = _push(waiting, joint, level, node, at, parent, scores, entries)
@@ -117,14 +117,14 @@ def speculate(
     """Return tokens Int32[N], parents Int32[N], joint probabilities Float64[N] and score of the best draft.
 
     Args:
-        tree, log: the tree.
-        places: Int64[M, 2], where the suffix of k + 1 tokens of the text ends in the tree, as `find` returns.
-        unseen: 1 if the tree does not hold the present text, else 0.
-        depth: of the tree.
-        deepest: the depth of the deepest node.
-        limit: the most nodes.
+        tree, log: the tree and its log.
+        places: Int64[M, 2]; row k is where the suffix of k + 1 tokens of the text ends, as returned by `find`.
+        unseen: 1 if the tree does not contain the current text, else 0.
+        depth: depth of the tree.
+        deepest: maximum depth of a node.
+        limit: maximum number of nodes.
         factor: nodes per matching token.
-        min_probability: a node's estimate must be above this.
+        min_probability: nodes are drafted only if their estimate is above this.
     """
     nodes = tree.nodes
     tokens, parents, joints = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float64)
@@ -141,12 +141,12 @@ def speculate(
             highest = nodes[child, COUNT] / (count + unseen)
         else:
             highest = count / (count + unseen)
-        # No estimate is above the first node's, and no level's sum is above the frequency of any continuation.
+        # No estimate exceeds the first node's, and the sum over a level cannot exceed the context's share of its count.
         bound = min(highest * maximum, count / (count + unseen) * min(deepest, depth - k - 1))
         if bound <= best_score:
             continue
         if k > 0 and maximum == limit and int(factor * k + 1e-6) >= limit and nodes[places[k - 1, 0], COUNT] == count:
-            continue  # the shorter suffix occurred nowhere else, and the tree is deeper below it
+            continue  # the shorter suffix occurred nowhere else, and has more depth left below it
         made, score = expand(
             tree, log, node, used, maximum, min(depth, deepest), unseen, min_probability,
             trial, trial_parents, trial_joints,

@@ -1,7 +1,7 @@
-"""SAM-Decoding with another drafter: a long match is continued, and where there is none the other one drafts.
+"""SAM-Decoding combined with another drafter, which drafts wherever there is no long match to continue.
 
-Hu et al.: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv 2411.10666, section 3.3: beside
-Token Recycling or EAGLE-2. A match counts as long from a threshold on.
+Hu et al.: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv 2411.10666, section 3.3: combined
+with Token Recycling or EAGLE-2. A match counts as long from a threshold on.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from speculant.drafters.suffix.sam import SamDrafter, SamSession
 
 
 class SwitchingDrafter(Drafter, Persistent):
-    """Continues long matches, and else drafts as another drafter does. What is saved are the automata.
+    """Continues long matches, and otherwise uses another drafter. Only the automata are saved.
 
     Attributes:
-        matching: the automata.
+        matching: drafter that owns the automata.
         auxiliary: the other drafter.
     """
 
     def __init__(self, matching: SamDrafter, auxiliary: Drafter, threshold: int) -> None:
-        """Take both drafters, and the tokens from which on a match is long.
+        """Combine both drafters; matches of at least `threshold` tokens are continued.
 
         Raises:
-            UsageError: that is below 1.
+            UsageError: the threshold is below 1.
         """
         if threshold < 1:
             raise UsageError(f"threshold must be at least 1, not {threshold}.")
@@ -36,19 +36,19 @@ class SwitchingDrafter(Drafter, Persistent):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What the other drafter needs."""
+        """Target outputs that the other drafter needs."""
         return self.auxiliary.needs
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that both memories take now."""
+        """Current size of both memories in bytes."""
         return self.matching.memory_bytes + int(getattr(self.auxiliary, "memory_bytes", 0))
 
     def open(self, start: SessionRequest) -> Session:
         return SwitchingSession(self.matching.session(start), self.auxiliary.open(start), self._threshold)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
-        """Return a draft for each of several sessions; the other drafter drafts for all that need it at once."""
+        """Return a draft per session; the other drafter drafts at once for all sessions without a long match."""
         drafts, rest = dict[int, DraftTree](), dict[int, Session]()
         for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):
             assert isinstance(session, SwitchingSession)
@@ -63,19 +63,19 @@ class SwitchingDrafter(Drafter, Persistent):
         return [drafts[place] for place in range(len(sessions))]
 
     def save(self, path: Path) -> None:
-        """Write the documents of the automata; raises as `SamDrafter.save`."""
+        """Write the documents of the automata; raises the same errors as `SamDrafter.save`."""
         self.matching.save(path)
 
     def load(self, path: Path) -> None:
-        """Replace the documents of the automata; raises as `SamDrafter.load`."""
+        """Replace the documents of the automata; raises the same errors as `SamDrafter.load`."""
         self.matching.load(path)
 
 
 class SwitchingSession(Session):
-    """One request.
+    """Session of one request.
 
     Attributes:
-        auxiliary: the other drafter's session.
+        auxiliary: session of the other drafter.
         continued: whether the last draft continued a match.
     """
 
@@ -83,7 +83,7 @@ class SwitchingSession(Session):
         self._matching, self.auxiliary, self._threshold, self.continued = matching, auxiliary, threshold, False
 
     def continuation(self, budget: Budget) -> DraftTree:
-        """Return the continuation of a long match; empty where there is none."""
+        """Return the continuation of a long match; empty if there is none."""
         found = self._matching.propose(budget) if self._matching.match >= self._threshold else DraftTree.empty()
         self.continued = bool(len(found))
         return found
@@ -93,11 +93,11 @@ class SwitchingSession(Session):
         return draft if len(draft) else self.auxiliary.propose(budget)
 
     def forecast(self, nodes: int) -> Float64 | None:
-        """A continuation is sized by its weights, other drafts as they say."""
+        """Return the other drafter's forecast, or None for a continuation, whose size follows from its weights."""
         return None if self._matching.match >= self._threshold else self.auxiliary.forecast(nodes)
 
     def observe(self, verified: Verified) -> None:
-        """Let both learn."""
+        """Pass the result to both sessions."""
         self._matching.observe(verified)
         self.auxiliary.observe(verified)
 

@@ -1,12 +1,12 @@
-"""A suffix tree of bounded depth that grows token by token and counts how often every context occurred.
+"""A suffix tree of bounded depth that grows token by token and counts the occurrences of every context.
 
 The structure behind SuffixDecoding (Oliaro, Jia, Campos, Qiao: "SuffixDecoding: Extreme Speculative Decoding for
-Emerging AI Applications", NeurIPS 2025, arXiv 2411.04975, section 3): a node stands for a context, its count is how
-often that was seen, and count over the parent's count is the relative frequency of this continuation.
+Emerging AI Applications", NeurIPS 2025, arXiv 2411.04975, section 3): a node represents a context, its count is the
+number of occurrences, and its count divided by the parent's is the relative frequency of this continuation.
 
-Every suffix of a document is inserted while the document grows, up to `depth` tokens. A suffix always ends at a node of
-its own; elsewhere an edge holds consecutive tokens of equal count, so a tree of T tokens has at most 2 T nodes. Edges
-point into the log of all documents.
+Every suffix of a document, up to `depth` tokens long, is inserted while the document grows. A suffix always ends at a
+node of its own; elsewhere, an edge holds consecutive tokens of equal count, so a tree of T tokens has at most 2 T
+nodes. Edges point into the log of all documents.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from speculant.drafters.suffix.nodes import (
 
 Array = npt.NDArray[Any]
 
-MAX_DEPTH = 127  # an edge keeps its first token and its length in 31 bits
+MAX_DEPTH = 127  # an edge stores its first token and its length in 31 bits
 _STEP = 256
 
 
 @njit(cache=True, nogil=True)
 def _step(tree: Tree, log: Array, node: int, at: int) -> int:
-    """Extend a suffix that ends at `node` by log[at]; return the node where it ends then."""
+    """Extend a suffix that ends at `node` by log[at]; return the node where it now ends."""
     nodes, token = tree.nodes, log[at]
-    if nodes[node, COUNT] == 1 and nodes[node, CHILD] == ROOT:  # its own leaf, as most are; the root's count is 0
+    if nodes[node, COUNT] == 1 and nodes[node, CHILD] == ROOT:  # usual case: its own leaf; the root's count is 0
         nodes[node, EDGE] += 1
         return node
     child = child_of(tree, node, token)
     if child == ROOT:
         return add_leaf(tree, node, token, at)
     length = nodes[child, EDGE] & 127
-    whole = node != ROOT and nodes[child, COUNT] + 1 == nodes[node, COUNT]  # every suffix here continued in this way
+    whole = node != ROOT and nodes[child, COUNT] + 1 == nodes[node, COUNT]  # every suffix here continues in this way
     if length == 1:
         raise_count(tree, child)
         if whole:
@@ -95,7 +95,7 @@ def _step(tree: Tree, log: Array, node: int, at: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _append(tree: Tree, log: Array, begin: int, end: int, ends: Array, open_: int) -> int:
-    """Append log[begin:end] to a document with `open_` open suffixes; return how many are open then.
+    """Append log[begin:end] to a document with `open_` open suffixes; return the new number of open suffixes.
 
     ends[k] is the node where the suffix of k + 1 tokens ends.
     """
@@ -109,19 +109,19 @@ def _append(tree: Tree, log: Array, begin: int, end: int, ends: Array, open_: in
 
 
 class SuffixTree:
-    """A tree, its log, and their growth. Not safe to share between threads without a lock.
+    """A growing tree and its log. Not safe to share between threads without a lock.
 
     Attributes:
-        tree: the arrays.
-        log: Int32[capacity], the documents, END after each.
-        size: tokens and ENDs in the log.
+        tree: arrays of the tree.
+        log: Int32[capacity], documents, each followed by END.
+        size: number of tokens and ENDs in the log.
     """
 
     def __init__(self, *, depth: int, limit: int | None = None) -> None:
-        """Start empty, for at most `limit` bytes; None for no limit.
+        """Create an empty tree of at most `limit` bytes; None for no limit.
 
         Raises:
-            ValueError: the depth is not from 2 to 127.
+            ValueError: the depth is below 2 or above 127.
         """
         if not 2 <= depth <= MAX_DEPTH:
             raise ValueError(f"a suffix tree is 2 to {MAX_DEPTH} deep, not {depth}")
@@ -134,21 +134,21 @@ class SuffixTree:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(array.nbytes for array in self.tree) + self.log.nbytes
 
     @property
     def text(self) -> Int32:
-        """The documents held, END after each."""
+        """The stored documents, each followed by END."""
         return self.log[: self.size]
 
     @property
     def ends(self) -> Array:
-        """Int64[min(T, depth)] for the T tokens of the open document: where its suffix of k + 1 tokens ends."""
+        """Int64[min(T, depth)] for an open document of T tokens: entry k is the node where its suffix of k + 1 ends."""
         return self._ends[: self._open]
 
     def fresh(self) -> SuffixTree:
-        """Return an empty tree that is allocated up to the limit, in the proportions of this one."""
+        """Return an empty tree with all memory up to the limit allocated, in the same proportions as this one."""
         empty = SuffixTree(depth=self.depth, limit=self.limit)
         log, nodes = len(self.log), len(self.tree.nodes)
         scale = 1.0 if self.limit is None else max(1.0, (self.limit - 64) / (4 * log + nodes * NODE_BYTES))
@@ -175,10 +175,10 @@ class SuffixTree:
             self._open = 0
 
     def _make_room(self, tokens: int) -> bool:
-        """Grow by a quarter where that many tokens may not fit; return whether they fit then."""
+        """Grow by a quarter if `tokens` more may not fit; return whether they fit now."""
         log, nodes = len(self.log), len(self.tree.nodes)
         maximum = 2 * (tokens + self.depth)  # a new or open suffix needs at most a leaf and a branching node
-        if self.size + tokens + 1 > log:  # the END behind them included
+        if self.size + tokens + 1 > log:  # leave room for END
             log = log * 5 // 4 + tokens + 1
         if int(self.tree.used[NODES]) + maximum > nodes:
             nodes = nodes * 5 // 4 + maximum

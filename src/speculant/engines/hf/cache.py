@@ -6,7 +6,7 @@ back to users and into `model.generate` like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Bool
-from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer, SourceLayer
 from speculant.engines.hf.caches.indexed_layer import DynamicIndexedLayer, IndexedLayer
 from speculant.engines.hf.states.layers import HybridStateLayer, LinearAttentionLayer, Snapshot, StateLayer
 from speculant.engines.hf.states.mixers import Mixers
@@ -30,7 +30,15 @@ def holds_text(cache: Any) -> bool:
         return any(any(layer.has_previous_state.values()) for layer in cache.layers)
 
 
-def usable_cache(cache: Any, config: Any = None, kind: type[DynamicCache] = DynamicCache) -> DynamicCache:
+def holds_sources(cache: Any, layers: Collection[int]) -> bool:
+    """Return whether any of these layers of cross-attention has rows in a cache."""
+    held = [] if cache is None else cache.layers
+    return any(layer < len(held) and held[layer].is_initialized and held[layer].keys.numel() for layer in layers)
+
+
+def usable_cache(
+    cache: Any, config: Any = None, kind: type[DynamicCache] = DynamicCache, sources: Collection[int] = ()
+) -> DynamicCache:
     """Return a cache of in-place layers, which any subset of rows can be kept of.
 
     A given DynamicCache is returned itself, its layers exchanged for ones that hold the same. `generate` hands sliding
@@ -41,6 +49,7 @@ def usable_cache(cache: Any, config: Any = None, kind: type[DynamicCache] = Dyna
         cache: what was given; None for a new one.
         config: the text config of a model with layers of several kinds; None for rows of keys and values alone.
         kind: the class of caches that the model's states are kept in; an empty DynamicCache is replaced by one.
+        sources: the layers of cross-attention, whose rows are not the text's.
 
     Raises:
         UnsupportedError: the cache holds something and cannot be rolled back, or is of another kind.
@@ -62,7 +71,10 @@ def usable_cache(cache: Any, config: Any = None, kind: type[DynamicCache] = Dyna
         )
     if kinds:
         cache = DynamicCache()
-    cache.layers = [InPlaceLayer.adopt(layer) for layer in cache.layers]
+    count = max(len(cache.layers), max(sources, default=-1) + 1)
+    held = [*cache.layers, *(InPlaceLayer() for _ in range(count - len(cache.layers)))]
+    kinds_of = dict.fromkeys(sources, SourceLayer)
+    cache.layers = [kinds_of.get(place, InPlaceLayer).adopt(layer) for place, layer in enumerate(held)]
     cache.layer_class_to_replicate = InPlaceLayer
     return cache
 
@@ -230,8 +242,8 @@ def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | Non
         UnsupportedError: the layer keeps none of its own, or not all tokens.
     """
     layers = cache.layers
-    held = layers[layer] if -len(layers) <= layer < len(layers) else None
-    if held is None or not getattr(held, "is_initialized", False) or held.keys.shape[-2] < length:
+    held: Any = layers[layer] if -len(layers) <= layer < len(layers) else None
+    if not _holds_text_rows(held, length):
         raise UnsupportedError(
             f"layer {layer} of this model keeps no keys and values of its own, or not those of all tokens; use a "
             "head that reads none."
@@ -242,3 +254,9 @@ def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | Non
         index = torch.from_numpy(rows[rows < length]).to(keys.device)
         keys, values = keys[:, index], values[:, index]
     return keys, values
+
+
+def _holds_text_rows(layer: Any, length: int) -> bool:
+    """Return whether a layer has keys and values of its own of so many tokens."""
+    own = layer is not None and not isinstance(layer, SourceLayer) and getattr(layer, "is_initialized", False)
+    return own and layer.keys.shape[-2] >= length

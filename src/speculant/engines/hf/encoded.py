@@ -26,6 +26,7 @@ class EncodedPrompt(Prompt):
     """The first tokens of a decoder, whose every pass has the encoder's states."""
 
     whole = True
+    beside = True
 
     def __init__(self, call: Call) -> None:
         """Take what `generate` prepared, of one row.

@@ -7,6 +7,7 @@ since it was probed. Where drafts cannot be verified, sequences are decoded by t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,14 @@ from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
-from speculant.engines.hf.cache import compacted, copy_prefix, crop_cache, held_bytes, reusable_length
+from speculant.engines.hf.cache import (
+    compacted,
+    copy_prefix,
+    crop_cache,
+    held_bytes,
+    holds_sources,
+    reusable_length,
+)
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.opening import AnySequence, open_sequence
@@ -28,6 +36,7 @@ from speculant.engines.hf.probe.capabilities import (
     HFCapabilities,
     acts_inside_generate,
     adapter_reason,
+    bare_model,
     check_generates,
     check_model,
     plain_capabilities,
@@ -56,7 +65,8 @@ class HFEngine:
 
         Args:
             model: a model with a language-model head.
-            entry: the PEFT model around it, whose `generate` says what its text is; None for the model itself.
+            entry: the model around it, whose `generate` says what its text is: PEFT's, or one with media whose class
+                lets this model write; None for the model itself.
             acceleration: the prepared model; None for its own passes.
             notes: what the user should know beside the model's own notes.
             strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
@@ -105,7 +115,8 @@ class HFEngine:
         found = self._checked(runner.model)
         if found.drafts and not found.encoder:  # which is checked by its first prompt
             with torch.random.fork_rng():  # a model in training mode draws from the default streams
-                outcome = probe_outcome(runner.model, found, self.acceleration, entry=self.entry, largest=self._largest)
+                entry = self.entry if self.whole is runner.model else None  # else it reads no text alone
+                outcome = probe_outcome(runner.model, found, self.acceleration, entry=entry, largest=self._largest)
             found = merge(found, outcome, type(runner.model).__name__)
             self._refuse(found)
         runner.capabilities, self._state = found, state
@@ -120,7 +131,8 @@ class HFEngine:
         try:
             if reason := adapter_reason(self.entry):
                 raise UnsupportedError(reason)
-            return check_model(model)
+            found = check_model(model)
+            return found if self.whole is model else replace(found, media=True)
         except UnsupportedError as error:
             found = plain_capabilities(model, str(error))
         self._refuse(found)
@@ -135,6 +147,10 @@ class HFEngine:
     def model(self) -> Any:
         """The transformers model."""
         return self._runner.model
+
+    @property
+    def whole(self) -> Any:
+        return bare_model(self.entry)
 
     @property
     def capabilities(self) -> HFCapabilities:
@@ -178,6 +194,10 @@ class HFEngine:
             return self._first.reason(prepared)
         if prepared.prepare_inputs is not None:
             return "other code than the model's prepares its inputs"
+        if holds_sources(prepared.cache, self.capabilities.source_layers):
+            return "the text goes on from a cache with an image, and says nothing of which rows see it"
+        if not self.capabilities.text_alone:
+            return "the model reads no text without media"
         if self.capabilities.drafts_padded or prepared.padding is None:
             return ""
         read = len(prepared.ids) == 1 or self.capabilities.reads_padding

@@ -19,6 +19,7 @@ from speculant.engines.hf.cpu.layer_matching import FAMILIES
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
 from speculant.engines.hf.probe.capabilities import decode_mode
 from speculant.engines.hf.views.layer_selection import Entry
+from speculant.engines.hf.views.model_view import find_layers
 
 
 class ExitPasses:
@@ -26,6 +27,19 @@ class ExitPasses:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._shares = dict[int, float]()
+
+    def share(self, layers: int) -> float:
+        """Return the share of a pass over a few rows that its first layers take: theirs of the weights it reads."""
+        if layers not in self._shares:
+            model = self._runner.model
+            place, output = find_layers(model), model.get_output_embeddings()
+            sizes = (
+                [] if place is None else [sum(each.numel() for each in layer.parameters()) for layer in place.layers]
+            )
+            rest = 0 if output is None else output.weight.numel()
+            self._shares[layers] = sum(sizes[:layers]) / max(1, sum(sizes) + rest)
+        return self._shares[layers]
 
     def first(self, given: PassInput, cache: Any, layers: int, *, logits: bool, total: int) -> PassOutput:
         """Run rows through the first layers, which the cache grows by; return their states [n, 1, D].

@@ -27,6 +27,8 @@ from speculant.engines.hf.views.extra_embeddings import with_embeddings
 from speculant.engines.hf.views.layer_selection import Entry, LayerSelection, shares_keys
 from speculant.engines.hf.views.row_positions import RowPlaces, with_positions
 
+EMBEDDED = "inputs_embeds"  # what classes call rows that are given as embeddings
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassInput:
@@ -36,7 +38,7 @@ class PassInput:
         ids: Int64[1, n].
         positions: Int64[1, n], or [A, 1, n] where a family has A axes of them.
         mask: what the model takes as `attention_mask`.
-        others: what it reads beside these, such as images.
+        others: what it reads beside these, such as images, or `EMBEDDED` in place of the ids.
         cross: what the decoder of an encoder-decoder has read of its source, or None.
         places: of each sequence's rows, where the model is told them by a view; () where it is not.
     """
@@ -57,11 +59,15 @@ class PassOutput:
         logits: [R, V], of all rows or of those that were wanted.
         hidden: [n, L', D], the tapped layers, of a prompt's part maybe its last row's alone; None if none were.
         cache: what the model returned as its cache.
+        early: see `core.engine.Pass`.
+        returned: all that the model returned.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
     cache: Any = None
+    early: float = 0.0
+    returned: Any = None
 
 
 class ModelRunner:
@@ -86,7 +92,8 @@ class ModelRunner:
         """
         mixers, text = self.capabilities.mixers, self.model.config.get_text_config(decoder=True)
         if mixers is None:
-            return usable_cache(cache, text if self.capabilities.indexed else None)
+            indexed, sources = self.capabilities.indexed, self.capabilities.source_layers
+            return usable_cache(cache, text if indexed else None, sources=sources)
         return usable_cache(cache, text, mixers.adapter.stored)
 
     def run(
@@ -126,6 +133,8 @@ class ModelRunner:
         if given.cross is not None:
             held = EncoderDecoderCache(held, given.cross)
         options: dict[str, Any] = {**given.others}
+        if EMBEDDED not in options:
+            options[names.ids] = given.ids.to(self.model.device)
         if self.capabilities.takes_positions:
             options[names.positions] = given.positions
         count, index, last = given.ids.shape[1], None, False
@@ -146,14 +155,13 @@ class ModelRunner:
             output = model(
                 use_cache=True,
                 return_dict=True,
-                **{names.ids: given.ids.to(self.model.device), names.mask: given.mask},
-                **{self.capabilities.cache_argument: held},
+                **{names.mask: given.mask, self.capabilities.cache_argument: held},
                 **options,
             )
         logits: Tensor = output.logits[0]
         behind = getattr(output, self.capabilities.cache_argument, None)
         hidden = taps.hidden(count, last=last and not needs.prompt)
-        return PassOutput(logits if index is None else logits[index], hidden, behind)
+        return PassOutput(logits if index is None else logits[index], hidden, behind, output)
 
     def _states_of(self, cache: Any, recorder: StateRecorder | None) -> tuple[Any, View | None]:
         """Return what a pass is given as its cache, and what makes the views of mixers that read and write its states.
@@ -241,7 +249,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
 def finish_pass(output: PassOutput, needs: RequestedOutputs) -> Pass:
     """Return what a drafter and a verifier get of a pass; the best tokens are on their way to the host."""
     ids, logits = top_on_host(output.logits, needs.top_k) if needs.top_k else (None, None)
-    return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits)
+    return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits, early=output.early)
 
 
 def as_ids(numbers: Int64) -> Tensor:

@@ -232,6 +232,43 @@ def auto_class(source: str) -> Any:
     return next((kind for kind in known if type(config) in kind._model_mapping), transformers.AutoModelForCausalLM)
 
 
+def outline_model(name: str | None) -> Any:
+    """Return a model of a folder's or a hub id's config without weights, on the device "meta".
+
+    Raises:
+        ModelNotFoundError: there is none, or the hub cannot be reached.
+    """
+    source = find_model(name)
+    import torch
+    from transformers import AutoConfig
+
+    try:
+        with torch.device("meta"):
+            return auto_class(source).from_config(AutoConfig.from_pretrained(source))
+    except Exception as error:  # as in `load_config`
+        raise ModelNotFoundError(_why_not(source, error)) from error
+
+
+def estimate_bytes(name: str | None, *, dtype: str | None = None, device: str | None = None) -> int:
+    """Return how many bytes the weights of a model should take once it is loaded with these options, see `load_model`.
+
+    Quantised checkpoints count as if they were not.
+
+    Raises:
+        ModelNotFoundError: there is none, or the hub cannot be reached.
+    """
+    path = Path(name or "")
+    if begins_as_gguf(path):
+        return path.stat().st_size
+    import torch
+
+    outline = outline_model(name)
+    asked = dtype or ("float32" if (device or default_device()) == "cpu" else "auto")
+    own = getattr(outline.config, "dtype", None) or torch.float32
+    size: int = (own if asked == "auto" else getattr(torch, asked)).itemsize
+    return size * sum(int(weight.numel()) for weight in outline.parameters())
+
+
 def load_config(source: str) -> Any:
     """Load the config of a causal LM from a folder or the hub.
 

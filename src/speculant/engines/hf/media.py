@@ -2,9 +2,11 @@
 
 `generate` computes positions (on several axes where a family has them), types of tokens and what the media are, and the
 prompt's pass reads the media once. What follows is text: its rows are given positions, on the axes on which the model's
-own methods place the next token, and nothing else. Whether that is all a model reads there, a check finds out
-(`probe/first_prompt.py`). Where it is also all that the text behind the media needs, a prompt may begin with rows that
-another prompt with the same media has left, and its pass reads the text behind them alone.
+own methods place the next token. Most classes read nothing else there. Those with cross-attention to an image do, such
+as its states and which of its tiles a row sees: these inputs are asked of the model's own methods, for one row and for
+two, which shows what every row has of its own. Whether that is all, a check finds out (`probe/first_prompt.py`). Where
+positions are all that the text behind the media needs, too, a prompt may begin with rows that another prompt with the
+same media has left, and its pass reads the text behind them alone.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from speculant.core.model_engine import MediaPrefix
-from speculant.engines.hf.forward_pass import PassInput
+from speculant.engines.hf.forward_pass import EMBEDDED, PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import HANDLED, Call
 
 _OWN = {*HANDLED, "input_ids", "return_dict"}  # inputs that a pass is given anyway, or in another form
+_OF_PROMPTS = {  # those that say how a prompt's pass is masked, or of what media a part is padding
+    *("token_type_ids", "mm_token_type_ids", "feature_attention_mask", "interpolate_pos_encoding"),
+}
 KINDS = ("image", "audio", "video")
 
 
@@ -55,25 +61,29 @@ class MediaPrompt(Prompt):
         if not slices_by_length():
             raise UnusualPromptError("this release of transformers prepares passes behind media in another way")
         inputs, model = dict(call.inputs), call.model
-        if inputs.get("inputs_embeds") is not None:
-            raise UnusualPromptError("the prompt is given as embeddings")
-        count = call.ids.shape[1]
+        count, embedded = call.ids.shape[1], inputs.get(EMBEDDED)
+        if embedded is not None and embedded.shape[1] != count:
+            raise UnusualPromptError("the prompt is given as embeddings, without its tokens")
         first = model.prepare_inputs_for_generation(
             call.ids, next_sequence_length=count, is_first_iteration=True, **inputs
         )
-        inputs = model._update_model_kwargs_for_generation({}, inputs, is_encoder_decoder=False)
-        longer = torch.cat([call.ids, call.ids[:, -1:]], dim=1)
-        following = model.prepare_inputs_for_generation(longer, next_sequence_length=1, **inputs)
+        following = _prepared_behind(call, _NOTHING, 1)
         positions, position = first.get("position_ids"), following.get("position_ids")
         if positions is None:
             positions = torch.arange(count, device=call.ids.device)[None]
-        self._pass = PassInput(first["input_ids"], positions, first.get("attention_mask"), _others(first))
+        self._cross = DynamicCache() if "encoder_hidden_states" in inputs else None
+        self._pass = PassInput(call.ids, positions, first.get("attention_mask"), _others(first), self._cross)
         self._places, self._splits = [*chain(*media_tokens(model.config).values())], splits
+        self._call, self._others = call, dict[str, Any]()
+        self._own = tuple[str, ...]()  # those of the others of which every row has its own
+        crossing = getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None)
+        self.joins = not crossing and not _others(following).keys() - _OF_PROMPTS
         self._axes: Tensor | None = None
         if position is not None:
             by_axis = position[..., -1].flatten()
             self.shift = len(self) - int(by_axis[0])
             self._axes = by_axis - by_axis[0] if position.ndim > 2 else None
+        self.beside = not self.joins or self._axes is not None
 
     @property
     def plain(self) -> bool:
@@ -84,7 +94,7 @@ class MediaPrompt(Prompt):
     def media(self) -> MediaPrefix | None:
         tokens = self.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
         standing, digest = np.flatnonzero(np.isin(tokens, self._places)), self._digest()
-        if not len(standing) or not digest:
+        if not len(standing) or not digest or not self.joins:
             return None
         end = int(standing[-1]) + 1
         return MediaPrefix(tokens, digest, end) if end < len(self) and self._splits(end) else None
@@ -95,11 +105,30 @@ class MediaPrompt(Prompt):
             return self._pass
         return PassInput(self.ids[:, start:end], self._pass.positions[..., start:end], None)
 
+    def note_output(self, output: Any) -> None:
+        """Find out what the rows behind the prompt read, now that the states of its media are known."""
+        if self.joins:
+            return
+        one, two = ({**_others(_prepared_behind(self._call, output, rows))} for rows in (1, 2))
+        self._others = {name: value for name, value in one.items() if name not in _OF_PROMPTS}
+        shapes = {name: getattr(value, "shape", ()) for name, value in self._others.items()}
+        self._own = tuple(name for name, shape in shapes.items() if shape != getattr(two.get(name), "shape", ()))
+        wrong = [name for name in self._own if shapes[name][1:2] != (1,) or two[name].shape[1] != 2]
+        if wrong:
+            raise UnusualPromptError(f"every token behind such a prompt reads a further piece of {' and '.join(wrong)}")
+
+    def whole_cache(self, cache: DynamicCache) -> Any:
+        """Return the text's rows, with those of an image that the class keeps beside them."""
+        return cache if self._cross is None else EncoderDecoderCache(cache, self._cross)
+
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
         """Return what a pass over rows behind the prompt reads, with positions [A, 1, n] where there are A axes."""
         if self._axes is not None:
             positions = positions[None] + self._axes[:, None, None]
-        return PassInput(ids, positions, mask)
+        others = dict(self._others)
+        for name in self._own:
+            others[name] = others[name].expand(-1, ids.shape[1], *others[name].shape[2:])
+        return PassInput(ids, positions, mask, others, self._cross)
 
     def _digest(self) -> str:
         """Return a digest of all inputs that are no types of the prompt's tokens; "" where one cannot be compared."""
@@ -111,6 +140,25 @@ class MediaPrompt(Prompt):
             if not _add_value(found, value):
                 return ""
         return found.hexdigest()
+
+
+class _Nothing(dict[str, Any]):
+    """Stands for a pass's output before there is one: it has no value of any name."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+_NOTHING = _Nothing()
+
+
+def _prepared_behind(call: Call, output: Any, rows: int) -> dict[str, Any]:
+    """Return what the model's own methods prepare for so many rows behind a prompt whose pass returned this."""
+    model, ids = call.model, call.ids
+    inputs = model._update_model_kwargs_for_generation(output, dict(call.inputs), is_encoder_decoder=False)
+    longer = torch.cat([ids, ids[:, -1:].expand(-1, rows)], dim=1)
+    found: dict[str, Any] = model.prepare_inputs_for_generation(longer, next_sequence_length=rows, **inputs)
+    return found
 
 
 def _add_value(digest: Any, value: Any) -> bool:

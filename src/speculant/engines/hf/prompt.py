@@ -68,10 +68,12 @@ class Prompt:
         shift: cache slot minus position, of all tokens behind the prompt.
         whole: whether it must be read in one pass.
         joins: whether rows behind it can be read in one pass with rows behind others of its kind.
+        beside: whether passes behind it read more than ids, a mask, and positions that count on from the prompt's.
     """
 
     whole = False
     joins = True
+    beside = False
 
     @property
     def media(self) -> MediaPrefix | None:
@@ -121,6 +123,9 @@ class Prompt:
             mask: of the rows, as the model takes it.
         """
         return PassInput(ids, positions, mask)
+
+    def note_output(self, output: Any) -> None:
+        """Take note of what the model returned for a pass over the prompt."""
 
     def whole_cache(self, cache: Any) -> Any:
         """Return what the model itself would hold of the text, given the cache of its rows."""

@@ -45,8 +45,10 @@ class PromptReader:
         """
         check_queries(needs, self._runner.capabilities)
         left = len(self._prompt) - start
-        # Where factors or windows go by the pass, a prompt in several passes would be another prompt.
-        at_once = self._prompt.whole or self._limit.reads_at_once or self._runner.capabilities.window_by_cache
+        # Where factors, windows or masks go by the pass, a prompt in several passes would be another prompt.
+        capabilities = self._runner.capabilities
+        by_pass = capabilities.window_by_cache or capabilities.both_ways
+        at_once = self._prompt.whole or self._limit.reads_at_once or by_pass
         end = start + (left if maximum is None or at_once else min(maximum, left))
         # Of a prompt that is read in parts, only the last part's last row is wanted unless all rows are.
         wanted = needs if needs.prompt or end == len(self._prompt) else NO_OUTPUTS
@@ -79,6 +81,7 @@ class PromptReader:
             output = self._runner.run(
                 given, cache, needs=part.needs, wanted=self._wanted(part), total=part.end
             )  # fmt: skip
+            self._prompt.note_output(output.returned)
         if self.watcher is not None:
             self.watcher(part.start, output.logits)
         return PassOutput(output.logits[-1:], output.hidden)

@@ -95,13 +95,14 @@ class PromptedCache(ABC):
     def shares_prefixes(self) -> bool:
         """Whether the rows of its first tokens are those of any other text that begins with the same tokens.
 
-        They are not where positions are the request's own, where factors or windows go by the length of the pass that
-        reads a prompt, or where such a text was read with other factors. Prompts with media share with those that have
+        They are not where positions are the request's own, where factors, windows or masks go by the pass that reads a
+        prompt, or where such a text was read with other factors. Prompts with media share with those that have
         the same, see `media`.
         """
         within = self._limit.holds(max(len(self._prompt), self._length))
         alike = self._prompt.plain or self._prompt.media is not None
-        return alike and within and not self._runner.capabilities.window_by_cache
+        capabilities = self._runner.capabilities
+        return alike and within and not (capabilities.window_by_cache or capabilities.both_ways)
 
     @property
     def media(self) -> MediaPrefix | None:

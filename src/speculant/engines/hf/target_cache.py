@@ -115,8 +115,8 @@ class HFTargetCache(PromptedCache):
     @property
     def exits(self) -> bool:
         capabilities = self._runner.capabilities
-        plain = not (capabilities.states or capabilities.placing or capabilities.window_by_cache)
-        return capabilities.trees and plain and not self.at_limit
+        own = capabilities.states or capabilities.placing or capabilities.window_by_cache or capabilities.source_layers
+        return capabilities.trees and not own and not self.at_limit
 
     def read_exit(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool = False) -> Pass:
         if not self.exits:
@@ -292,7 +292,8 @@ class HFTargetCache(PromptedCache):
         self, new: NewRows, needs: RequestedOutputs, layers: tuple[int, ...] | None, embeddings: Tensor | None = None
     ) -> PassOutput:
         capabilities = self._runner.capabilities
-        graphs = None if capabilities.window_by_cache or capabilities.states else self._runner.acceleration.graphs
+        others = capabilities.window_by_cache or capabilities.states or self._prompt.beside
+        graphs = None if others else self._runner.acceleration.graphs
         plain = layers is None and embeddings is None and not needs.hidden_layers
         if graphs is not None and plain and len(new.ids) == len(new.rows):
             logits = graphs.forward(self, new.ids, new.rows, shift=self._prompt.shift, seen=self._prompt.seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,7 +80,7 @@ class WaitingRows:
         new = owner.new_rows(tokens, parents, DraftRows(), explicit=True)
         kept = waiting.first(waiting.shared(tokens, parents))
         cut_first_layers(owner.cache, waiting.layers, owner.length + len(kept))
-        self._rows = kept
+        self._rows, early = kept, self.passes.share(kept.layers) if len(kept) == len(tokens) else 0.0
         try:
             if len(kept) < len(tokens):
                 own = owner.new_rows(tokens[len(kept) :], parents[len(kept) :], kept.rows, explicit=True)
@@ -94,7 +95,7 @@ class WaitingRows:
             raise
         self._rows = None
         owner.appended(new)
-        return output
+        return replace(output, early=early)
 
     def spare(self, count: int, layers: int) -> list[tuple[Tensor, Tensor]] | None:
         """Return where code may write keys and values; see `ExitCache.spare_exit`."""

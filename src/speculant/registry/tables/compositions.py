@@ -1,4 +1,4 @@
-"""Methods that unite drafts of several sources in one tree."""
+"""Methods that combine the drafts of several sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods without training: memories of text, and the target's own logits."""
+"""Training-free methods: memories of text, and the target's own logits."""
 
 from __future__ import annotations
 

@@ -141,6 +141,19 @@ def test_both_codes_draft_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0].stats.rounds == found[1].stats.rounds < 25
 
 
+def test_views_of_layers_are_made_once() -> None:
+    """Guards short requests: the view of the first layers is another one only where the model's weights are."""
+    model = tiny_model("llama")
+    target = HFTargetParts(model)
+    views = [target.first_layers(1), target.first_layers(1)]
+    attention = model.model.layers[0].self_attn
+    attention.o_proj.weight = torch.nn.Parameter(attention.o_proj.weight.detach().clone())
+    views.append(target.first_layers(1))
+    first, same, other = (view[0][0] for view in views if view is not None)
+    assert first is same is not other
+    assert other.self_attn.o_proj.weight is attention.o_proj.weight
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_text_is_the_targets(temperature: float) -> None:
     """Guards losslessness end to end, alone and in batches, with chosen and drawn drafts on a random adapter."""

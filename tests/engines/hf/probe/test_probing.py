@@ -38,6 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("phi3 (rope: longrope)", "sdpa", "trees", marks=PHI3),
         ("llama (a window left in its config)", "sdpa", "trees"),
         ("doge", "sdpa", "refused"),
+        ("janus", "sdpa", "trees"),
+        ("paligemma", "sdpa", "trees"),
     ],
 )
 def test_what_no_config_says_is_found(name: str, attention: str, verdict: str) -> None:

@@ -184,7 +184,8 @@ class ExitState(HeadState):
     def draft(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
         """Return a whole chain of chosen tokens, drafted by code; None where there is none for it.
 
-        The last token is read, too, as by the authors: verification then needs no pass of the first layers.
+        All of its tokens are read, too, as by the authors: verification then needs no pass of the first layers. One
+        that is not worth reading is not drafted.
         """
         code, committed, layers = self._code, self.cache.committed, self.head.exit_layer
         if code is None or plan.top_k != 1 or plan.expanded != 1 or self.cache.first or committed != self._lent.length:
@@ -226,8 +227,8 @@ class ExitState(HeadState):
         tokens, parents, weights, extended = drafts[0]
         self._read = [self._root, *tokens[: len(extended)].tolist()]
         self._lent.adopt_exit(np.array(self._read, np.int32), states[: len(self._read)])
-        count = min(len(tokens), plan.levels)
-        return GrownDraft(tokens[:count], parents[:count], weights[:count], extended[: count - 1])
+        count = len(extended)
+        return GrownDraft(tokens[:count], parents[:count], weights[:count], extended)
 
     def drop(self) -> None:
         self.cache.drop()

@@ -143,6 +143,23 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         self._held = keys[..., :end, :], values[..., :end, :]
 
 
+class SourceLayer(InPlaceLayer):
+    """The keys and values of what a layer of cross-attention attends to: rows of an image, not of the text's tokens.
+
+    They are computed by the prompt's pass and stay whatever of the text is kept, until none of it is.
+    """
+
+    def keep(self, start: int, rows: list[int] | Tensor) -> None:
+        """Keep every row; none where none of the text is kept."""
+        if not start and not len(rows):
+            self.reset()
+
+    def _take_prefix(self, layer: DynamicLayer, length: int, room: int) -> None:
+        if layer.is_initialized:
+            count = layer.keys.shape[-2]
+            super()._take_prefix(layer, count, count)
+
+
 def _copy_rows(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
     """Return a buffer with copies of the first rows, and the view of them."""
     buffer = held.new_empty((*held.shape[:-2], max(length, room), held.shape[-1]))

@@ -157,6 +157,8 @@ def sparse_refusal(capabilities: HFCapabilities, model: Any) -> str:
         reason = "it takes no explicit attention masks and positions, so that its passes read the whole cache"
     elif capabilities.indexed:
         reason = "its layers choose the tokens they attend to by an index of their own"
+    elif capabilities.source_layers:
+        reason = "some of its layers hold rows of an image, not of the text"
     elif shares_keys(model):
         reason = "some of its layers read the keys of others"
     elif not capabilities.hidden_layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,8 +29,10 @@ class HeadCode:
         self._products: Products | None = None
         self._available = True
         self._linears: dict[nn.Linear, AcceleratedLinear] = {}
-        # By the first layer of a head, for all its texts; None where memory does not allow copies.
+        # By the last layer of a head, for all its texts; None where memory does not allow copies.
         self._copies: WeakKeyDictionary[nn.Module, NarrowWeights | None] = WeakKeyDictionary()
+        # The same of heads above layers of the target, of which a view is made for every text.
+        self._exits: WeakKeyDictionary[nn.Module, tuple[tuple[nn.Module, ...], HeadStep]] = WeakKeyDictionary()
 
     def layer(self, layer: nn.Module) -> HeadLayer | None:
         """Return the code of a head's decoder layer; None if it is too small, or the code cannot compute it."""
@@ -60,12 +63,16 @@ class HeadCode:
         products = self._load()
         if products is None:
             return None
-        first = parts.layers[0]
-        if parts.exit:  # what the target's layers compute is used when drafts are verified
-            return HeadStep(parts, embeddings, output, products, narrow=None)
-        if first not in self._copies:
-            self._copies[first] = NarrowWeights() if memory_allows(weights)[0] else None
-        return HeadStep(parts, embeddings, output, products, narrow=self._copies[first])
+        last = parts.layers[-1]
+        known = self._exits.get(last) if parts.exit else None
+        if known is not None and len(known[0]) == len(parts.layers) and all(map(is_, known[0], parts.layers)):
+            return known[1]
+        if last not in self._copies:
+            self._copies[last] = NarrowWeights() if memory_allows(weights)[0] else None
+        found = HeadStep(parts, embeddings, output, products, narrow=self._copies[last])
+        if parts.exit:
+            self._exits[last] = tuple(parts.layers), found
+        return found
 
     def linear(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return module(x)."""

@@ -177,20 +177,27 @@ static void draft(const Step *s, const Text *texts, Plan *plans, int64_t count, 
   while (!growing.empty()) {
     rows.clear();
     T *to = embeddings;
-    for (Growth *g : growing) rows.push_back(rows_of(*g, words, d, to)), to += rows.back().n * d;
+    for (Growth *g : growing) {
+      rows.push_back(rows_of(*g, words, d, to)), to += rows.back().n * d;
+      // Above layers of the target the last rows are read for the pass that goes on from them; nothing follows them.
+      if (s->exit && g->plan->levels + 1 == g->plan->depth) rows.back().wanted = 0;
+    }
     T *from = embeddings, *found = (T *)logits;
     for (size_t first = 0, end; first < rows.size(); first = end) {  // as many texts a step as fit
-      int64_t n = 0;
-      for (end = first; end < rows.size() && (end == first || n + rows[end].n <= most); end++) n += rows[end].n;
+      int64_t n = 0, wanted = 0;
+      for (end = first; end < rows.size() && (end == first || n + rows[end].n <= most); end++)
+        n += rows[end].n, wanted += rows[end].wanted;
       head_step(s, rows.data() + first, end - first, from, found, threads);
-      from += n * d, found += n * v;
+      from += n * d, found += wanted * v;
     }
     found = (T *)logits;
     std::vector<Growth *> on;
-    for (Growth *g : growing) {
-      const int64_t n = g->level.size();
-      if (grow(*g, found, words, v, wide, ranked, best)) on.push_back(g);
-      found += n * v;
+    for (size_t i = 0; i < growing.size(); i++) {
+      if (!rows[i].wanted)
+        growing[i]->plan->levels++;
+      else if (grow(*growing[i], found, words, v, wide, ranked, best))
+        on.push_back(growing[i]);
+      found += rows[i].wanted * v;
     }
     growing = on;
   }

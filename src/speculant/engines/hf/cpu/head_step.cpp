@@ -112,6 +112,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
     for (const Text *t = texts; t < end; from += t->n * d, t++)
       for (int64_t i = 0; t->exits && i < t->n * d; i++) ((T *)t->exits)[i] = convert<T>(from[i]);
   }
+  if (!wanted) return;
   // 6. What the last rows of each text pass on, and the logits after them.
   float *last = copy;
   const float *from = x;

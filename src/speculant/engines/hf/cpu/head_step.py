@@ -236,7 +236,10 @@ class StepWeights:
         self._narrow = narrow
         self._around = [("norm", parts.norm)] if parts.norm is not None else []  # norms outside the layers
         self._around += zip(("embedding_norm", "feature_norm"), parts.fuse_norms or (), strict=False)
-        self._weights = [LayerWeights(layer, products, narrow) for layer in parts.layers]
+        self._weights = [  # what the target's layers compute is used when drafts are verified, so it is read exactly
+            LayerWeights(layer, products, None if place < parts.exit else narrow)
+            for place, layer in enumerate(parts.layers)
+        ]
         self._linears = [(name, module) for name, module in (("fuse", parts.fuse), ("output", output)) if module]
         self._norms: list[tuple[int, str, Any]] = []  # place of the layer, which one, module
         self.layers = (StepLayerArguments * len(parts.layers))()

@@ -32,6 +32,11 @@ ENCODERS = (  # classes that attend in both directions unless the config's `is_d
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
+WRITERS = {  # by model types whose `generate` calls that of a part of theirs, the part's name
+    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "language_model"),
+    "blip": "text_decoder",
+    "kosmos-2": "text_model",
+}
 STATE_ON_MODULES = ("recurrent_gemma",)  # so that all texts on the model share it
 JOINED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder")  # of two models of other classes
 OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those rules
@@ -82,6 +87,9 @@ class HFCapabilities(Capabilities):
         inputs: what the class calls the rows that it reads.
         placing: the modules that place rows by slots, and are told the positions of a tree's rows by a view.
         encoder: whether there is an encoder, whose states every pass reads beside the rows.
+        text_alone: whether the model reads prompts without media.
+        both_ways: whether the tokens of a prompt attend to later ones, too, so that it is read in one pass.
+        source_layers: the layers of cross-attention in a decoder, whose cached rows are those of an image.
     """
 
     additive: bool = False
@@ -101,6 +109,9 @@ class HFCapabilities(Capabilities):
     inputs: InputNames = TEXT_INPUTS
     placing: tuple[str, ...] = ()
     encoder: bool = False
+    text_alone: bool = True
+    both_ways: bool = False
+    source_layers: tuple[int, ...] = ()
 
     @property
     def states(self) -> bool:
@@ -222,6 +233,8 @@ def check_model(model: Any) -> HFCapabilities:
         mixers=mixers,
         replays=replays,
         placing=placing,
+        both_ways=attention != "eager" and getattr(text, "use_bidirectional_attention", None) is True,
+        source_layers=tuple(getattr(text, "cross_attention_layers", None) or ()),
         cache_argument=next((each for each in CACHE_ARGUMENTS if each in parameters), CACHE_ARGUMENTS[0]),
         notes=tuple(notes),
     )
@@ -290,6 +303,13 @@ def optional_layers(model: Any) -> int:
 
 
 def base_model(model: Any) -> Any:
+    """Return the model whose passes write the text: without an adapter of PEFT, and the part that others let write."""
+    whole = bare_model(model)
+    part = getattr(whole, WRITERS.get(whole.config.model_type, ""), None)
+    return part if part is not None and part.can_generate() else whole
+
+
+def bare_model(model: Any) -> Any:
     """Return the model that an adapter of PEFT wraps; the model itself where nothing does."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

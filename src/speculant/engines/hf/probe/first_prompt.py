@@ -104,9 +104,9 @@ class FirstPromptCheck:
         return not wrong_rows(found.logits, expected.logits, runner.model.dtype).numel()
 
     def _find_difference(self, call: Call) -> str:
-        """Return what is wrong with drafts behind a prompt; of an encoder-decoder's trees, chains may be right."""
+        """Return what is wrong with drafts behind a prompt; where no text was probed, chains may be right."""
         found, capabilities = self._difference(call), self._runner.capabilities
-        if not found or not (capabilities.encoder and capabilities.trees):
+        if not found or not capabilities.trees or (capabilities.text_alone and not capabilities.encoder):
             return found
         note = f"trees would change the logits of this class ({found}): drafts are verified as chains."
         chains = replace(capabilities, trees=False, placing=(), notes=(*capabilities.notes, note))

@@ -127,12 +127,19 @@ def _code_of(function: Any) -> bytes | None:
             return None
         defaults = [*enumerate(layer.__defaults__ or ()), *(layer.__kwdefaults__ or {}).items()]
         found.update(f"{home} {[(place, _name_of(value)) for place, value in defaults]}".encode())
-        codes = [layer.__code__]
-        for code in codes:
-            codes += (each for each in code.co_consts if isinstance(each, types.CodeType))
-            constants = [each for each in code.co_consts if isinstance(each, (*_PLAIN, bytes))]
-            found.update(code.co_code + repr((code.co_names, constants)).encode())
+        found.update(_instructions(layer.__code__))
         layer = getattr(layer, "__wrapped__", None)
+    return found.digest()
+
+
+@functools.lru_cache(maxsize=1 << 12)  # requests on one model after another meet the same few hundred functions
+def _instructions(code: types.CodeType) -> bytes:
+    """Return a digest of instructions, names and constants, those of functions inside included."""
+    found, codes = hashlib.blake2b(digest_size=8), [code]
+    for each in codes:
+        codes += (inner for inner in each.co_consts if isinstance(inner, types.CodeType))
+        constants = [value for value in each.co_consts if isinstance(value, (*_PLAIN, bytes))]
+        found.update(each.co_code + repr((each.co_names, constants)).encode())
     return found.digest()
 
 

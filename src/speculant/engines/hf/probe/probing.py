@@ -19,6 +19,7 @@ state of the model (`model_state`); a model with code that no file can name is p
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -68,6 +69,7 @@ class ProbeOutcome:
 
     Attributes:
         verdict: "trees", "chains" or "refused".
+        text_alone: whether the model reads prompts without media; those that do not are checked by their first prompt.
         masked: whether rows see windows as the config and class suggest; False if the model has none after all.
         batches: whether several sequences may share a pass.
         reads_padding: whether padding in front of a text decides its tokens.
@@ -77,6 +79,7 @@ class ProbeOutcome:
     """
 
     verdict: str
+    text_alone: bool = True
     masked: bool = True
     batches: bool = True
     reads_padding: bool = False
@@ -126,6 +129,7 @@ def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFC
     changed = _change(capabilities, trees=trees, masked=outcome.masked)
     return replace(
         changed,
+        text_alone=outcome.text_alone,
         batches=capabilities.batches and outcome.batches,
         reads_padding=capabilities.reads_padding or outcome.reads_padding,
         drafts_padded=outcome.drafts_padded,
@@ -151,6 +155,13 @@ def examine(
         return ProbeOutcome(verdict="refused", batches=False, reason=reason)
     used = PlainPasses() if acceleration is None else acceleration
     notes: tuple[str, ...] = ()
+    plain = Plain(model if entry is None else entry)
+    if reason := plain.failure(ModelRunner(model, capabilities, used)):
+        if not capabilities.media:
+            return ProbeOutcome(verdict="refused", batches=False, reason=f"its `generate` fails with {reason}")
+        note = f"the model reads no text without media ({reason}), so drafts are checked behind its first prompt alone."
+        verdict = "trees" if capabilities.trees else "chains"
+        return ProbeOutcome(verdict=verdict, text_alone=False, batches=False, notes=(note,))
     try:
         tiny, small = _tiny(model, capabilities)
     except Exception as error:  # whatever a class makes of a small config: the model itself can still be probed
@@ -158,7 +169,7 @@ def examine(
         tiny, small = None, capabilities
         notes = ("no small model of this architecture could be made, so drafts beyond its limits were not checked.",)
     reason = found = ""
-    plain, plain_tiny = Plain(model if entry is None else entry), Plain(tiny)
+    plain_tiny = Plain(tiny)
     for trees, masked in _candidates(small):
         found, runner = "", ModelRunner(model, _change(capabilities, trees=trees, masked=masked), used)
         if tiny is not None:
@@ -248,8 +259,7 @@ def _result_file(
         None if entry is None else str(type(entry)),
         state,
         largest,
-        _source_digest(),
-        *(version(name) for name in ("torch", "transformers", "speculant")),
+        *_code_identity(),
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     try:
@@ -258,12 +268,16 @@ def _result_file(
         return None
 
 
-def _source_digest() -> str:
-    """Return a digest of this engine's code, which decides what its passes do as much as a version does."""
+@functools.cache
+def _code_identity() -> tuple[str, ...]:
+    """Return a digest of this engine's code, which decides what its passes do as much as versions do, and versions.
+
+    They are read once in a process, which goes on with the code that it has imported.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest(), *(version(name) for name in ("torch", "transformers", "speculant"))
 
 
 def _read(path: Path) -> ProbeOutcome | None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
 
 from speculant.core.engine import MAX_NODES, Pass
-from speculant.core.errors import OutOfMemoryError
+from speculant.core.errors import ModelError, OutOfMemoryError
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.engines.hf.batch_pass import BatchPass
-from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.forward_pass import ModelRunner, out_of_memory
 from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.quantized.model_weights import rounding_dtype
 
@@ -78,6 +78,23 @@ class Plain:
         if text not in self._known:
             self._known[text] = _generate(self._model, ids, text.prompt, text.padding)
         return self._known[text]
+
+    def failure(self, runner: ModelRunner) -> str:
+        """Return with what error `generate` fails behind a random text; "" where it writes.
+
+        Raises:
+            OutOfMemoryError: the device is full.
+        """
+        text, ids = _fitting(OWN_TEXTS[0], runner)
+        try:
+            with out_of_memory(f"{text.length} tokens"):
+                self.logits(text, ids)
+        except OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a class makes of a text without media
+            logger.info("%s reads no text alone", type(runner.model).__name__, exc_info=True)
+            return f"{type(error).__name__}: {str(error).strip():.200}"
+        return ""
 
 
 def first_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Plain) -> str:
@@ -207,14 +224,9 @@ class _Walk:
 
     def __init__(self, runner: ModelRunner, text: ProbeText, *, read: bool = True) -> None:
         """Begin with a text, whose prompt is read unless `begin` is going to be given the passes over it."""
-        capabilities = runner.capabilities
-        self._vocabulary, self._trees = capabilities.vocabulary, capabilities.trees
-        if not getattr(runner.model.config, "rope_parameters", None):  # else no table of positions ends
-            text = text.within(capabilities.positions)
-        if capabilities.rope_follows and text.prompt > (capabilities.rope_limit or 0):
-            text = text.within(capabilities.rope_limit)  # beyond it a prompt is rotated by factors of earlier texts
+        self._vocabulary, self._trees = runner.capabilities.vocabulary, runner.capabilities.trees
+        text, self.ids = _fitting(text, runner)
         self.text = text
-        self.ids = _random_ids(capabilities.vocabulary, text.length).to(runner.model.device)
         given, seen = _pad(self.ids[:, : text.prompt], text.padding)
         self.cache = open_sequence(runner, given, padding=seen)
         self._logits: list[Tensor] = []
@@ -289,21 +301,10 @@ class _Walk:
         return (token + 1) % self._vocabulary
 
 
-class _Forced(LogitsProcessor):  # type: ignore[misc]
-    """Makes `generate` write a given text: Int64[1, T]."""
-
-    def __init__(self, ids: Tensor, padding: int) -> None:
-        self._ids, self._padding = ids, padding
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self._ids[0, input_ids.shape[1] - self._padding]] = 0.0
-        return forced
-
-
 def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
     """Return the logits [K, V] from which `model.generate` would choose each token behind the prompt."""
     given, seen = _pad(ids[:, :prompt], padding)
+    forced: list[int] = ids[0].tolist()
     config = GenerationConfig(
         max_new_tokens=ids.shape[1] - prompt,
         do_sample=False,
@@ -316,9 +317,21 @@ def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
         given,
         attention_mask=seen,
         generation_config=config,
-        logits_processor=LogitsProcessorList([_Forced(ids, padding)]),
+        prefix_allowed_tokens_fn=lambda _, text: [forced[len(text) - padding]],  # some classes pass no processors on
     )
+    if output.sequences[0, padding:].tolist() != forced:
+        raise ModelError("its `generate` writes another text than the one that alone it was allowed")
     return torch.cat(output.logits)
+
+
+def _fitting(text: ProbeText, runner: ModelRunner) -> tuple[ProbeText, Tensor]:
+    """Return a text within the model's positions, and its ids Int64[1, T]."""
+    capabilities = runner.capabilities
+    if not getattr(runner.model.config, "rope_parameters", None):  # else no table of positions ends
+        text = text.within(capabilities.positions)
+    if capabilities.rope_follows and text.prompt > (capabilities.rope_limit or 0):
+        text = text.within(capabilities.rope_limit)  # beyond it a prompt is rotated by factors of earlier texts
+    return text, _random_ids(capabilities.vocabulary, text.length).to(runner.model.device)
 
 
 def _pad(ids: Tensor, padding: int) -> tuple[Tensor, Tensor]:

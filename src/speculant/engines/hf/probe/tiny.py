@@ -255,5 +255,6 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
             small[name] = list(value)[: int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2]
         elif name == "mrope_section" and value:
             pairs = int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2
-            small[name] = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]
+            odd = 2 if value[0] == value[1] != value[-1] else 0  # the axis whose share differs: of time, often
+            small[name] = [pairs - 2 * (pairs // 4) if axis == odd else pairs // 4 for axis in range(3)]
     return small

@@ -35,6 +35,13 @@ def count_weights(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters()) + sum(w.outs * w.k for w in matrices.values())
 
 
+def count_bytes(model: nn.Module) -> int:
+    """Return how many bytes a model's weights take, quantised ones included; those that modules share count once."""
+    matrices = {id(each): each for _, module in quantized_modules(model) for each in module.matrices.values()}
+    floats = {weight.data_ptr(): weight for weight in (*model.parameters(), *model.buffers())}
+    return sum(each.nbytes for each in floats.values()) + sum(each.bytes for each in matrices.values())
+
+
 def rounding_dtype(model: Any) -> torch.dtype:
     """Return the dtype with a rounding error like the model's: bfloat16 if products round their inputs to 8 bits.
 

@@ -96,6 +96,12 @@ def prepare_call(entry: Any, ids: Tensor, **options: Any) -> Call:
         entry.generate(input_ids=ids, custom_generate=call, **options)
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"transformers refuses these options: {error}") from error
+    given = options.get("logits_processor") or ()
+    if any(all(each is not kept for kept in call.processors) for each in given):
+        raise UsageError(
+            f"the `generate` of {type(entry).__name__} passes no logits processors on, so those of penalties and your "
+            "own would be ignored; leave them out."
+        )
     return call
 
 

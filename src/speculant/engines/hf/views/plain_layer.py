@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,10 +57,18 @@ def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any
     }
 
 
-def view_first_layers(model: Any, count: int) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
+def view_first_layers(
+    model: Any, count: int, known: dict[nn.Module, nn.Module]
+) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
     """Return the first layers of a model of the Llama family as plain ones that share its weights, and their sizes.
 
-    None where a layer is of another kind, or quantised.
+    Args:
+        model: of the layers.
+        count: how many.
+        known: plain ones that were made before, by layer; those of other weights by now are made anew.
+
+    Returns:
+        None where a layer is of another kind, or quantised.
     """
     home = type(model).__module__
     if home not in FAMILIES or type(model).__name__ != f"{FAMILIES[home]}ForCausalLM":
@@ -74,13 +82,20 @@ def view_first_layers(model: Any, count: int) -> tuple[tuple[nn.Module, ...], di
         )
         if sizes is None or not all(type(each) is nn.Linear for each in _linears(layer)):
             return None
-        with torch.device("meta"):
-            plain = DecoderLayer(LayerShape(**sizes))
-        for name, parameter in layer.named_parameters():
-            above, _, last = name.rpartition(".")
-            setattr(plain.get_submodule(above), last, parameter)
+        weights, plain = dict(layer.named_parameters()), known.get(layer)
+        if plain is None or any(each is not weights.get(name) for name, each in plain.named_parameters()):
+            plain = known[layer] = _share_weights(weights, LayerShape(**sizes))
         found.append(plain)
     return None if sizes is None else (tuple(found), sizes)
+
+
+def _share_weights(weights: Mapping[str, nn.Parameter], shape: LayerShape) -> nn.Module:
+    with torch.device("meta"):
+        plain = DecoderLayer(shape)
+    for name, parameter in weights.items():
+        above, _, last = name.rpartition(".")
+        setattr(plain.get_submodule(above), last, parameter)
+    return plain
 
 
 def _linears(layer: Any) -> list[Any]:

@@ -36,9 +36,14 @@ class HFTargetParts:
             fast: whether heads may run compiled code, where it is available.
 
         Raises:
-            UnsupportedError: the model's decoder layers or its final norm cannot be told.
+            UnsupportedError: the model's decoder layers or its final norm cannot be told, or it is an encoder-decoder.
         """
         model = base_model(model)
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise UnsupportedError(
+                f"{type(model).__name__} is an encoder-decoder: trained heads read the states of all tokens of a "
+                "decoder-only model. Use a method that copies, such as 'mix', 'lookup' or 'sad', or a draft model."
+            )
         place, embeddings, output = find_layers(model), model.get_input_embeddings(), model.get_output_embeddings()
         if place is None or embeddings is None or output is None:
             raise UnsupportedError(
@@ -53,6 +58,7 @@ class HFTargetParts:
         self._embeddings, self._output = embeddings, output
         self._factor, self._cap = _logit_factor(self.config), getattr(self.config, "final_logit_softcapping", None)
         self._norm = _final_norm(model, place.path, int(output.weight.shape[-1]))
+        self._views = dict[nn.Module, nn.Module]()  # see `first_layers`
         self.hidden_size = int(output.weight.shape[-1])
 
     def same_model(self, other: HFTargetParts) -> bool:
@@ -131,7 +137,7 @@ class HFTargetParts:
         return find_plain_shape(layer, norms) if isinstance(layer, OwnLayer) else None
 
     def first_layers(self, count: int) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
-        return view_first_layers(self._model, count)
+        return view_first_layers(self._model, count, self._views)
 
     def text_keys(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         cache = DynamicCache()

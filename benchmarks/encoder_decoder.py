@@ -1,0 +1,225 @@
+"""Rewriting with an encoder-decoder: a small T5 repairs noised stories, drafted for by what copies its source.
+
+SAD, Blockwise Parallel Decoding and SpecDec were published on such models. `train` makes one within minutes on one core
+(the bundled model's tokenizer, words dropped, doubled, exchanged or replaced); its weights are not kept anywhere.
+`measure` lets it rewrite held-out passages plainly and with drafts, greedily and sampled, each side in turns.
+
+    python benchmarks/encoder_decoder.py train MODEL
+    python benchmarks/encoder_decoder.py measure MODEL -o benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+import speculant
+from speculant import Speculator
+from speculant.cli.env import environment
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.engine import RequestedOutputs
+from speculant.core.tree import DraftTree
+
+NOISE = 0.12  # of the words of a passage
+SHORTEST, LONGEST = 4, 32  # words of a passage: the longest of early steps, and those of the last
+WORDS, RATE, WARM_UP = 320, 2e-3, 100  # of a step
+MINUTES = 7.0  # of processor time
+SEPARATOR = "<|endoftext|>"
+TEMPERATURES = (0.0, 1.0)
+SYSTEMS = {  # a method, and whether it is asked for chains alone
+    "sad, chain": ("sad", False),
+    "lookup, chain": ("lookup", True),
+    "lookup, tree": ("lookup", False),
+    "mix, chain": ("mix", True),
+    "mix, tree": ("mix", False),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("train", "measure"))
+    parser.add_argument("model", type=Path, help="the model's folder")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of training")
+    parser.add_argument("--texts", type=int, default=24, help="passages that are rewritten")
+    parser.add_argument("-o", "--out", type=Path, help="folder of encoder-decoder.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    stories = Path(os.environ["SPECULANT_DATA"]) / "text/tinystories"
+    tokenizer = AutoTokenizer.from_pretrained(Path(speculant.__file__).parent / "models/stories")
+    if arguments.action == "train":
+        texts = (stories / "train-a.txt").read_text("utf-8") + (stories / "train-b.txt").read_text("utf-8")
+        model = train(tokenizer, texts.split(SEPARATOR), arguments.minutes * 60)
+        model.save_pretrained(arguments.model)
+    else:
+        model = T5ForConditionalGeneration.from_pretrained(arguments.model, attn_implementation="sdpa").eval()
+        held = (stories / "heldout.txt").read_text("utf-8").split(SEPARATOR)
+        found = measure(model, tokenizer, held, arguments.texts)
+        (arguments.out / "encoder-decoder.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def noised(words: Sequence[str], choice: random.Random, others: Sequence[str]) -> list[str]:
+    """Return words of which some were dropped, doubled, exchanged with the next, or replaced."""
+    found = list[str]()
+    for word in words:
+        kind = choice.random() / NOISE
+        if kind >= 1:
+            found.append(word)
+        elif kind > 0.75:
+            found += [word, word]
+        elif kind > 0.5:
+            found.insert(max(0, len(found) - 1), word)
+        elif kind > 0.25:
+            found.append(choice.choice(others))
+    return found or list(words)
+
+
+def draw_pair(
+    stories: Sequence[str], tokenizer: Any, choice: random.Random, others: Sequence[str], words: int
+) -> tuple[list[int], list[int]]:
+    """Return a noised passage of so many words and the passage itself, as ids that end with the end of text."""
+    part = list[str]()
+    while len(part) < words:
+        story = choice.choice(stories).split()
+        start = choice.randrange(max(1, len(story) - words))
+        part = story[start : start + words]
+    return encode(tokenizer, noised(part, choice, others)), encode(tokenizer, part)
+
+
+def encode(tokenizer: Any, words: Sequence[str]) -> list[int]:
+    ids: list[int] = tokenizer(" ".join(words), add_special_tokens=False)["input_ids"]
+    return [*ids, tokenizer.eos_token_id]
+
+
+def train(tokenizer: Any, stories: Sequence[str], seconds: float) -> T5ForConditionalGeneration:
+    """Return the model after so many seconds of processor time."""
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=128,
+        d_kv=32,
+        d_ff=384,
+        num_layers=2,
+        num_decoder_layers=3,
+        num_heads=4,
+        dropout_rate=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    model, choice, losses = T5ForConditionalGeneration(config).train(), random.Random(0), list[float]()
+    others = " ".join(stories[:200]).split()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    began = time.process_time()
+    while (done := (time.process_time() - began) / seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1, (len(losses) + 1) / WARM_UP) * (1 - 0.95 * done)
+        words = choice.randint(SHORTEST, round(SHORTEST + (LONGEST - SHORTEST) * min(1, 1.5 * done)))
+        pairs = [draw_pair(stories, tokenizer, choice, others, words) for _ in range(WORDS // words)]
+        sources, targets = zip(*pairs, strict=True)
+        ids, labels = _padded(sources, tokenizer.pad_token_id), _padded(targets, -100)
+        loss = model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if len(losses) % 100 == 0:
+            print(f"step {len(losses)}, {done:.0%}: loss {np.mean(losses[-100:]):.3f}", flush=True)
+    return model.eval()
+
+
+def _padded(rows: Sequence[list[int]], pad: int) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
+
+
+def measure(model: Any, tokenizer: Any, stories: Sequence[str], count: int) -> dict[str, Any]:
+    """Return, for each system and temperature, tokens per round, CPU time against plain decoding, and identity."""
+    choice = random.Random(1)
+    others = " ".join(stories[:200]).split()
+    pairs = [draw_pair(stories, tokenizer, choice, others, LONGEST) for _ in range(count + 1)]
+    plain = Speculator.from_transformers(model, method="none")
+    rows = list[dict[str, Any]]()
+    for temperature in TEMPERATURES:
+        for name, (method, chains) in SYSTEMS.items():
+            speculator = Speculator.from_transformers(model, method=method)
+            if chains:
+                speculator.drafter = Chains(speculator.drafter)
+            rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
+            print(rows[-1], flush=True)
+    sizes = {name: getattr(model.config, name) for name in ("d_model", "d_ff", "num_layers", "num_decoder_layers")}
+    return {"model": sizes, "noise": NOISE, "words": LONGEST, "rows": rows, "environment": environment()}
+
+
+def compare(
+    plain: Speculator, other: Speculator, pairs: Sequence[tuple[list[int], list[int]]], temperature: float
+) -> dict[str, Any]:
+    """Compare two systems on sources, each first in turn; the first source only warms up."""
+    seconds, rounds, made, same, right = [0.0, 0.0], 0, 0, 0, 0.0
+    for place, (source, target) in enumerate(pairs):
+        results: dict[bool, Any] = {}
+        for drafting in (place % 2 == 0, place % 2 == 1):
+            began = time.process_time()
+            results[drafting] = (other if drafting else plain).generate(
+                source, max_new_tokens=2 * len(target), temperature=temperature, seed=place
+            )
+            seconds[drafting] += (time.process_time() - began) * bool(place)
+        if not place:
+            continue
+        text = results[False].ids
+        same += results[True].ids == text
+        rounds += results[True].stats.rounds
+        made += len(text) - 1
+        right += difflib.SequenceMatcher(None, text, target, autojunk=False).ratio()
+    requests = len(pairs) - 1
+    return {
+        "mat": made / rounds,
+        "speedup": seconds[0] / seconds[1],
+        "identical": same,
+        "requests": requests,
+        "tokens": made + requests,
+        "like_the_original": right / requests,
+    }
+
+
+class Chains(Drafter):
+    """A drafter that is asked for chains alone."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+
+    @property
+    def needs(self) -> RequestedOutputs:
+        return self._inner.needs
+
+    def open(self, start: SessionRequest) -> Session:
+        return _ChainSession(self._inner.open(start))
+
+
+class _ChainSession(Session):
+    def __init__(self, inner: Session) -> None:
+        self._inner = inner
+
+    def propose(self, budget: Budget) -> DraftTree:
+        return self._inner.propose(replace(budget, trees=False))
+
+    def observe(self, verified: Verified) -> None:
+        self._inner.observe(verified)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+if __name__ == "__main__":
+    main()

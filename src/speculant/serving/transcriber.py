@@ -1,0 +1,138 @@
+"""Turns the recordings of all clients into text.
+
+Recordings are decoded one after the other, on a thread of their own that alone touches the model: Whisper's long-form
+decoding is transformers' and takes a recording to its end, see `speculant.api.transcription`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from speculant.core.errors import UsageError
+from speculant.serving.errors import SERVER, ApiError, queue_full
+
+if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
+    from speculant.api.transcription import Transcript
+
+Form_ = Literal["json", "text", "srt", "verbose_json", "vtt"]
+TIMED = ("srt", "vtt", "verbose_json")
+HEARS = "this model turns speech into text; send recordings to /v1/audio/transcriptions."
+
+
+def hears(speculator: Speculator) -> bool:
+    """Return whether a model turns recordings into text, and does nothing else."""
+    model, processor = speculator.model, speculator.processor
+    return (
+        getattr(model, "main_input_name", "") == "input_features"
+        and hasattr(model, "generate_with_fallback")
+        and getattr(processor, "feature_extractor", None) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a client asks of a recording.
+
+    Attributes:
+        task: "transcribe" or "translate".
+        language: of the speech; None to find out.
+        prompt: text that the transcript continues; "" for none.
+        temperature: 0 for greedy decoding.
+        form: of the answer.
+        stream: whether it comes as events.
+    """
+
+    task: str
+    language: str | None
+    prompt: str
+    temperature: float
+    form: Form_
+    stream: bool
+
+
+class Transcriber:
+    """Turns the recordings of all clients into text.
+
+    Attributes:
+        works: whether the model does that at all.
+    """
+
+    def __init__(self, speculator: Speculator, *, queue: int, seconds: float) -> None:
+        """Prepare.
+
+        Args:
+            speculator: the model; nothing else uses it while this works.
+            queue: maximum number of recordings that are decoded or wait.
+            seconds: maximum time of one, waiting included.
+        """
+        self._speculator, self._queue, self._seconds = speculator, queue, seconds
+        self.works = hears(speculator)
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="speculant-transcriber")
+
+    def close(self) -> None:
+        """End the thread, once its recording has ended."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def transcribe(self, sound: Any, asked: Asked) -> Transcript:
+        """Return the transcript of samples Float32[N]; a client that leaves ends the decoding.
+
+        Raises:
+            ApiError: there is no room, it took too long, or the model refuses an option.
+        """
+        if self._waiting >= self._queue:
+            raise queue_full(self._queue, "recordings")
+        self._waiting += 1
+        ended = threading.Event()
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self._thread, self._decode, sound, asked, ended, time.monotonic() + self._seconds
+            )
+        finally:
+            ended.set()
+            self._waiting -= 1
+
+    def _decode(self, sound: Any, asked: Asked, ended: threading.Event, until: float) -> Transcript:
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        from speculant.api.transcription import transcribe
+
+        class _While(StoppingCriteria):  # type: ignore[misc]
+            def check(self) -> None:
+                if ended.is_set():
+                    raise ApiError(499, "the client closed the connection.", code="client_closed")
+                if time.monotonic() > until:
+                    message = "the recording took longer than the server allows. Send a shorter one."
+                    raise ApiError(504, message, type=SERVER, code="timeout")
+
+            def __call__(self, ids: Any, scores: Any, **_: Any) -> Any:
+                self.check()
+                return ids.new_zeros(len(ids)).bool()
+
+        going = _While()
+        going.check()
+        options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([going])}
+        processor = self._speculator.processor
+        if asked.prompt:
+            options["prompt_ids"] = processor.get_prompt_ids(asked.prompt, return_tensors="pt")
+        if asked.temperature:
+            options |= {"do_sample": True, "temperature": asked.temperature}
+        multilingual = getattr(self._speculator.model.generation_config, "is_multilingual", False)
+        if not multilingual and (asked.language not in (None, "en", "english") or asked.task == "translate"):
+            raise UsageError("this model knows English alone: leave 'language' out, and transcribe.")
+        return transcribe(
+            self._speculator,
+            processor,
+            sound,
+            language=asked.language if multilingual else None,
+            task=asked.task if multilingual else None,
+            timestamps=asked.form in TIMED,
+            options=options,
+        )
