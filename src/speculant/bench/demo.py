@@ -1,9 +1,9 @@
-"""A demonstration on the bundled model: three kinds of use, each measured against plain decoding.
+"""A demonstration on the bundled model: three use cases, each measured against plain decoding.
 
-A session whose memory fills from request to request; rewriting a text, where most of the answer stands in the
-prompt; and stories continued with a base that knows the language beforehand. Plain and drafted decoding alternate
-request by request in one process, everything is repeated and medians are taken, so that other work on the machine slows
-both alike. Before each repetition the memory is put back to what it was at first.
+A session whose memory fills from request to request; rewriting of a text, where the prompt has most of the answer; and
+stories continued with a base that already knows the language. Plain and drafted decoding alternate request by request
+in one process, everything is repeated and medians are taken, so that other load on the machine affects both alike. Each
+repetition starts with the initial memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ STORIES = (
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """What is asked: a line that names it, and the prompt."""
+    """A request: its title, and the prompt."""
 
     label: str
     prompt: Prompt
@@ -80,13 +80,13 @@ class DemoRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One kind of use.
+    """One use case.
 
     Attributes:
-        name: in the table.
-        method: drafts.
-        requests: answered one after the other, with one memory.
-        maximum: new tokens of an answer at most.
+        name: name in the table.
+        method: drafting method.
+        requests: requests answered in sequence, with one memory.
+        maximum: maximum new tokens per answer.
         base: a frozen base under the memory; None for none.
     """
 
@@ -99,10 +99,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoAnswer:
-    """A request and how fast it was answered.
+    """A request and the time to answer it.
 
     Attributes:
-        request: what was asked.
+        request: the request.
         tokens: new tokens of the answer.
         plain, drafted: median seconds, prompt included.
         identical: whether plain and drafted decoding gave the same tokens in every repetition.
@@ -207,12 +207,12 @@ def measure(
     repetitions: int = REPETITIONS,
     advance: Callable[[], object] = lambda: None,
 ) -> Measured:
-    """Return what plain and drafted decoding took on each of a scene's requests.
+    """Measure plain and drafted decoding on each request of a scene.
 
     Args:
-        scene: what to decode.
+        scene: the scene to decode.
         model, tokenizer: the bundled ones, or others that know its chat template.
-        repetitions: how often the whole scene is played; medians are taken over these.
+        repetitions: number of repetitions of the whole scene; medians are taken over these.
         advance: called after each request.
     """
     plain = Speculator.from_transformers(model, tokenizer, method="none")
@@ -241,7 +241,7 @@ class _Trial:
 
 
 def _play(prompt: Prompt, plain: Speculator, drafted: Speculator, maximum: int) -> _Trial:
-    """Return one request's answers, plain first."""
+    """Decode one request both ways, plain first."""
     expected = plain.generate(prompt, max_new_tokens=maximum)
     stream = drafted.stream(prompt, max_new_tokens=maximum)
     parts = [
@@ -265,5 +265,5 @@ def _answer(request: DemoRequest, trials: list[_Trial]) -> DemoAnswer:
 
 
 def plays(chosen: Sequence[Scene], repetitions: int = REPETITIONS) -> int:
-    """Return how often `measure` will call `advance` over these scenes."""
+    """Return how often `measure` calls `advance` for these scenes."""
     return repetitions * sum(len(scene.requests) for scene in chosen)

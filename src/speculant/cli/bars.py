@@ -11,7 +11,7 @@ from rich.text import Text
 
 
 class RateColumn(ProgressColumn):
-    """Units per second, or seconds per unit where there is less than one a second."""
+    """Units per second, or seconds per unit below one per second."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class RateColumn(ProgressColumn):
 
 
 class Bar:
-    """One bar, erased when it is done."""
+    """A progress bar that is erased at the end."""
 
     def __init__(self, what: str, total: int | None, unit: str, *, done: int = 0) -> None:
         self._progress = Progress(

@@ -1,4 +1,4 @@
-"""`speculant base`: frozen bases, learned from a model, and the user's folder of them."""
+"""`speculant base`: frozen bases, learned from a model, and the user's folder for them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="as `specula
 
 
 def described(base: KeptBase) -> dict[str, Any]:
-    """Return what a base's header says, as JSON."""
+    """Return the header of a base as JSON."""
     return {
         "name": base.name,
         "file": str(base.path),

@@ -1,4 +1,4 @@
-"""The answers that `speculant base learn` lets a model write: prompts as ids, progress, and interrupts."""
+"""The answers that a model writes for `speculant base learn`: prompts as ids, progress, and interrupts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def write_answers(
     speculator: Speculator, prompts: list[Prompt], path: Path, vocabulary: int, settings: AnsweringSettings
 ) -> KeyboardInterrupt | None:
-    """Let the model answer, with progress, and say how much it wrote; return the interrupt that ended it, if one did.
+    """Let the model answer, showing progress, and report how much it wrote; return the interrupt that ended it, if any.
 
     Raises:
         TokenizerError: the model has no tokenizer.
-        UsageError: the prompts do not suit the model, or the file is another one's.
+        UsageError: the prompts do not suit the model, or the file belongs to another model.
         FileError: the answers cannot be written.
     """
     if speculator.tokenizer is None:
@@ -55,7 +55,7 @@ def write_answers(
 
 
 def encode_prompts(speculator: Speculator, prompts: list[Prompt]) -> list[list[int]]:
-    """Return prompts as token ids: as a user's messages where there is a chat template; of several turns the first.
+    """Return prompts as token ids: as user messages if there is a chat template; of several turns only the first.
 
     Raises:
         UsageError: a prompt is a chat, and the model has no chat template.
@@ -74,5 +74,5 @@ def encode_prompts(speculator: Speculator, prompts: list[Prompt]) -> list[list[i
 
 
 def message(text: str) -> dict[str, Any]:
-    """Return a user's message."""
+    """Return a user message."""
     return {"role": "user", "content": text}

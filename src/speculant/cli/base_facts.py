@@ -1,4 +1,4 @@
-"""What a base holds and was built from, for people."""
+"""Descriptions of a base and its sources for users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("sources", "license", "source", "made")
 
 
 def provenance(corpus: dict[str, Any] | None) -> list[str]:
-    """Return what the header of a base says of its texts, for people; nothing for other memories."""
+    """Return what a base's header says about its texts, for display; empty for other memories."""
     if corpus is None:
         return []
     made = corpus.get("made") or {}
@@ -27,7 +27,7 @@ def provenance(corpus: dict[str, Any] | None) -> list[str]:
 
 
 def source_line(source: Mapping[str, Any]) -> str:
-    """Return one of the sources in a base's header for people."""
+    """Return one source from a base's header, for display."""
     line = (
         f"{source['name']}, weight {source['weight']:g}: {count_noun(source['documents'], 'document')}, "
         f"{count_noun(source['tokens'], 'token')}"
@@ -36,7 +36,7 @@ def source_line(source: Mapping[str, Any]) -> str:
 
 
 def built_lines(built: BuildSummary) -> list[str]:
-    """Return what to print of a base that was built."""
+    """Return the lines to print about a base that was built."""
     left_out = f"{built.lacking:,} in full lines, {built.surplus:,} beyond 16 a context"
     lines = [
         f"tokens      {built.tokens:,}",

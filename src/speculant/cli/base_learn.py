@@ -46,12 +46,12 @@ speculant base learn --model your/model --answers log.jsonl -o own.base
 speculant base learn --model your/model --tokens 200000 --answers other.jsonl.gz@0.2 -o both.base
 """
 PROMPTS = "prompts.txt"  # in the package
-SUFFIX = ".jsonl"  # of the answers, behind the name of the base
+SUFFIX = ".jsonl"  # suffix of the answers, after the name of the base
 NEW_TOKENS, TEMPERATURE, BATCH = 512, 0.8, 8
 
 
 class LearnCommand(Command):
-    """The command, whose --answers and --prompts take all files up to the next option."""
+    """The command, with --answers and --prompts taking all files up to the next option."""
 
     lists = ("--answers", "--prompts")
 
@@ -121,7 +121,7 @@ def learn(
     ],
     model: ModelOptions,
 ) -> int:
-    """Answer prompts as long as asked, build the base, and report both."""
+    """Write answers for the requested time, build the base, and report both."""
     from speculant.cli.base_answers import write_answers
     from speculant.cli.corpus import find
     from speculant.cli.files import check_memory_output
@@ -142,7 +142,7 @@ def learn(
         check_unused(sampling, drafting, model, batch)
     own, rejected = Path(output + SUFFIX), Rejected(say)
     given = [split_weight(each)[0] for each in answers or ()]
-    # What is beside its answers is of an earlier run, which goes on.
+    # Existing answers are from an earlier run, which is continued.
     check_memory_output(output, [*given, *(prompts or ())], force=force or (writes and own.exists()))
     if any(own.exists() and Path(each).exists() and own.samefile(each) for each in given) and writes:
         raise UsageError(f"{own} gets the model's answers, and is learned anyway. Leave it out of --answers.")
@@ -179,10 +179,10 @@ def learn(
 
 
 def check_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions, batch: int) -> None:
-    """Refuse options of writing answers where none are written.
+    """Refuse options for writing answers when none are written.
 
     Raises:
-        UsageError: one was given.
+        UsageError: such an option was given.
     """
     unset = (
         SamplingOptions(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE),
@@ -198,12 +198,12 @@ def check_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: Mo
 
 
 def package_prompts() -> str:
-    """Return the path of the prompts that come with the package."""
+    """Return the path of the prompts in the package."""
     return str(files("speculant.corpus") / PROMPTS)
 
 
 def load_tokenizer_alone(model: str | None) -> tuple[Any, int]:
-    """Return the model's tokenizer and number of token ids; see `cli.corpus.load_vocabulary`."""
+    """Load the model's tokenizer and number of token ids; see `cli.corpus.load_vocabulary`."""
     from speculant.cli.corpus import check_tokenizer, load_vocabulary
 
     check_tokenizer(model, None)
@@ -220,10 +220,10 @@ def build(
     rejected: Rejected,
     source: str | None = None,
 ) -> int:
-    """Build the base and print what it holds.
+    """Build the base and print a summary.
 
     Raises:
-        UsageError: the sources hold no text.
+        UsageError: the sources contain no text.
         FileError: one cannot be read, or the base cannot be written.
     """
     from speculant.cli.corpus import CorpusKind, check_sources
@@ -240,7 +240,7 @@ def build(
         license=license_,
         source=source,
     )
-    # Answers have been added since an earlier build was interrupted, so that it cannot go on.
+    # Answers may have been added since an earlier build was interrupted, so it cannot be continued.
     built = build_base(Path(output), sources, tokenizer, settings, rejected=rejected, console=terminal, restart=True)
     for fact in built_lines(built):
         print(fact)

@@ -1,4 +1,4 @@
-"""The same request in other ways: without drafts, with drafts again, and by transformers' own `generate`."""
+"""The same request decoded in other ways: without drafts, again with drafts, and by transformers' own `generate`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from speculant.cli.prompts import Message
 
 WARM_UP = "one two one two one two"
-WARM_UP_TOKENS, WARM_UP_NODES = 8, 8  # so few tokens would end before sizes of their own choice have grown
+WARM_UP_TOKENS, WARM_UP_NODES = 8, 8  # fixed, since so few tokens would end before automatic sizes have grown
 THREAD_TOKENS = 16
-SLOWER = 1.3  # times as fast on one thread, from which on it is noted
+SLOWER = 1.3  # speed-up on one thread from which a note is printed
 
 
 class Baselines:
-    """Decodes a speculator's requests in turns with and without drafts; the speculator itself learns nothing of it."""
+    """Decodes a speculator's requests alternately with and without drafts, without teaching the speculator itself."""
 
     def __init__(self, loaded: Loaded, options: dict[str, Any], *, memory_limit: int, prompts: int) -> None:
         """Prepare.
 
         Args:
             loaded: the speculator to compare.
-            options: of `Speculator.stream`.
-            memory_limit: bytes its memory may take.
-            prompts: how many are compared in all.
+            options: options of `Speculator.stream`.
+            memory_limit: maximum bytes of its memory.
+            prompts: total number of prompts to compare.
         """
         self._loaded, self._options, self._limit, self._prompts = loaded, options, memory_limit, prompts
         self._speculator = loaded.speculator
@@ -44,10 +44,10 @@ class Baselines:
         self._learned: str | None = None
 
     def warm_up(self) -> list[str]:
-        """Decode a few tokens each way, with a memory apart, so that nothing is learned.
+        """Decode a few tokens each way, with a separate memory, so that nothing is learned.
 
         Returns:
-            What the user should know before the runs.
+            Messages for the user before the runs.
         """
         short = self._options | {"max_new_tokens": WARM_UP_TOKENS}
         memory = self._loaded.memory
@@ -58,7 +58,7 @@ class Baselines:
         return self._thread_notes()
 
     def before(self, prompt: str | Sequence[Message]) -> Comparison:
-        """Decode plainly and keep a copy of what the speculator knows, before it decodes the prompt itself."""
+        """Decode plainly and copy the speculator's memory, before it decodes the prompt itself."""
         if find_method(self._speculator.method).keeps_memory:
             self._learned = str(Path(self._folder.name) / "memory")
             self._speculator.save(self._learned)
@@ -67,7 +67,7 @@ class Baselines:
         return Comparison(plain=[self._plainly(prompt)], exact=exact)
 
     def after(self, prompt: str | Sequence[Message], comparison: Comparison) -> None:
-        """Repeat plain and drafted runs in turns, each drafted one from the same memory, and run the reference."""
+        """Repeat plain and drafted runs alternately, each drafted one with the same memory, and run the reference."""
         first = comparison.plain[0].seconds + comparison.drafted[0].seconds
         for _ in range(1, pairs_for(first, self._prompts)):
             comparison.plain.append(self._plainly(prompt))
@@ -80,13 +80,13 @@ class Baselines:
         comparison.reference = self._reference(prompt, self._options)
 
     def close(self) -> None:
-        """Remove what was kept aside."""
+        """Remove the saved copies."""
         self._folder.cleanup()
 
     def _other(self, method: str, *, nodes: int | str | None = None, **options: Any) -> Speculator:
         """Return another speculator on the same prepared model.
 
-        A drafter that runs a draft model learns nothing, so the same one is used again.
+        A drafter that runs a draft model learns nothing, so the same one is reused.
         """
         speculator = self._speculator
         if find_method(method).takes_draft_model:
@@ -113,7 +113,7 @@ class Baselines:
         return time_result(self._plain.generate(prompt, **self._options))
 
     def _thread_notes(self) -> list[str]:
-        """Return a note if plain decoding is clearly faster on one thread than on as many as are set."""
+        """Return a note if plain decoding is clearly faster on one thread than with the current number."""
         import torch
 
         threads = torch.get_num_threads()
@@ -138,10 +138,10 @@ class Baselines:
         return [note]
 
     def _reference(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Timed | None:
-        """Decode by `model.generate`, with the random stream that the seed gives; None where weights are quantised.
+        """Decode by `model.generate`, with the random stream of the seed; None if weights are quantised.
 
-        With inputs of products rounded to 8 bits, what PyTorch's attention adds in another order can flip a rounding;
-        llama.cpp holds no weights for `generate` at all.
+        If inputs of products are rounded to 8 bits, the different summation order of PyTorch's attention can flip a
+        rounding; with llama.cpp, `generate` has no weights at all.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""`speculant bench`: how fast each method is on a model, against plain decoding in the same process."""
+"""`speculant bench`: measures the speed of each method on a model against plain decoding in the same process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ speculant bench your/model --growth --out growth   # cost by length
 
 
 class BenchCommand(Command):
-    """The command, whose --forced takes all files up to the next option."""
+    """The command, with --forced taking all files up to the next option."""
 
     lists = ("--forced",)
 
@@ -62,7 +62,7 @@ def bench(
     drafting: Annotated[DraftingOptions, DRAFTING],
     model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
 ) -> int:
-    """Check, time, write."""
+    """Check the options, run the benchmark, write the results."""
     asked = replace(options, loading=model, drafting=drafting)
     from speculant.cli.bench_checks import check
 

@@ -1,4 +1,4 @@
-"""What is checked of the options of `speculant bench` before anything is loaded."""
+"""Checks of the options of `speculant bench` before anything is loaded."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RESULTS = ("result.json", "table.md", "report.html")
 
 
 def check(asked: BenchOptions) -> None:
-    """Check before anything is loaded that the options fit together.
+    """Check that the options are consistent, before anything is loaded.
 
     Args:
         asked: the options.
 
     Raises:
-        UsageError, FileError: it cannot.
+        UsageError, FileError: they are not.
     """
     if asked.forced or asked.tasks is not None:
         task_names(asked)
@@ -61,7 +61,7 @@ def check(asked: BenchOptions) -> None:
 
 
 def check_methods(names: str) -> None:
-    """Check the names in a list "NAME,..."; whether they fit the model is checked later.
+    """Check the names in a list "NAME,..."; whether they suit the model is checked later.
 
     Raises:
         UnknownMethodError, UsageError: there is no such method.
@@ -77,10 +77,10 @@ def check_methods(names: str) -> None:
 
 
 def check_named(asked: BenchOptions) -> None:
-    """Check that the folders and files that options name are there.
+    """Check that the folders and files named by options exist.
 
     Raises:
-        ModelNotFoundError, FileError: one is not.
+        ModelNotFoundError, FileError: one does not.
     """
     from speculant.cli import loading
     from speculant.cli.gguf_loading import is_gguf_model
@@ -103,7 +103,7 @@ def check_named(asked: BenchOptions) -> None:
 
 
 def check_inflated(asked: BenchOptions, layers: int, mlp: int | None) -> None:
-    """Check by the config of the model that it can be inflated, before its weights are loaded.
+    """Check with the model's config that it can be inflated, before its weights are loaded.
 
     Raises:
         UnsupportedError, UsageError: it cannot.
@@ -119,10 +119,10 @@ def check_inflated(asked: BenchOptions, layers: int, mlp: int | None) -> None:
 
 
 def inflation(text: str) -> tuple[int, int | None]:
-    """Return the layers and the width of MLPs that "LAYERS[xMLP]" names.
+    """Parse "LAYERS[xMLP]" into the number of layers and the width of MLPs.
 
     Raises:
-        UsageError: it is of another form.
+        UsageError: it has another form.
     """
     layers, _, mlp = text.partition("x")
     if not layers.isdigit() or (mlp and not mlp.isdigit()):
@@ -131,11 +131,11 @@ def inflation(text: str) -> tuple[int, int | None]:
 
 
 def check_folder(folder: Path, *, restart: bool) -> None:
-    """Check that the folder for the results holds nothing of theirs by name that `speculant bench` did not write.
+    """Check that the results folder has no files with our names that `speculant bench` did not write.
 
     Raises:
         FileError: it is a file.
-        UsageError: it holds other files.
+        UsageError: it has such files.
     """
     if folder.is_file():
         raise FileError(f"{folder} is a file; name a folder by --out.")
@@ -152,7 +152,7 @@ def check_folder(folder: Path, *, restart: bool) -> None:
 
 
 def earlier_settings(rows: Path) -> dict[str, Any] | None:
-    """Return the settings of a run, with which its file of rows begins; None if there is no such file."""
+    """Return the settings of a run from the start of its file of rows; None if there is no such file."""
     try:
         with rows.open(encoding="utf-8") as file:
             settings = json.loads(file.readline())
@@ -162,15 +162,15 @@ def earlier_settings(rows: Path) -> dict[str, Any] | None:
 
 
 def flags(names: Sequence[str]) -> str:
-    """Return options as they are typed."""
+    """Return option names as they are typed."""
     return " and ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def task_names(asked: BenchOptions) -> list[str]:
-    """Return what --tasks or --forced name.
+    """Return the tasks named by --tasks or --forced.
 
     Raises:
-        UsageError: nothing, or two of the same name.
+        UsageError: there are none, or two with the same name.
     """
     given = asked.forced or [name.strip() for name in (asked.tasks or "").split(",") if name.strip()]
     names = list(dict.fromkeys(given))

@@ -1,4 +1,4 @@
-"""How far a benchmark is, and a warning where it will take long."""
+"""The progress of a benchmark, and a warning if it will take long."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LONG = 600.0
 def show_progress(
     total: int, *, found: int = 0, expected: float | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[RunProgress], None]]:
-    """Show progress over the items of a benchmark, on a terminal and in logs; warn where it will take long.
+    """Show progress over the items of a benchmark, on a terminal and in logs; warn if it will take long.
 
     Args:
-        total: items in all.
-        found: of them, those an earlier run completed.
-        expected: the seconds that the rest is expected to take, if that is known.
+        total: total number of items.
+        found: number of items that an earlier run completed.
+        expected: expected seconds of the rest, if known.
         clock: returns seconds.
 
     Yields:
-        A function that takes how far the run has come.
+        A function to call with the progress of the run.
     """
     warning = LongRun(total, found=found, clock=clock)
     if expected is not None:
@@ -47,13 +47,13 @@ def show_progress(
 
 
 class LongRun:
-    """Warns once where the rest will take long."""
+    """Warns once if the rest will take long."""
 
     def __init__(self, total: int, *, found: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the clock.
 
         Args:
-            total, found: items in all, and of them those an earlier run completed.
+            total, found: number of items in all, and of those that an earlier run completed.
             clock: returns seconds.
         """
         self._pace, self._warned = Pace(total, found=found, clock=clock), False
@@ -65,7 +65,7 @@ class LongRun:
             self.warn(left, f"by the {self._pace.done} of {self._pace.total} items so far")
 
     def warn(self, left: float, reason: str) -> None:
-        """Warn once if `left`, in seconds, is long."""
+        """Warn once if `left` is a long time in seconds."""
         if not self._warned and left > LONG:
             self._warned = True
             say(

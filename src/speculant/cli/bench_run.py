@@ -1,4 +1,4 @@
-"""One call of `speculant bench`: loads, decodes, writes the reports."""
+"""Runs `speculant bench`: loads, decodes, writes the reports."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from speculant.bench.suite.tasks import Task
     from speculant.drafters.mix.base import MixBase
 
-WIDTH = 120  # columns of what is printed below the table
+WIDTH = 120  # columns of the text printed below the table
 
 
 def run(asked: BenchOptions) -> int:
-    """Load, decode, write.
+    """Load, decode, and write the reports.
 
     Raises:
         SpeculantError: something cannot be loaded, decoded or written.
@@ -198,7 +198,7 @@ def measure_scaling(
 
 
 def draft_model_of(asked: BenchOptions) -> str | None:
-    """Return the draft model: the one that is asked for, or the bundled one for the bundled model; None for none."""
+    """Return the requested draft model, or the bundled one for the bundled model; None for none."""
     if asked.drafting.draft_model is not None:
         return find_draft_model(asked.drafting.draft_model)
     if asked.config is not None or model_source(asked.loading.model) is not None:
@@ -207,13 +207,13 @@ def draft_model_of(asked: BenchOptions) -> str | None:
 
 
 def placement(asked: BenchOptions) -> dict[str, Any]:
-    """Return how models are loaded."""
+    """Return the options for loading models."""
     loading = asked.loading
     return {"dtype": loading.dtype, "device": loading.device, "attention": loading.attention}
 
 
 def target(asked: BenchOptions) -> tuple[Any, Any]:
-    """Load or make the model that is asked for, and its tokenizer or None; set the threads that fit it."""
+    """Load or create the requested model, with its tokenizer or None; set the number of threads to suit it."""
     from speculant.bench.systems.inflate import inflate
     from speculant.bench.systems.random_weights import random_model
 
@@ -229,21 +229,21 @@ def target(asked: BenchOptions) -> tuple[Any, Any]:
 
 
 def positions_of(model: Any) -> int | None:
-    """Return how many positions a model has."""
+    """Return the number of positions of a model."""
     found: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return found
 
 
 def read_given(asked: BenchOptions, reject: Rejected, tokenizer: Any) -> Mapping[str, Sequence[Any]]:
-    """Return recordings or conversations by the names of their tasks, read before anything is loaded.
+    """Read recordings or conversations by task name, before anything is loaded.
 
     Args:
         asked: the options.
-        reject: is given place and reason of each row that cannot be used.
-        tokenizer: of recordings that are text, or None.
+        reject: called with place and reason of each unusable row.
+        tokenizer: tokenizer of recordings that are text, or None.
 
     Raises:
-        FileError, UsageError: a file cannot be read, or holds no row that can be used.
+        FileError, UsageError: a file cannot be read, or has no usable row.
     """
     given: dict[str, Sequence[Any]] = {}
     if asked.forced:
@@ -268,7 +268,7 @@ def read_given(asked: BenchOptions, reject: Rejected, tokenizer: Any) -> Mapping
 def tasks_of(
     asked: BenchOptions, given: Mapping[str, Sequence[Any]], model: Any, tokenizer: Any
 ) -> tuple[list[Task], bool]:
-    """Return the tasks that fit the model, and whether the ids of recordings were mapped into its vocabulary."""
+    """Return the tasks that suit the model, and whether the ids of recordings were mapped into its vocabulary."""
     from speculant.bench.suite.tasks import make_recorded_task, prompt_task
 
     positions = positions_of(model)

@@ -1,4 +1,4 @@
-"""What one call of `speculant bench` asks for."""
+"""The options of `speculant bench`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _FILE = kinds.name(metavar="FILE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What is timed and how.
+    """What to measure, and how.
 
     Attributes:
         out: folder of the results.
-        restart: whether what an earlier run left there is forgotten.
-        tasks, forced: what is decoded: prompts of tasks, or recorded outputs.
-        tokenizer: of the recordings.
-        config: shape of a model of random weights.
+        restart: whether to discard the results of an earlier run there.
+        tasks, forced: what to decode: prompts of tasks, or recorded outputs.
+        tokenizer: tokenizer of the recordings.
+        config: config of a model with random weights.
         data: folder of the tasks' prompts.
         limit: maximum items of each task.
-        growth: whether cost by length is measured.
+        growth: whether to measure cost by length.
         max_new_tokens: maximum tokens per answer.
-        methods: names, with commas between them; None for the default.
+        methods: comma-separated names; None for the default.
         temperature: temperatures.
         seed: seed of sampling; None for 0.
-        batch: numbers of requests in a pass.
-        trials: how often everything is timed; None for the default.
-        inflate: layers and width of MLPs that the model is padded to.
-        loading, drafting: how the model is loaded and drafts are made; they are groups of their own.
+        batch: maximum numbers of requests per pass.
+        trials: number of repetitions; None for the default.
+        inflate: layers and MLP width to which the model is padded.
+        loading, drafting: option groups for loading the model and making drafts.
     """
 
     out: str = _output(option.REQUIRED, "folder for the results", kinds.name(metavar="DIR"))

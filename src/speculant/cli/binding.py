@@ -1,10 +1,10 @@
-"""Commands whose parameters are groups of options: each option of a group becomes a flag, or an argument.
+"""Commands with option groups as parameters: each option of a group becomes a flag or an argument.
 
     def chat(model: ModelOptions, drafting: Annotated[DraftingOptions, Take(without=("share",))]) -> int: ...
 
     app.command("chat")(bind(chat))
 
-A parameter of type `dict` receives what was given of several groups, by the names of their fields, without defaults:
+A parameter of type `dict` receives the given options of several groups, by field name, without defaults:
 `Annotated[dict[str, Any], Take(ModelOptions), Take(ServingOptions)]`.
 """
 
@@ -26,7 +26,7 @@ from speculant.options.option import Option, options_of
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
 SEVERAL_METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {  # options of drafting in commands that take several methods
+    {  # drafting options in commands that take several methods
         "settings": {
             "help": "a setting of one of the methods, see `speculant methods NAME`; may be repeated",
             "kind": kinds.name(metavar="[METHOD.]NAME=VALUE"),
@@ -44,16 +44,16 @@ _OPTIONAL_LIST = list[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """What a command takes of a group of options.
+    """The options that a command takes from a group.
 
     Attributes:
         group: dataclass of options; None for the parameter's own type.
-        only: names of the options that are taken; empty for all.
-        without: names of those that are not.
-        arguments: by name, what stands in help for those that are arguments, not flags.
-        panel: heading of help under which all of them stand; None for their own.
+        only: names of the options taken; empty for all.
+        without: names of the options not taken.
+        arguments: options that are arguments instead of flags, with their names in the help.
+        panel: help heading for all of them; None for their own.
         changes: by name, attributes of `Option` that differ in this command, such as its help.
-        defaults: by name, values that differ from the group's defaults where nothing is given.
+        defaults: by name, values that replace the group's defaults.
     """
 
     group: Any = None
@@ -65,14 +65,14 @@ class Take:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self) -> Iterator[Option]:
-        """Yield the options that are taken."""
+        """Yield the options taken."""
         for name, each in options_of(self.group, self.only or None).items():
             if name not in self.without and (each.flag or name in self.arguments):
                 panel = {} if self.panel is None else {"panel": self.panel}
                 yield replace(each, **(panel | dict(self.changes.get(name, {}))))
 
     def given(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Take the values of these options out of those that were parsed; return the given ones.
+        """Remove the values of these options from the parsed ones; return those that were given.
 
         Raises:
             UsageError: an option and the flag that turns it off were both given.
@@ -91,7 +91,7 @@ class Take:
 
 
 def bind(function: Callable[..., int]) -> Callable[..., int]:
-    """Return a function for typer whose parameters are the options of the groups that a command takes."""
+    """Return a function for typer whose parameters are the options that a command takes from groups."""
     parameters, groups = list[inspect.Parameter](), dict[str, tuple[Any, Sequence[Take]]]()
     for name, each in inspect.signature(function, eval_str=True).parameters.items():
         takes = _takes(each.annotation)
@@ -116,7 +116,7 @@ def bind(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _takes(annotation: Any) -> Sequence[Take]:
-    """Return what a parameter takes of which groups; nothing if it is one of typer's own."""
+    """Return what a parameter takes from which groups; nothing if it is typer's own kind."""
     if get_origin(annotation) is not Annotated:
         return [Take(annotation)] if hasattr(annotation, "__dataclass_fields__") else []
     kind, *notes = get_args(annotation)
@@ -124,7 +124,7 @@ def _takes(annotation: Any) -> Sequence[Take]:
 
 
 def _parameters(option: Option, *, argument: str | None) -> list[inspect.Parameter]:
-    """Return the parameters that typer makes a flag, two flags or an argument of; they are named by their flags."""
+    """Return the parameters from which typer makes a flag, two flags or an argument, named by their flags."""
     default = inspect.Parameter.empty if option.required else None
     kind = _OPTIONAL_LIST if option.several else Any
     if argument is not None:
@@ -158,7 +158,7 @@ def _parameter(name: str, kind: Any, own: Any, default: Any) -> inspect.Paramete
 
 
 def parse(kind: ValueKind) -> Callable[[Any], Any]:
-    """Return typer's parser of a kind of values."""
+    """Return typer's parser for a kind of values."""
 
     def read(value: Any) -> Any:
         try:

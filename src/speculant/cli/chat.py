@@ -1,4 +1,4 @@
-"""`speculant chat`: a conversation of several turns, whose cache is kept from turn to turn."""
+"""`speculant chat`: a conversation whose cache is kept from turn to turn."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 
 def chat(*, sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions) -> int:
-    """Talk until the input ends; save the memory however it ends."""
+    """Chat until the input ends; save the memory in any case."""
     from speculant.cli.files import check_writable
     from speculant.cli.loading import load_speculator, model_title
 
@@ -72,7 +72,7 @@ def chat(*, sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOp
 
 
 def check_template(speculator: Speculator, title: str) -> None:
-    """Check before the first question that the model can chat.
+    """Check that the model can chat, before the first question.
 
     Raises:
         TokenizerError: it has no tokenizer or no chat template.
@@ -92,8 +92,8 @@ def talk(conversation: Conversation, *, title: str, method: str) -> None:
     """Read lines and answer them, until the input ends or /exit.
 
     Args:
-        conversation: that goes on.
-        title, method: of the model and of drafting, for the banner on a terminal.
+        conversation: the conversation to continue.
+        title, method: names of model and method, for the banner on a terminal.
     """
     marker = ""
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -138,24 +138,24 @@ def talk(conversation: Conversation, *, title: str, method: str) -> None:
 
 
 class Conversation:
-    """The messages so far, and the cache of those tokens that the next prompt begins with."""
+    """The messages so far, and the cache of the tokens that the next prompt starts with."""
 
     def __init__(self, speculator: Speculator, options: dict[str, Any]) -> None:
         self._speculator, self._options = speculator, options
         self.reset()
 
     def reset(self) -> None:
-        """Forget the messages; the drafter's memory stays."""
+        """Clear the messages; the drafter's memory stays."""
         self._messages: list[Message] = []
-        self._attached: list[dict[str, str]] = []  # before the next question
+        self._attached: list[dict[str, str]] = []  # attachments of the next question
         self._cache: Any = None
-        self._held: list[int] = []  # the tokens that the cache holds
+        self._held: list[int] = []  # the cached tokens
 
     def attach(self, kind: str, path: str) -> str:
-        """Put a file before the next question, and return what to say of it.
+        """Attach a file to the next question, and return a message about it.
 
         Raises:
-            UnsupportedError: the model takes no files of this kind.
+            UnsupportedError: the model does not support files of this kind.
             FileError: there is no such file.
         """
         from speculant.api.media_prompts import media_kinds
@@ -170,11 +170,11 @@ class Conversation:
         return f"{Path(path).name} goes before the next question."
 
     def ask(self, question: str) -> None:
-        """Print the answer while it is generated; an interrupted one stays in the conversation as far as it got.
+        """Print the answer while it is generated; an interrupted one stays in the conversation as it is.
 
         Raises:
-            PromptError: the conversation does not fit the model; it stands as it was before the question.
-            FileError: an attached file cannot be read; it is left out from now on.
+            PromptError: the conversation is too long for the model; it is restored to its state before the question.
+            FileError: an attached file cannot be read; it is removed.
         """
         from speculant.api.media_prompts import has_media
 
@@ -183,12 +183,12 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": content}]
         ids = list[int]()
         if has_media(messages) or not getattr(self._speculator.tokenizer, "chat_template", None):
-            stream = self._speculator.stream(messages, **self._options)  # read anew, files too
+            stream = self._speculator.stream(messages, **self._options)  # reads all messages again, including files
         else:
             ids = self._speculator.encode_chat(messages)
             stream = self._speculator.stream(ids, cache=self._shared_cache(ids), **self._options)
         result = stream.result
-        self._cache, self._held = None, []  # not to be trusted until the answer is complete
+        self._cache, self._held = None, []  # invalid until the answer is complete
         try:
             write_stream(stream)
             if ids:
@@ -202,9 +202,10 @@ class Conversation:
         return "nothing was generated yet." if stats is None else stats.report()
 
     def _shared_cache(self, ids: list[int]) -> Any:
-        """Return the cache, cut to what it shares with the new prompt but its last token; None if that is nothing.
+        """Return the cache, cut to the prefix shared with the new prompt, excluding its last token; None if empty.
 
-        Templates render earlier turns in their own ways and text tokenises anew, so nothing is taken for granted.
+        Templates may render earlier turns differently, and text may be tokenised differently, so the tokens are
+        compared.
         """
         pairs = zip(self._held, ids[:-1], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

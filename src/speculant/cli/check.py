@@ -41,7 +41,7 @@ PROMPTS = (
     "One two three four. One two three four. One two three",
     "The capital of France is",
 )
-TOKENS = 128  # of each prompt
+TOKENS = 128  # tokens per prompt
 AGAINST = "against the same quantised weights without drafts"
 MARKS = {True: "near-tie", False: "WRONG"}
 
@@ -71,7 +71,7 @@ def check(
     drafting: Annotated[DraftingOptions, Take(without=("memory", "online", "share"))],
     model: ModelOptions,
 ) -> int:
-    """Decode, force, count."""
+    """Decode with drafts, compare with the plain model, report."""
     from speculant.cli.check_head import report_head
     from speculant.cli.check_pair import report_pair
     from speculant.cli.env import environment

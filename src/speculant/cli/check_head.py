@@ -1,4 +1,4 @@
-"""`speculant check --head` without a method: what a head is, and whether it fits a target."""
+"""`speculant check --head` without a method: describes a head, and checks whether it fits a target."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from speculant.core.stats import compute_mat
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
-TOKENS = 32  # of a continuation
-NODES = 16  # of a draft
+TOKENS = 32  # tokens per continuation
+NODES = 16  # nodes per draft
 
 
 def report_head(
@@ -23,11 +23,11 @@ def report_head(
     """Load the head and its target, compare, measure and print; return 1 if the head does not fit, else 0.
 
     Args:
-        loading: of the target.
-        drafting: has the head.
-        prompts: whose continuations acceptance is measured on.
-        tokens: of each continuation; None for 32.
-        as_json: whether JSON is printed.
+        loading: loading options of the target.
+        drafting: drafting options, with the head.
+        prompts: prompts on whose continuations acceptance is measured.
+        tokens: number of tokens per continuation; None for 32.
+        as_json: whether to print JSON.
     """
     from speculant.cli.env import environment
     from speculant.cli.loading import load, model_title

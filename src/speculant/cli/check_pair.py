@@ -10,7 +10,7 @@ from speculant.cli.prompts import Prompt, encode_prompt
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
-TOKENS = 32  # of a continuation
+TOKENS = 32  # tokens per continuation
 
 
 def report_pair(
@@ -19,11 +19,11 @@ def report_pair(
     """Load both models, compare, measure and print; return 1 if the pair cannot be used, else 0.
 
     Args:
-        loading: of the target.
-        drafting: has the draft model, and no other.
-        prompts: whose continuations acceptance is measured on.
-        tokens: of each continuation; None for 32.
-        as_json: whether JSON is printed.
+        loading: loading options of the target.
+        drafting: drafting options, with a single draft model.
+        prompts: prompts on whose continuations acceptance is measured.
+        tokens: number of tokens per continuation; None for 32.
+        as_json: whether to print JSON.
     """
     from speculant.cli.env import environment
     from speculant.cli.loading import load, load_draft_model, model_title

@@ -19,7 +19,7 @@ class Command(TyperCommand):
     lists: ClassVar[Sequence[str]] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, list options written out as one option a value."""
+        """Parse the arguments, with list options expanded to one option per value."""
         for name in self.lists:
             args = repeat_flag(args, name)
         return super().parse_args(ctx, args)
@@ -36,15 +36,15 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command with commands of its own."""
+    """A command with subcommands."""
 
     def summaries(self, ctx: Any) -> dict[str, str]:
-        """Return what each command does, in a line."""
+        """Return a one-line summary of each command."""
         found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         return {name: each.short_help or "" for name, each in found.items() if each is not None}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name; a mistyped name is refused with the nearest one."""
+        """Return the command named by the arguments; a mistyped name is refused with the most similar one."""
         if args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(args[0], names, n=1, cutoff=0.5)
@@ -64,7 +64,7 @@ class Group(TyperGroup):
 
 
 def light(param: Any) -> Any:
-    """Return a parameter that leaves values alone that were not given: typer imports pydantic to convert any."""
+    """Return a parameter that leaves missing values alone: typer imports pydantic to convert any."""
     convert = type(param).process_value
 
     def process_value(ctx: Any, value: Any) -> Any:
@@ -75,7 +75,7 @@ def light(param: Any) -> Any:
 
 
 def repeat_flag(args: Sequence[str], name: str) -> list[str]:
-    """Return arguments in which `name a b` is written `name a name b`."""
+    """Expand `name a b` in arguments to `name a name b`."""
     found: list[str] = []
     listing = empty = False
     for place, arg in enumerate(args):

@@ -1,7 +1,7 @@
-"""Plain and drafted decoding of one prompt, timed in turns: the pair in the middle, and whether it can be trusted.
+"""Plain and drafted decoding of one prompt, timed alternately: the median pair, and whether it is reliable.
 
-Both speeds, their ratio and the tokens per pass are those of one pair, the one whose ratio is the median. Medians taken
-apart would contradict each other on a noisy machine.
+Both speeds, their ratio and the tokens per pass come from one pair, the one with the median ratio. Separate medians
+would contradict each other on a noisy machine.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from speculant.api.result import Result
 
 PAIRS = 5
-SECONDS = 40.0  # spent on the pairs of all prompts together, about
+SECONDS = 40.0  # approximate time for the pairs of all prompts together
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """New token ids, the seconds they took, prompt included, and tokens per target pass; None where nobody counts."""
+    """New token ids, the time in seconds (prompt included), and tokens per target pass or None if not counted."""
 
     ids: list[int]
     seconds: float
@@ -38,9 +38,9 @@ class Comparison:
     """The runs of one prompt.
 
     Attributes:
-        plain, drafted: by the same loop without drafts and with them, in turns.
-        reference: transformers' own `generate`.
-        exact: whether drafted runs must give plain decoding's tokens; False where the acceptance rule promises only
+        plain, drafted: alternating runs of the same loop without and with drafts.
+        reference: the run of transformers' own `generate`.
+        exact: whether drafted runs must give plain decoding's tokens; False if the acceptance rule only guarantees
             their distribution.
     """
 
@@ -51,40 +51,40 @@ class Comparison:
 
     @property
     def pairs(self) -> list[tuple[Timed, Timed]]:
-        """The complete pairs, plain and drafted, by rising ratio."""
+        """The complete pairs, plain and drafted, by ascending ratio."""
         pairs = [pair for pair in zip(self.plain, self.drafted, strict=False) if pair[0].tokens_per_second]
         return sorted(pairs, key=_ratio)
 
     @property
     def middle(self) -> tuple[Timed, Timed] | None:
-        """The pair whose ratio is the median, of an even number the lower one; None before the first is complete."""
+        """The pair with the median ratio, for an even number the lower one; None before the first is complete."""
         return self.pairs[self.place] if self.pairs else None
 
     @property
     def place(self) -> int:
-        """Its place among the pairs."""
+        """Its index among the pairs."""
         return (len(self.pairs) - 1) // 2
 
     @property
     def ratios(self) -> list[float]:
-        """Drafted over plain tokens per second, rising."""
+        """Ratios of drafted to plain tokens per second, ascending."""
         return [_ratio(pair) for pair in self.pairs]
 
     @property
     def speedup(self) -> float | None:
-        """The ratio of the pair in the middle."""
+        """The ratio of the median pair."""
         return None if self.middle is None else _ratio(self.middle)
 
     @property
     def noisy(self) -> str:
-        """Why the ratios do not tell which is faster; empty where they do."""
+        """Why the ratios do not tell which is faster; empty if they do."""
         plain = [each.tokens_per_second for each, _ in self.pairs]
         mat = None if self.middle is None else self.middle[1].mat
         return unsteady(self.ratios, plain) or beyond_drafts(self.speedup, mat)
 
     @property
     def identical(self) -> bool | None:
-        """Whether all runs by the same loop gave the same tokens; None if they need not."""
+        """Whether all runs of the same loop gave the same tokens; None if they need not."""
         return None if not self.exact else all(each.ids == self.plain[0].ids for each in [*self.plain, *self.drafted])
 
     @property
@@ -107,22 +107,22 @@ class Comparison:
 
 
 def time_result(result: Result) -> Timed:
-    """Return what a request took."""
+    """Return the timing of a request."""
     return Timed(result.ids, result.stats.seconds, result.stats.mat)
 
 
 def pairs_for(seconds: float, prompts: int) -> int:
-    """Return how often a pair is timed.
+    """Return how often to time a pair.
 
     Args:
-        seconds: what the first pair took.
-        prompts: how many are compared; many prompts average out what few repetitions leave.
+        seconds: duration of the first pair.
+        prompts: number of prompts compared; with many, fewer repetitions average out the noise.
     """
     return max(1, min(PAIRS, round(SECONDS / max(1e-9, seconds * prompts))))
 
 
 def overall(compared: Sequence[Comparison]) -> tuple[int, float, float]:
-    """Return tokens, plain seconds and drafted seconds of several prompts, each by its pair in the middle."""
+    """Return tokens, plain seconds and drafted seconds over several prompts, using each one's median pair."""
     middles = [each.middle for each in compared if each.middle is not None]
     tokens = sum(len(drafted.ids) for _, drafted in middles)
     return tokens, sum(plain.seconds for plain, _ in middles), sum(drafted.seconds for _, drafted in middles)
@@ -134,6 +134,6 @@ def _ratio(pair: tuple[Timed, Timed]) -> float:
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return the place, counted from 1, of the first token that differs or is missing in one of two texts."""
+    """Return the 1-based position of the first token that differs or is missing in one of two texts."""
     pairs = zip(ids, others, strict=False)
     return next((i for i, (one, other) in enumerate(pairs, start=1) if one != other), min(len(ids), len(others)) + 1)

@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled: a first start takes long, and nothing else would show why."""
+"""Announces that kernels are being compiled: otherwise nothing would explain a slow first start."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NOTICE = "compiling the drafter's kernels: once, up to a minute; later starts lo
 
 @contextmanager
 def compilation_announced() -> Iterator[None]:
-    """Print a notice if kernels have to be compiled in here, and then now and then which one is being compiled.
+    """Print a notice if kernels have to be compiled in this context, then from time to time the current kernel.
 
-    numba announces what it compiles and not what it finds in its cache, so a start that is fast stays silent.
+    numba reports what it compiles but not what it loads from its cache, so a fast start stays silent.
     """
     from numba.core import event
 
@@ -29,7 +29,7 @@ def compilation_announced() -> Iterator[None]:
             def on_start(self, event: Any) -> None:
                 self.running += 1
                 kernel = event.data["dispatcher"].py_func
-                if kernel.__module__.startswith("numba."):  # a part of one
+                if kernel.__module__.startswith("numba."):  # part of a kernel
                     return
                 self.kernels += (kernel.__name__,)
                 if len(self.kernels) == 1:

@@ -1,4 +1,4 @@
-"""How a benchmark was run: for programs, which compare it, and for people."""
+"""The conditions of a benchmark, as data for comparisons and as sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = ("forced", "random weights", "inflated")
 
 
 def model_name(asked: BenchOptions) -> str:
-    """Return the model's name in the results: a hub id, or a folder without the path to it."""
+    """Return the model's name in the results: a hub id, or a folder without its path."""
     if asked.config is not None:
         config = Path(asked.config).resolve()
         return config.parent.name if config.name == "config.json" else config.stem
@@ -32,7 +32,7 @@ def model_name(asked: BenchOptions) -> str:
 
 
 def find_known_conditions(asked: BenchOptions) -> dict[str, Any]:
-    """Return those conditions that are known before a model is loaded."""
+    """Return the conditions that are known before a model is loaded."""
     return {
         "model": model_name(asked),
         "forced": bool(asked.forced),
@@ -58,15 +58,15 @@ def conditions(
     settings: Mapping[str, Any],
     bases: Sequence[MixBase] = (),
 ) -> dict[str, Any]:
-    """Return how it is run: what must be the same for a run to go on.
+    """Return the conditions that must be equal for a run to be continued.
 
     Args:
         asked: the options.
-        runner: of the run.
-        draft_model: the name of the draft model, without a path; None if there is none.
-        head: the name of the head that was given, without a path, or None.
-        settings: of drafters, by method.
-        bases: under the memories of the methods that take any.
+        runner: runner of the benchmark.
+        draft_model: name of the draft model, without a path; None if there is none.
+        head: name of the given head, without a path, or None.
+        settings: settings of drafters, by method.
+        bases: bases for the methods that take any.
     """
     import torch
 
@@ -91,12 +91,12 @@ def conditions(
 
 
 def labels(settings: dict[str, Any]) -> list[str]:
-    """Return what a reader must not overlook."""
+    """Return labels that readers must not overlook."""
     return [label for label in LABELS if settings[label.replace(" ", "_")]]
 
 
 def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
-    """Return the same for people."""
+    """Return the conditions as sentences."""
     from speculant.bench.suite.runner import GROUP
 
     where = (
@@ -148,7 +148,7 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
 
 
 def _base_facts(base: MixBase) -> dict[str, Any]:
-    """Return what names a base in the results, without the path to it."""
+    """Return the identity of a base for the results, without its path."""
     return {"name": base.path.name, "entries": base.facts.get("entries", 0), "tokens": base.facts.get("tokens", 0)}
 
 

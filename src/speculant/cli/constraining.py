@@ -10,16 +10,16 @@ from speculant.core.errors import FileError, UnsupportedError, UsageError
 
 
 def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, object]:
-    """Return the options of `Speculator.stream` that these make: a constraint, or nothing.
+    """Return the `Speculator.stream` options for these: a constraint, or nothing.
 
     Args:
-        json_schema: a file that holds a JSON schema.
+        json_schema: a file with a JSON schema.
         regex: a regular expression.
 
     Raises:
         FileError: the file cannot be read.
         UnsupportedError: llguidance is not installed.
-        UsageError: both are given, or one is no constraint.
+        UsageError: both are given, or one is not a valid constraint.
     """
     if json_schema is not None and regex is not None:
         raise UsageError("--json-schema and --regex both say what the text must match; give one of them.")
@@ -36,7 +36,7 @@ def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, 
 
 
 def read_schema(path: Path) -> str:
-    """Return the text of a schema's file.
+    """Return the text of a schema file.
 
     Raises:
         FileError: it cannot be read.

@@ -1,4 +1,4 @@
-"""`speculant corpus`: builds memories and frozen bases from texts, for a drafter to begin with."""
+"""`speculant corpus`: builds memories and frozen bases from texts, as a starting point for drafters."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ MIN_BUDGET = 64_000
 
 
 class BuildCommand(Command):
-    """The command, whose --exclude takes all files up to the next option."""
+    """The command, with --exclude taking all files up to the next option."""
 
     lists = ("--exclude",)
 
 
 class CorpusKind(str, Enum):
-    """What is built."""
+    """The kind of file to build."""
 
     MIX = "mix"
     TRIGRAM = "trigram"
@@ -73,7 +73,7 @@ class CorpusKind(str, Enum):
 def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help="Build memories from texts.", epilog=EXAMPLES, rich_markup_mode=None)
-    group.callback()(lambda: None)  # keeps `build` a command of its own
+    group.callback()(lambda: None)  # keeps `build` a subcommand
     group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(
         bind(build)
     )
@@ -136,7 +136,7 @@ def build(
     *,
     named: Annotated[ModelOptions, Take(only=("model",), panel="Options")],
 ) -> int:
-    """Read, write, and report what was built."""
+    """Read the sources, write the file, and report it."""
     from speculant.cli.files import check_memory_output
     from speculant.corpus.documents import why_no_text
     from speculant.corpus.sources import split_weight
@@ -155,7 +155,7 @@ def build(
     rejected = Rejected(say)
     sources = [find(text, rejected) for text in inputs]
     for path in excluded:
-        why_no_text(path)  # fails here, before the work, if it cannot be read
+        why_no_text(path)  # fails early if it cannot be read
     check_memory_output(output, [*(split_weight(text)[0] for text in inputs), *excluded], force=force)
     check_sources(sources, kind)
     loaded, vocabulary = load_vocabulary(model, tokenizer)
@@ -191,7 +191,7 @@ def build(
 
 
 def find(text: str, rejected: Rejected) -> TextSource:
-    """Return a source; see `corpus.sources.find_source`."""
+    """Find a source; see `corpus.sources.find_source`."""
     from speculant.corpus.hub import PREFIX
     from speculant.corpus.sources import find_source
 
@@ -202,10 +202,10 @@ def find(text: str, rejected: Rejected) -> TextSource:
 def build_memory(
     path: Path, sources: Sequence[TextSource], kind: CorpusKind, tokenizer: Any, vocabulary: int, rejected: Rejected
 ) -> list[str]:
-    """Read the sources once, write a memory, and return what to print of it.
+    """Read the sources once, write a memory, and return the lines to print about it.
 
     Raises:
-        UsageError: the sources hold no text.
+        UsageError: the sources contain no text.
         FileError: a source cannot be read, or the memory cannot be written.
     """
     from speculant.corpus.builders import (
@@ -233,10 +233,10 @@ def build_memory(
 
 
 def check_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
-    """Refuse options that only bases have.
+    """Refuse options that only apply to bases.
 
     Raises:
-        UsageError: one was given.
+        UsageError: such an option was given.
     """
     for option, value in options.items():
         if value is not None:
@@ -246,10 +246,10 @@ def check_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
 
 
 def check_sources(sources: Sequence[TextSource], kind: CorpusKind) -> None:
-    """Check that there is something to read, and that weights are given for bases only.
+    """Check that there are sources, and that weights are given for bases only.
 
     Raises:
-        UsageError: they are not as they must be.
+        UsageError: there are none, or weights are given for another kind.
     """
     if not any(source.files or source.dataset for source in sources):
         raise UsageError("none of the files holds text. Name text files or .jsonl files.")
@@ -262,7 +262,7 @@ def check_sources(sources: Sequence[TextSource], kind: CorpusKind) -> None:
 
 
 def check_tokenizer(model: str | None, tokenizer: str | None) -> None:
-    """Check before anything is read that a model or tokenizer is there, as far as its name tells.
+    """Check that a model or tokenizer exists, as far as its name tells, before anything is read.
 
     Raises:
         TokenizerError: it is a path, and nothing is there.
@@ -273,11 +273,11 @@ def check_tokenizer(model: str | None, tokenizer: str | None) -> None:
 
 
 def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]:
-    """Return the tokenizer and the number of token ids that the memory must have room for.
+    """Load the tokenizer and the number of token ids for the memory.
 
     Args:
-        model: only its config and tokenizer are read.
-        tokenizer: where there is no model.
+        model: a model, of which only config and tokenizer are read.
+        tokenizer: a tokenizer, if there is no model.
 
     Raises:
         ModelNotFoundError, TokenizerError: there is no such model or tokenizer.

@@ -1,4 +1,4 @@
-"""`speculant demo`: shows in a minute or two what drafting does, on the bundled model."""
+"""`speculant demo`: shows the effect of drafting in a minute or two, on the bundled model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def demo(
         str | None, typer.Option("--json", metavar="FILE", help="write everything measured here too")
     ] = None,
 ) -> int:
-    """Decode three kinds of requests with drafts and without, and print how fast that was."""
+    """Decode three kinds of requests with and without drafts, and print the speeds."""
     from rich.console import Console
 
     from speculant.cli.compiling import compilation_announced
@@ -85,7 +85,7 @@ def demo(
 
 
 def scene_block(measured: Measured) -> RenderableType:
-    """Return a scene's title, the speed-up of each request, and one answer with its accepted drafts coloured."""
+    """Return a scene's title, the speed-up of each request, and one answer with coloured accepted drafts."""
     from rich.console import Group
     from rich.text import Text
 
@@ -96,7 +96,7 @@ def scene_block(measured: Measured) -> RenderableType:
 
 
 def speed_ups(answers: Sequence[DemoAnswer]) -> Table:
-    """Return a bar per request."""
+    """Return one bar per request."""
     from rich.table import Table
     from rich.text import Text
 
@@ -109,7 +109,7 @@ def speed_ups(answers: Sequence[DemoAnswer]) -> Table:
 
 
 def answer_text(answer: DemoAnswer) -> Text:
-    """Return the answer; tokens that were guessed right are green."""
+    """Return the answer with accepted drafts in green."""
     from rich.text import Text
 
     text = Text(f"{answer.request.label} (green: guessed right)\n")
@@ -137,5 +137,5 @@ def summary(found: Iterable[Measured]) -> Table:
 
 
 def shorten_text(text: str, width: int = 48) -> str:
-    """Return the text, or its beginning where it is long."""
+    """Return the text, truncated if it is long."""
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."

@@ -1,4 +1,4 @@
-"""`speculant env`: what a bug report or a measurement needs to say about the machine and the packages."""
+"""`speculant env`: describes the machine and the packages for a bug report or a measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
 from speculant.cli.terminal import importing
 
-FLOATS = ("f32", "f16", "bf16")  # weights of llama.cpp that are not quantised
+FLOATS = ("f32", "f16", "bf16")  # llama.cpp's types of unquantised weights
 PACKAGES = ("transformers", "numba", "numpy")
 HELP = "Describe this machine and the versions in use, for bug reports. Names nobody and no folder."
 
@@ -40,10 +40,10 @@ def env(as_json: JsonFlag = False) -> int:
 
 
 def environment(model: Any = None) -> dict[str, Any]:
-    """Return machine, versions, threads, dtype and device; no host, user or path.
+    """Return machine, versions, threads, dtype and device, without host, user or paths.
 
     Args:
-        model: a loaded model whose dtype and device are given; None for those a model would be loaded with.
+        model: a loaded model whose dtype and device to report; None for the defaults.
     """
     with importing("PyTorch"):
         import torch
@@ -66,7 +66,7 @@ def environment(model: Any = None) -> dict[str, Any]:
 
 
 def describe_weights(model: Any) -> dict[str, Any]:
-    """Return {"weights": how many weights of each kind a quantised model has}; {} for others."""
+    """Return {"weights": counts of a quantised model's weights by kind}; {} for other models."""
     kinds: dict[str, int] | None = getattr(getattr(model, "config", None), "weight_kinds", None)
     return {} if kinds is None else {"weights": kinds}
 
@@ -82,7 +82,7 @@ def has_quantized_weights(model: Any) -> bool:
 
 
 def cpu_model() -> str:
-    """Return the processor's name, or its architecture where the system has no name for it."""
+    """Return the processor's name, or its architecture if the name is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -92,7 +92,7 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Files that a command is asked to write: checked before the work, and no other file is overwritten.
+"""Checks of output files before the work begins, so that no other file is overwritten.
 
-An earlier result of the same form is overwritten, as compilers and loggers do; anything else may be a user's work that
-a slip of the shell put behind an option, and is refused.
+An earlier result of the same form is overwritten, as compilers and loggers do; anything else may be a user's file named
+by mistake, and is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
 def check_writable(path: str) -> None:
-    """Check before the work begins whether its result can be written.
+    """Check that a result can be written, before the work begins.
 
     Raises:
         FileError: it cannot.
@@ -37,13 +37,13 @@ def check_writable(path: str) -> None:
 
 
 def check_result(option: str, path: str | None, form: str, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Check a file for a result: writable, none of the inputs, and new or an earlier result of that form.
+    """Check an output file: writable, not an input, and new or an earlier result of that form.
 
     Args:
-        option: the option that named it, for the message.
+        option: the option that named it, for messages.
         path: the file; None and "-" for none.
         form: JSON or PAGE.
-        inputs: files that the same command reads or writes otherwise.
+        inputs: other files that the same command reads or writes.
 
     Raises:
         UsageError: it would destroy another file.
@@ -60,10 +60,10 @@ def check_result(option: str, path: str | None, form: str, inputs: Iterable[str 
 
 
 def check_no_input(option: str, path: str | Path, inputs: Iterable[str | Path | None]) -> None:
-    """Check that an output is none of a command's other files.
+    """Check that an output is not one of a command's other files.
 
     Raises:
-        UsageError: it is one of them.
+        UsageError: it is.
     """
     for each in inputs:
         if each is not None and same_file(path, each):
@@ -71,7 +71,7 @@ def check_no_input(option: str, path: str | Path, inputs: Iterable[str | Path | 
 
 
 def check_memory_output(path: str, inputs: Iterable[str | Path], *, force: bool) -> None:
-    """Check a file for a new memory: none of the inputs, and new or, with `force`, a memory.
+    """Check a file for a new memory: not an input, and new or, with `force`, a memory.
 
     Raises:
         UsageError: it would destroy another file.
@@ -93,17 +93,17 @@ def check_memory_output(path: str, inputs: Iterable[str | Path], *, force: bool)
 
 
 def is_memory(path: Path) -> bool:
-    """Return whether a file begins as memory files do."""
+    """Return whether a file starts like a memory file."""
     from speculant.memory.file import MAGIC
 
     return _beginning(path, len(MAGIC)) == MAGIC
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:
-    """Return whether two names lead to the same file, by links too."""
+    """Return whether two names refer to the same file, following links."""
     try:
         return os.path.samefile(one, other)
-    except OSError:  # one of them is not there yet
+    except OSError:  # one of them does not exist
         return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -146,7 +146,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def _is_form(path: Path, form: str) -> bool:
-    if not path.is_file():  # a device or a pipe holds nothing to lose
+    if not path.is_file():  # a device or a pipe has no contents to lose
         return True
     if form == PAGE:
         start = _beginning(path, 1024).lstrip(b"\xef\xbb\xbf \r\n\t").lower()

@@ -1,4 +1,4 @@
-"""`speculant generate`: continue one prompt or many, and report the speed."""
+"""`speculant generate`: continues one prompt or many, and reports the speed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def generate(
     drafting: DraftingOptions,
     model: ModelOptions,
 ) -> int:
-    """Decode every prompt; report, record and save what was done however it ends."""
+    """Decode every prompt; report, record and save the results in any case."""
     from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.generation import Output, PromptRun
@@ -126,7 +126,7 @@ def generate(
     options = sampling.keywords() | constraint_options(constraint.json_schema, constraint.regex)
     loaded = load_speculator(model, drafting)
     generation = PromptRun(loaded, options, output)
-    with ExitStack() as ending:  # called from the last to the first, each of them even if another fails
+    with ExitStack() as ending:  # callbacks run last to first, each even if another fails
         ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
             ending.callback(generation.remember)

@@ -1,4 +1,4 @@
-"""The prompts of one `generate` command, on one speculator whose memory lasts over all of them."""
+"""The prompts of one `generate` command, decoded by one speculator with a common memory."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What is shown.
+    """Output settings.
 
     Attributes:
         many: whether the prompts came from a file.
-        json: where the record goes; "-" for standard output, in place of the texts.
-        color: whether texts are painted.
-        verbose: whether the report says more.
-        chat: whether prompts are sent as messages of a user.
-        media: parts of a chat message that stand before the prompt.
+        json: file for the record; "-" for standard output, instead of the texts.
+        color: whether texts are coloured.
+        verbose: whether the report has more details.
+        chat: whether prompts are sent as user messages.
+        media: chat message parts placed before the prompt.
     """
 
     many: bool = False
@@ -48,15 +48,15 @@ class Output:
 
 
 class PromptRun:
-    """Decodes prompts and keeps the outcome of each."""
+    """Decodes prompts and stores the outcome of each."""
 
     def __init__(self, loaded: Loaded, options: dict[str, Any], output: Output) -> None:
         """Prepare.
 
         Args:
             loaded: the speculator.
-            options: of `Speculator.stream`.
-            output: what is shown.
+            options: options of `Speculator.stream`.
+            output: output settings.
         """
         self._loaded, self._options, self._output = loaded, options, output
         self._speculator = loaded.speculator
@@ -65,16 +65,16 @@ class PromptRun:
         self._notes: list[str] = []
 
     def decode(self, prompts: Sequence[Prompt]) -> None:
-        """Decode one prompt after the other."""
+        """Decode the prompts in order."""
         for number in range(1, 1 + len(prompts)):
             self._generate_numbered(number, prompts, None)
 
     def compare(self, prompts: Sequence[Prompt], *, memory_limit: int) -> None:
-        """Decode each prompt with and without drafts, in turns.
+        """Decode each prompt alternately with and without drafts.
 
         Args:
-            prompts: to decode.
-            memory_limit: bytes that the drafter's memory may take.
+            prompts: prompts to decode.
+            memory_limit: maximum bytes of the drafter's memory.
         """
         baselines = Baselines(self._loaded, self._options, memory_limit=memory_limit, prompts=len(prompts))
         with closing(baselines):
@@ -84,11 +84,11 @@ class PromptRun:
                 self._generate_numbered(number, prompts, baselines)
 
     def decode_batch(self, prompts: Sequence[str | list[Message]], size: int) -> None:
-        """Decode up to `size` prompts at a time; print each text when it and those before it are complete.
+        """Decode up to `size` prompts at a time; print each text when it and all previous ones are complete.
 
         Raises:
-            PromptError: a prompt cannot be decoded; none was.
-            SpeculantError: some failed; what there is of their texts and all others are printed.
+            PromptError: a prompt cannot be decoded; nothing was decoded.
+            SpeculantError: some failed; their partial texts and all others are printed.
         """
         options = dict(self._options)
         seed = options.pop("seed")
@@ -147,7 +147,7 @@ class PromptRun:
             write_json(str(self._output.json), records if self._output.many else records[0])
 
     def remember(self) -> None:
-        """Save what was learned."""
+        """Save what was learned to the memory file."""
         self._speculator.save(str(self._loaded.memory))
 
     def _generate_numbered(self, number: int, prompts: Sequence[Prompt], baselines: Baselines | None) -> None:
@@ -165,7 +165,7 @@ class PromptRun:
                 say(f"    {self._outcomes[-1].line()}")
 
     def _turn(self, turns: Sequence[str], answers: Sequence[str]) -> str | list[Message]:
-        """Return the last turn with what came before it: as a chat, or as text where there is no chat template."""
+        """Return the last turn with the previous ones: as a chat, or as text without a chat template."""
         if getattr(self._speculator.tokenizer, "chat_template", None):
             parts = [part for pair in zip(turns, answers, strict=False) for part in pair] + [turns[-1]]
             return [{"role": ("user", "assistant")[i % 2], "content": part} for i, part in enumerate(parts)]
@@ -209,7 +209,7 @@ class PromptRun:
 
     @property
     def _as_lines(self) -> bool:
-        """Whether texts are lines of JSON, since line ends in them would hide where one ends."""
+        """Return whether to print texts as JSON lines, because newlines in them would hide where each ends."""
         return self._output.many and not sys.stdout.isatty()
 
     def _print_line(self, outcome: PromptOutcome) -> None:
@@ -228,7 +228,7 @@ class PromptRun:
 
 
 def shorten_prompt(prompt: str | list[Message], width: int = 60) -> str:
-    """Return the beginning of a prompt on one line; of messages, of the last."""
+    """Return the start of a prompt on one line; for messages, of the last one."""
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     line = " ".join(text[: 4 * width].split())
     return line if len(line) <= width and len(text) <= 4 * width else line[: width - 3] + "..."

@@ -1,4 +1,4 @@
-"""`speculant gguf`: a model of transformers as a GGUF file, which llama.cpp runs."""
+"""`speculant gguf`: converts a transformers model to a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gguf(
     *,
     named: Annotated[ModelOptions, Take(only=("model",), arguments={"model": "MODEL"})],
 ) -> int:
-    """Check, load, write."""
+    """Check the options, load the model, write the file."""
     from speculant.api.gguf_format import check_gguf_format
     from speculant.api.loading import find_model
     from speculant.cli.gguf_loading import is_gguf_model
@@ -68,7 +68,7 @@ def gguf(
 
 
 def check_gguf_output(path: Path, *, force: bool) -> None:
-    """Check a file for a model: called .gguf, writable, and new or, with `force`, a GGUF file.
+    """Check an output file for a model: named .gguf, writable, and new or, with `force`, a GGUF file.
 
     Raises:
         UsageError: it would destroy another file, or would not be recognised.

@@ -1,4 +1,4 @@
-"""Loading a GGUF file on the command line: whose passes run it, how much memory it takes, and how far it is read."""
+"""Loading of a GGUF file on the command line: its engine, its memory use, and the progress of reading it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from speculant.options.model import ModelOptions
 if TYPE_CHECKING:
     from speculant.engines.hf.quantized.gguf.loading import PlannedModel
 
-_FLAGS = {"attention": "--attn"}  # of options that are called otherwise
+_FLAGS = {"attention": "--attn"}  # flags of options with another name
 
 
 def is_gguf_model(name: str | None) -> bool:
-    """Return whether a model is named by a GGUF file."""
+    """Return whether a name is that of a GGUF file."""
     from speculant.engines.llamacpp.file import is_gguf
 
     return name is not None and not Path(name).is_dir() and is_gguf(name)
 
 
 def check_gguf_options(loading: ModelOptions) -> None:
-    """Refuse options that a GGUF file, or the engine that is named, has no use for.
+    """Refuse options that do not apply to a GGUF file, or to the named engine.
 
     Raises:
         ModelNotFoundError, ModelError: there is no such file, or it is another kind of file.
         UsageError: such an option was given.
-        UnsupportedError: llama.cpp was asked for and is not installed.
+        UnsupportedError: llama.cpp was requested but is not installed.
     """
     from speculant.engines.llamacpp.file import check_file
 
@@ -57,22 +57,22 @@ def check_gguf_options(loading: ModelOptions) -> None:
 
 
 def check_no_gguf_options(loading: ModelOptions) -> None:
-    """Refuse options that are for GGUF files alone.
+    """Refuse options that only apply to GGUF files.
 
     Raises:
-        UsageError: one was given.
+        UsageError: such an option was given.
     """
     if loading.engine != "auto":
         raise UsageError(f"--engine {loading.engine} is for GGUF files; leave it out.")
 
 
 def load_gguf_model(name: str, loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
-    """Load a GGUF file; return the model, its tokenizer or None, and how many threads there are and why.
+    """Load a GGUF file; return the model, its tokenizer or None, and a description of the thread count.
 
     Args:
-        name: of the file.
-        loading: how.
-        needed: why Speculant's own passes must run it; "" if they need not.
+        name: path of the file.
+        loading: loading options.
+        needed: why Speculant's own passes are required; "" if they are not.
 
     Raises:
         ModelError, UnsupportedError, UsageError: see `api.gguf_engine.choose_engine`.
@@ -82,7 +82,7 @@ def load_gguf_model(name: str, loading: ModelOptions, *, needed: str = "") -> tu
     from speculant.cli.threads import set_threads
 
     threads = set_threads(model, loading.threads)
-    if not any(True for _ in model.parameters()):  # llama.cpp holds the weights
+    if not any(True for _ in model.parameters()):  # llama.cpp has the weights
         import torch
 
         model.context.set_threads(torch.get_num_threads())

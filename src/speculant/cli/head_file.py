@@ -1,4 +1,4 @@
-"""The checkpoint that --head names: read before the model, so that a wrong one does not cost the loading of that."""
+"""The checkpoint named by --head, read before the model, so that a wrong one is found before the model is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HeadFile:
     format: Format
 
     def check(self, source: str) -> None:
-        """Check by the config of a target that the head fits it, as far as sizes tell.
+        """Check with a target's config that the head fits it, as far as sizes tell.
 
         Args:
             source: the target's folder or hub id.
@@ -39,12 +39,12 @@ class HeadFile:
 
         try:
             config = load_config(source)
-        except SpeculantError:  # as of adapters alone; whether there is a model is seen when it is loaded
+        except SpeculantError:  # for example an adapter alone; loading will tell whether there is a model
             return
         names = "hidden_size", "vocab_size", "num_hidden_layers"
         hidden, vocabulary, layers = (getattr(config, name, None) for name in names)
         if hidden is not None and vocabulary is not None and layers is not None:
-            hidden = getattr(config, "word_embed_proj_dim", hidden)  # OPT's, of which its logits are made
+            hidden = getattr(config, "word_embed_proj_dim", hidden)  # OPT's width before its output projection
             check_sizes(self.checkpoint, hidden_size=hidden, vocabulary=vocabulary, layers=layers)
 
     def open(self, model: Any) -> LoadedHead:
@@ -59,15 +59,15 @@ class HeadFile:
 
 
 def find_head(source: str, method: Method | None = None) -> str:
-    """Return the folder or hub id of a head; the bundled model's for "bundled".
+    """Return the folder or hub id of a head; "bundled" names the bundled model's.
 
     Args:
-        source: what was named.
-        method: that is to draft with it; None for the default.
+        source: the name given by the user.
+        method: method to draft with; None for the default.
 
     Raises:
-        ModelNotFoundError: no folder is there, and the hub cannot have it.
-        UsageError: none of the bundled heads is for the method.
+        ModelNotFoundError: there is no such folder, and the name is no hub id.
+        UsageError: none of the bundled heads suits the method.
     """
     if means_bundled(source):
         return str(bundled_head_folder(method))
@@ -83,12 +83,12 @@ def read_head(source: str, method: Method | None = None) -> HeadFile:
 
     Args:
         source: a folder, a hub id, or "bundled".
-        method: that is to draft with it; None for the default.
+        method: method to draft with; None for the default.
 
     Raises:
-        ModelNotFoundError: there is none, or it is damaged.
+        ModelNotFoundError: there is no such checkpoint, or it is damaged.
         UnsupportedError: its format is unknown.
-        UsageError: none of the bundled heads is for the method.
+        UsageError: none of the bundled heads suits the method.
     """
     found = find_head(source, method)
     if not Path(found).exists():
@@ -102,5 +102,5 @@ def read_head(source: str, method: Method | None = None) -> HeadFile:
 
 
 def head_title(source: str) -> str:
-    """Return what people call a head: a hub id, or a folder without the path to it."""
+    """Return a short name for a head: a hub id, or a folder without its path."""
     return Path(source).resolve().name if Path(source).exists() else source

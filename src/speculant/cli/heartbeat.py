@@ -1,4 +1,4 @@
-"""Lines in a log while something takes long: without a terminal, nothing else would show that a command is alive."""
+"""Log lines during long work: without a terminal, nothing else would show that a command is alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST, GAP, SHARE, MAXIMUM = 1.0, 1.5, 0.1, 30.0
 
 
 def beats() -> Iterator[float]:
-    """Yield the seconds after which lines are due: close together at first, then after a tenth of the time so far."""
+    """Yield the seconds after which lines are due: frequent at first, then after each tenth of the elapsed time."""
     due = FIRST
     while True:
         yield due
@@ -21,10 +21,10 @@ def beats() -> Iterator[float]:
 
 @contextmanager
 def heartbeat(describe: Callable[[float], str | None]) -> Iterator[None]:
-    """Print lines to standard error until what is done in here ends; none if it ends within a second.
+    """Print lines to standard error until the context ends; none if it ends within a second.
 
     Args:
-        describe: is given the seconds so far and returns the line, None for none. It is called in a thread.
+        describe: called with the elapsed seconds, in a thread; returns the line, or None for none.
     """
     begin, ended = time.monotonic(), threading.Event()
 

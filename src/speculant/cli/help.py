@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-WIDEST = 100  # characters a line, on terminals that have more
+WIDEST = 100  # maximum characters per line
 WIDEST_NAME = 30
 GENERAL = {
     "--help": "print this help and exit",
@@ -21,10 +21,10 @@ GENERAL = {
 
 
 def help_page(command: Any, ctx: Any) -> str:
-    """Return a command's help, in colour where standard output takes it.
+    """Return a command's help, coloured if standard output supports it.
 
     Args:
-        command: of typer.
+        command: a typer command.
         ctx: its context.
     """
     console = Console(highlight=False)
@@ -55,7 +55,7 @@ def _print(console: Console, command: Any, ctx: Any) -> None:
 
 
 def usage(command: Any, ctx: Any) -> str:
-    """Return how the command is called."""
+    """Return the command's usage line."""
     parts = [ctx.command_path, "[OPTIONS]"]
     for param in command.get_params(ctx):
         if param.param_type_name == "argument":
@@ -90,7 +90,7 @@ def option_name(param: Any) -> str:
 
 
 def grid(rows: Iterable[tuple[str, str]], width: int) -> Table:
-    """Return names beside their help; a name that is too long stands on a line of its own."""
+    """Return names next to their help; a name that is too long is on its own line."""
     table = Table.grid(padding=(0, 2))
     table.add_column(width=width, no_wrap=True, overflow="ignore")
     table.add_column()

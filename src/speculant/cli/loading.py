@@ -1,4 +1,4 @@
-"""From options to a loaded model and a speculator, with messages about what cannot work before the long waits."""
+"""Creates a model and a speculator from options, reporting what cannot work before anything takes long."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ ANYWHERE = (None, "auto", "cpu")  # devices that need no check
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A speculator ready to decode.
+    """A loaded speculator, ready to decode.
 
     Attributes:
-        speculator: with its memory loaded.
-        memory: the file to save to; None if there is none, or if it was not understood and is left alone.
-        settings: the drafter's, or None for the defaults.
-        threads: how many there are and why.
-        verifier: the name of the acceptance rule, or None for the method's own.
-        head: the one that was named, or that came with the model; or None.
+        speculator: the speculator with its memory loaded.
+        memory: file to save to; None if there is none, or if it could not be read and must not be overwritten.
+        settings: the drafter's settings, or None for the defaults.
+        threads: description of the thread count.
+        verifier: name of the acceptance rule, or None for the method's own.
+        head: the given head, or the one that came with the model; or None.
     """
 
     speculator: Speculator
@@ -73,9 +73,9 @@ def load_speculator(
     """Load a model and wrap it.
 
     Args:
-        loading, drafting: what and how.
-        texts: how many will be decoded together.
-        adapter: folder or hub id of a LoRA adapter that is merged into its weights; None for none.
+        loading, drafting: the options.
+        texts: number of texts decoded together.
+        adapter: folder or hub id of a LoRA adapter to merge into its weights; None for none.
 
     Raises:
         SpeculantError: the method, its settings, its acceptance rule or a model cannot be used.
@@ -148,7 +148,7 @@ def find_processor(name: str | None, model: Any) -> Any:
 
 
 def has_own_head(name: str | None) -> bool:
-    """Return whether a model's checkpoint has MTP layers, which is told without loading it.
+    """Return whether a model's checkpoint has MTP layers, without loading it.
 
     Raises:
         ModelNotFoundError: there is no such model, or its checkpoint is damaged.
@@ -161,10 +161,10 @@ def has_own_head(name: str | None) -> bool:
 
 
 def find_drafter(place: str) -> Method:
-    """Return the method of a user's own drafter, named by MODULE:CLASS; modules of the current folder are found too.
+    """Return the method of a user's own drafter, named MODULE:CLASS; modules in the current folder are found too.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such drafter.
     """
     if not is_own(place):
         raise UsageError(f"--drafter takes MODULE:CLASS, as in my_drafter:MyDrafter, not '{place}'.")
@@ -174,10 +174,10 @@ def find_drafter(place: str) -> Method:
 
 
 def check_drafting(drafting: DraftingOptions) -> Method | None:
-    """Check what can be told of the options without a package that takes seconds to import.
+    """Check the options as far as possible without packages that take seconds to import.
 
     Returns:
-        The method that was named; None if it is to be that of the head, or the default.
+        The named method; None for the method of the head, or the default.
 
     Raises:
         UsageError: there is no such method or acceptance rule, or it keeps no memory or cannot be shared.
@@ -201,10 +201,10 @@ def check_drafting(drafting: DraftingOptions) -> Method | None:
 
 
 def check_keeps(method: Method, drafting: DraftingOptions) -> None:
-    """Check that a method has the memory that is to be kept or shared.
+    """Check that a method has a memory to keep or share.
 
     Raises:
-        UnsupportedError, UsageError: it has none, the URL names no place, or redis-py is not installed.
+        UnsupportedError, UsageError: it has none, the URL is invalid, or redis-py is not installed.
     """
     if drafting.memory is not None and not (method.keeps_memory or drafting.online):
         raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
@@ -216,10 +216,10 @@ def check_keeps(method: Method, drafting: DraftingOptions) -> None:
 
 
 def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) -> None:
-    """Check that the folders and files that options name are there, and what a GGUF file needs.
+    """Check that the folders and files named by options exist, and what a GGUF file needs.
 
     Raises:
-        ModelNotFoundError, ModelError, FileError: one is not, or is another kind of file.
+        ModelNotFoundError, ModelError, FileError: one does not, or is another kind of file.
         UnsupportedError: llama.cpp is not installed.
         UsageError: an option does not apply to a GGUF file.
     """
@@ -245,7 +245,7 @@ def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) 
 
 
 def check_placement(dtype: str | None, device: str | None, *, prefix: str = "") -> None:
-    """Check a dtype, and once PyTorch is there a device, before transformers is imported.
+    """Check a dtype and, after importing PyTorch, a device, before transformers is imported.
 
     Raises:
         UsageError: there is no such dtype or device.
@@ -257,11 +257,11 @@ def check_placement(dtype: str | None, device: str | None, *, prefix: str = "") 
 
 
 def load(loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
-    """Load a model; return it, its tokenizer or None, and how many threads there are and why.
+    """Load a model; return it, its tokenizer or None, and a description of the thread count.
 
     Args:
-        loading: what and how.
-        needed: why it must run on transformers, not on llama.cpp; "" if it need not.
+        loading: loading options.
+        needed: why it must run on transformers rather than llama.cpp; "" if it need not.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -290,16 +290,16 @@ def load(loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
 
 
 def model_keywords(loading: ModelOptions) -> dict[str, Any]:
-    """Return the options of `load_model`, and of `Speculator.from_pretrained`, that say how a model is loaded."""
+    """Return the loading options of `load_model` and `Speculator.from_pretrained`."""
     names = ("dtype", "device", "attention", "quantize", "packed_cache", "activations")
     return {name: getattr(loading, name) for name in names}
 
 
 def load_draft_model(name: str, drafting: DraftingOptions, loading: ModelOptions) -> tuple[Any, Any]:
-    """Load one of the draft models, in the dtype and on the device of the target unless others are given.
+    """Load one of the draft models, with the target's dtype and device unless others are given.
 
     Returns:
-        It, and its tokenizer or None.
+        The model, and its tokenizer or None.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -322,19 +322,19 @@ def set_threads_for(model: Any, asked: int | None) -> str:
 
 
 def model_source(name: str | None) -> str | None:
-    """Return a folder or hub id; None for the bundled model, which "bundled" names unless a folder is called so."""
+    """Return a folder or hub id; None for the bundled model, named "bundled" unless there is a folder of that name."""
     return None if means_bundled(name) else name
 
 
 def model_title(name: str | None) -> str:
-    """Return what people call a model: a hub id, or a folder without the path to it."""
+    """Return a short name for a model: a hub id, or a folder without its path."""
     if name is None or model_source(name) is None:
         return "the bundled story model"
     return Path(name).resolve().name if Path(name).exists() else name
 
 
 def model_name(name: str | None) -> str:
-    """Return what a command calls a model on any machine: a hub id, a folder without the path to it, or "bundled"."""
+    """Return a machine-independent name for a model: a hub id, a folder without its path, or "bundled"."""
     return BUNDLED if name is None or model_source(name) is None else model_title(name)
 
 
@@ -342,7 +342,7 @@ def check_device(device: str | None, *, option: str = "--device") -> None:
     """Check that PyTorch knows a device and that this machine has it.
 
     Raises:
-        UsageError: it does not, or has not.
+        UsageError: either is not the case.
     """
     if device in ANYWHERE:
         return
@@ -364,10 +364,10 @@ def check_device(device: str | None, *, option: str = "--device") -> None:
 
 
 def recall(speculator: Speculator, memory: str) -> bool:
-    """Load a memory file if it exists; a file that cannot be used is a warning, since text needs no memory.
+    """Load a memory file if it exists; an unusable file causes a warning, since text does not depend on the memory.
 
     Returns:
-        Whether what is learned may be saved there: a file that was not understood is not overwritten.
+        Whether the memory may be saved there: a file that could not be read is not overwritten.
     """
     try:
         if Path(memory).exists():
@@ -379,7 +379,7 @@ def recall(speculator: Speculator, memory: str) -> bool:
 
 
 def silence_loading() -> None:
-    """Keep the progress bars and the advice of transformers and the hub's client out of the output."""
+    """Hide the progress bars and messages of transformers and the hub's client."""
     from transformers.utils import logging as transformers_logging
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""`speculant`: parses the command, runs it, and turns expected faults into one line and an exit code.
+"""`speculant`: parses the command, runs it, and turns expected errors into one line and an exit code.
 
-Nothing heavy is imported before a command runs, so that `--help` answers at once. Exit codes: 0 done,
-1 something failed, 2 the request itself is wrong, 130 interrupted, 141 the reader of the output went away,
-143 ended by SIGTERM (`serve`, once drained, with 0).
+Nothing large is imported before a command runs, so that `--help` responds at once. Exit codes: 0 done, 1 something
+failed, 2 the request itself is wrong, 130 interrupted, 141 the reader of the output closed it, 143 ended by SIGTERM
+(`serve`, once drained, with 0).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from speculant.core.errors import SpeculantError
 
 NAME = "speculant"
 USAGE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 2, 130, 141, 143
-COMMANDS = {  # each registered by the module of that name
+COMMANDS = {  # each registered by the module of this name
     "demo": "see on the bundled model what drafting does",
     "generate": "continue a prompt",
     "chat": "talk with a model in several turns",
@@ -59,14 +59,14 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class Root(Group):
-    """All commands; a module is imported when its command is called."""
+    """All commands; a command's module is imported when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of that name."""
+        """Return a command; None if there is none with that name."""
         if cmd_name not in COMMANDS:
             return None
         app = typer.Typer(rich_markup_mode=None)
@@ -74,12 +74,12 @@ class Root(Group):
         return typer.main.get_group(app).get_command(ctx, cmd_name)
 
     def summaries(self, ctx: Any) -> dict[str, str]:
-        """Return what each command does, in a line."""
+        """Return a one-line summary of each command."""
         return COMMANDS
 
 
 def build_app() -> typer.Typer:
-    """Return the application of all commands."""
+    """Return the application with all commands."""
     app = typer.Typer(
         name=NAME,
         cls=Root,
@@ -96,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Args:
-        argv: the arguments; None for the process's own.
+        argv: the arguments; None for those of the process.
     """
     if not _prepare_streams():
         return _fail("standard output is closed. Redirect it to a file, or to /dev/null if it is not wanted.")
     command: Any = typer.main.get_command(build_app())
-    if f"_{NAME.upper()}_COMPLETE" in os.environ:  # a shell asks for completions
+    if f"_{NAME.upper()}_COMPLETE" in os.environ:  # a shell requests completions
         command.main(prog_name=NAME)
     try:
         with terminable():
@@ -126,16 +126,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail("this machine ran out of memory. Use a smaller model or dtype, a shorter prompt or fewer nodes.")
     finally:
-        gc.unfreeze()  # what was imported is garbage now; bindings report what is never collected as leaked
+        gc.unfreeze()  # imports are garbage now; bindings report uncollected objects as leaks
     return code
 
 
 def word_usage_error(error: Any) -> str:
-    """Return the message of a usage error of the parser, with the option's name first and the way to the help."""
+    """Return the message for a parser's usage error, with the option's name first and a pointer to the help."""
     param, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if type(error) is typer.BadParameter and param is not None:
         dashed = [name for name in param.opts if name.startswith("-")]
-        reason = error.message.removeprefix("Value error, ")  # pydantic's, of which typer makes its own
+        reason = error.message.removeprefix("Value error, ")  # from pydantic, wrapped by typer
         message = f"{max(dashed, key=len) if dashed else param.metavar or param.name} {reason}"
         given, mark, choices = reason.partition(" is not one of ")
         known = [choice.strip("'. ") for choice in choices.split(",")]
@@ -156,7 +156,7 @@ def word_usage_error(error: Any) -> str:
 
 
 def takes_model(command: Any) -> bool:
-    """Whether a command's model is an argument."""
+    """Return whether a command takes the model as an argument."""
     return any(param.metavar == "MODEL" for param in command.params)
 
 
@@ -171,19 +171,19 @@ def _options(
         bool, typer.Option("--version", help="print the version and exit", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    del version  # its callback has answered
+    del version  # handled by its callback
 
 
 def _prepare_streams() -> bool:
-    """Make the standard streams fit to use; return whether there is a standard output."""
+    """Make the standard streams usable; return whether there is a standard output."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (the process's own, open until it ends)
-    if sys.stderr is None:  # otherwise messages would be printed among the results
+    if sys.stderr is None:  # otherwise messages would mix with the results
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         return False
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a generation
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not abort a generation
     return True
 
 
@@ -196,15 +196,15 @@ def _exit_flushed(code: int) -> int:
 
 
 def _output_fault(error: OSError) -> int:
-    """Return the exit code of a fault of standard output.
+    """Return the exit code for an error of standard output.
 
     Raises:
-        OSError: it is a fault of something else.
+        OSError: it is another kind of error.
     """
     closed = isinstance(error, BrokenPipeError)
     if not closed and (error.filename is not None or error.errno not in OUTPUT_FAULTS):
         raise error
-    # What is still buffered has nowhere to go; without this the interpreter complains while it exits.
+    # Buffered output can no longer be written; without this the interpreter complains at exit.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -1,4 +1,4 @@
-"""Images and recordings that a command puts before a prompt."""
+"""Images and recordings placed before a prompt."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from speculant.core.errors import FileError
 
 
 def read_media(images: Sequence[str] | None, recordings: Sequence[str] | None) -> tuple[dict[str, str], ...]:
-    """Return the parts of a chat message, see `api.media_prompts`.
+    """Return the parts of a chat message; see `api.media_prompts`.
 
     Raises:
-        FileError: there is no such file. Nothing is loaded to find that out.
+        FileError: there is no such file. Nothing is loaded to check this.
     """
     named = [("image", name) for name in images or ()] + [("audio", name) for name in recordings or ()]
     for kind, name in named:

@@ -1,4 +1,4 @@
-"""`speculant memory`: describes what a memory file holds, merges several, and empties one."""
+"""`speculant memory`: describes, merges and empties memory files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def register(app: typer.Typer) -> None:
 
 
 def info(file: FileArgument, as_json: JsonFlag = False) -> int:
-    """Print what a file holds."""
+    """Print the contents of a file."""
     from speculant.memory.file import read_any_memory
 
     path = Path(file)
@@ -100,10 +100,10 @@ def merge(
     *,
     drafting: Annotated[DraftingOptions, Take(only=("memory_limit",), panel="Options")],
 ) -> int:
-    """Write one memory that holds what several hold, as far as the limit lets it.
+    """Merge several memories into one, up to the limit.
 
     Raises:
-        UsageError: fewer than two files, one named twice, or an output that would be lost.
+        UsageError: fewer than two files, a file named twice, or an output file that would be lost.
         ForeignMemoryError: the files are of different kinds or tokenizers.
         UnsupportedError: they are frozen bases.
     """
@@ -143,13 +143,13 @@ def clear(
     """Replace a memory by an empty one.
 
     Raises:
-        UsageError: nobody can be asked, and --yes was not given.
+        UsageError: there is no terminal to ask on, and --yes was not given.
         UnsupportedError: it is a frozen base.
     """
     from speculant.api.memory_kinds import find_memory_kind
     from speculant.memory.file import read_any_memory, write_memory
 
-    path = Path(file).resolve()  # a link's own file is what holds the text
+    path = Path(file).resolve()  # resolves links to the file with the contents
     tidy(path)
     memory = read_any_memory(path)
     kind = find_memory_kind(memory.kind)
@@ -168,7 +168,7 @@ def clear(
 
 
 def tidy(path: Path) -> None:
-    """Remove what saves of a memory that were killed have left beside it."""
+    """Remove the leftovers of killed saves of a memory."""
     from speculant.memory.aside import remove_stale
 
     for each in remove_stale(path.resolve()):
@@ -176,7 +176,7 @@ def tidy(path: Path) -> None:
 
 
 def ask_to_overwrite(held: str) -> bool:
-    """Ask whether a memory may go.
+    """Ask whether a memory may be overwritten.
 
     Raises:
         UsageError: there is no terminal to ask on.
@@ -191,7 +191,7 @@ def ask_to_overwrite(held: str) -> bool:
 
 
 def check_alike(paths: list[Path], memories: list[Memory]) -> None:
-    """Refuse to merge what does not belong together.
+    """Refuse to merge memories that do not match.
 
     Raises:
         ForeignMemoryError: the kinds or the tokenizers differ.
@@ -210,10 +210,10 @@ def check_alike(paths: list[Path], memories: list[Memory]) -> None:
 
 
 def describe_memory(path: Path, memory: Memory) -> dict[str, Any]:
-    """Return what there is to say of a file.
+    """Return a description of a file.
 
     Raises:
-        FileError: the file is gone.
+        FileError: the file no longer exists.
     """
     from speculant.api.memory_kinds import find_memory_kind, methods_reading
     from speculant.memory.file import VERSION
@@ -242,7 +242,7 @@ def describe_memory(path: Path, memory: Memory) -> dict[str, Any]:
 
 
 def sentence(holdings: dict[str, int]) -> str:
-    """Return what a memory holds, for people."""
+    """Return the contents of a memory as a sentence."""
     return ", ".join(f"{n:,} {name}" for name, n in holdings.items())
 
 

@@ -42,7 +42,7 @@ def methods(
     as_json: JsonFlag = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="print a Markdown table of all methods")] = False,
 ) -> int:
-    """Print the registry, or one entry with its settings."""
+    """Print the registry, or one method with its settings."""
     if markdown:
         if as_json or name is not None:
             raise UsageError("--markdown prints the table of all methods; leave out NAME and --json.")
@@ -64,9 +64,9 @@ def methods(
 
 
 def table(listed: list[Method]) -> str:
-    """Return an aligned table; summaries and requirements are on lines of their own, so that it fits a terminal.
+    """Return an aligned table; summaries and requirements are on their own lines, so that it fits on a terminal.
 
-    Written without rich, whose import would take half of the time that the command may take.
+    Written without rich, whose import would take half of the command's time budget.
     """
     rows = [("name", "family", "exactness", "source")]
     rows += [(method.name, method.family, method.exactness, method.source) for method in listed]
@@ -83,7 +83,7 @@ def table(listed: list[Method]) -> str:
 
 
 def rules(listed: list[Method]) -> str:
-    """Return the acceptance rules, each with what it does and the methods that use it by default."""
+    """Return the acceptance rules, each with its description and the methods that use it by default."""
     import textwrap
 
     lines = ["acceptance rules, for --verifier:"]
@@ -97,7 +97,7 @@ def rules(listed: list[Method]) -> str:
 
 
 def describe_method(method: Method, settings: list[Setting]) -> str:
-    """Return what there is to know of one method."""
+    """Return a description of one method."""
     import textwrap
 
     from speculant.cli.settings import describe_type
@@ -124,7 +124,7 @@ def describe_method(method: Method, settings: list[Setting]) -> str:
 
 
 def to_json(method: Method) -> dict[str, Any]:
-    """Return the record of a method."""
+    """Return a method as JSON."""
     return {
         "name": method.name,
         "family": method.family,
@@ -139,7 +139,7 @@ def to_json(method: Method) -> dict[str, Any]:
 
 
 def setting_json(setting: Setting) -> dict[str, Any]:
-    """Return the record of a setting."""
+    """Return a setting as JSON."""
     from speculant.cli.settings import describe_type
 
     return {

@@ -1,4 +1,4 @@
-"""The table of methods in Markdown, which docs/methods.md holds."""
+"""The Markdown table of methods in docs/methods.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def markdown_table(methods: Sequence[Method]) -> str:
-    """Return a row for each method; it imports no drafter."""
+    """Return the table with a row for each method, without importing drafters."""
     rows = [HEADINGS, ("---",) * len(HEADINGS), *map(_cells, methods)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -33,7 +33,7 @@ def _cells(method: Method) -> tuple[str, ...]:
 
 
 def _memory(method: Method) -> str:
-    """Return whether what it learns can be saved, and the kind of corpus that it can begin with."""
+    """Return whether its memory can be saved, and the kind of corpus that it can start with."""
     parts = ["saved"] if method.memory is not None else []
     parts += [f"corpus `{method.corpus}`"] if method.corpus is not None else []
     return ", ".join(parts) or "-"

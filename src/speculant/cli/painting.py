@@ -1,4 +1,4 @@
-"""The generated text on standard output, each token in the colour of where it came from."""
+"""Writes generated text to standard output, each token in the colour of its source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLORS = {"plain": "", "accepted": GREEN, "bonus": YELLOW}
 
 
 def write_stream(stream: Stream, *, color: bool = False) -> None:
-    """Print a text while it is generated, and end its line whatever happens."""
+    """Print a text while it is generated, and end its line in any case."""
     try:
         for piece in stream:
             print(paint(piece) if color else piece.text, end="", flush=True)
@@ -36,14 +36,14 @@ def paint(piece: Piece) -> str:
 
 
 def can_paint(wanted: bool) -> bool:
-    """Return whether text is painted; a wish that standard output does not allow is answered by a note."""
+    """Return whether text is coloured; if it was requested but standard output does not support it, print a note."""
     if wanted and not takes_color(sys.stdout):
         say("note: --color has no effect: NO_COLOR is set, or the output is not a terminal (FORCE_COLOR=1 forces it).")
     return wanted and takes_color(sys.stdout)
 
 
 def legend() -> str:
-    """Return what the colours mean, in colour where standard error takes it."""
+    """Return an explanation of the colours, coloured if standard error supports it."""
     green, yellow, reset = (GREEN, YELLOW, RESET) if takes_color(sys.stderr) else ("", "", "")
     words = "" if green else " (green)", "" if yellow else " (yellow)"
     return f"colours     plain token, {green}accepted draft{reset}{words[0]}, {yellow}bonus token{reset}{words[1]}"

@@ -20,7 +20,7 @@ SINGLE = ("prompt", "question", "query", "text")
 
 
 def read_prompt_argument(text: str) -> str:
-    """Return the PROMPT argument; "-" stands for standard input, without its last line end.
+    """Return the PROMPT argument; "-" reads standard input, without its last newline.
 
     Raises:
         PromptError: it is empty.
@@ -39,14 +39,14 @@ def read_prompt_argument(text: str) -> str:
 
 
 def read_prompts(path: str) -> list[Prompt]:
-    """Return the prompts of a file.
+    """Read the prompts of a file.
 
     Args:
-        path: .json holds a list, .jsonl a row per line, see `prompt_of`; in any other file every line is a prompt.
-            Blank lines are passed over.
+        path: .json has a list, .jsonl a row per line, see `prompt_of`; in any other file every line is a prompt. Blank
+            lines are skipped.
 
     Raises:
-        FileError: it cannot be read, holds no prompts or something else; the message names file and line.
+        FileError: it cannot be read, or has no prompts or an unknown format; the message names file and line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -69,7 +69,7 @@ def read_prompts(path: str) -> list[Prompt]:
 
 
 def single_turns(prompts: Sequence[Prompt]) -> list[str | list[Message]]:
-    """Return prompts that can be decoded together.
+    """Return the prompts, all of one turn, for decoding together.
 
     Raises:
         UsageError: one has several turns.
@@ -81,9 +81,9 @@ def single_turns(prompts: Sequence[Prompt]) -> list[str | list[Message]]:
 
 
 def prompt_of(place: str, item: Any) -> Prompt:
-    """Return the prompt that a row stands for.
+    """Return the prompt in a row.
 
-    These are understood, the first that fits:
+    The first of these formats that matches is used:
 
         "text"                                           one prompt
         [{"role", "content"}, ...], {"messages": [...]}  a chat; an answer at its end is left out
@@ -96,7 +96,7 @@ def prompt_of(place: str, item: Any) -> Prompt:
         item: the row.
 
     Raises:
-        FileError: it is none of these, or empty.
+        FileError: it has none of these formats, or is empty.
     """
     prompt: Prompt | None = None
     match item:
@@ -129,7 +129,7 @@ def _content(part: str | Message) -> str:
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    # Not splitlines(), which also cuts at characters that JSON strings may hold.
+    # Not splitlines(), which also splits at characters that JSON strings may contain.
     numbered = enumerate(text.split("\n"), start=1)
     return [(number, line.removesuffix("\r")) for number, line in numbered if line.strip()]
 

@@ -1,4 +1,4 @@
-"""`speculant quantize`: a model's weights rounded to 8 or 4 bits, in a folder of their own."""
+"""`speculant quantize`: rounds a model's weights to 8 or 4 bits, into a folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quantize(
     *,
     named: Annotated[ModelOptions, Take(only=("model", "quantize"), arguments={"model": "MODEL"})],
 ) -> int:
-    """Check, load, round, write."""
+    """Check the options, load, quantise and write."""
     from speculant.api.loading import find_model
     from speculant.cli.loading import model_source, silence_loading
     from speculant.cli.terminal import importing, say, waiting

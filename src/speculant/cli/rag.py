@@ -1,4 +1,4 @@
-"""`speculant rag`: answer a question from documents, retrieving again every few tokens."""
+"""`speculant rag`: answers a question from documents, retrieving again every few tokens."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rag(
     drafting: DraftingOptions,
     model: ModelOptions,
 ) -> int:
-    """Check, load, index, answer."""
+    """Check the options, load the model, index the documents, answer."""
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.loading import check_drafting, check_named, load_speculator
     from speculant.cli.prompts import read_prompt_argument
@@ -134,7 +134,7 @@ def rag(
 
 
 def open_retriever(name: str, texts: list[str], encoder: str | None) -> Retriever:
-    """Return a retriever of some documents.
+    """Return a retriever for documents.
 
     Raises:
         UnsupportedError: a package is missing.
@@ -154,7 +154,7 @@ def open_retriever(name: str, texts: list[str], encoder: str | None) -> Retrieve
 
 
 def describe(result: RetrievalResult) -> str:
-    """Return the figures of an answer as a line."""
+    """Return the figures of an answer as one line."""
     stats = result.stats
     share = f", {stats.confirmed} of {stats.guesses} guesses right" if stats.guesses else ""
     return (

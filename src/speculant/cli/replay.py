@@ -1,4 +1,4 @@
-"""`speculant replay`: what drafting would bring on recorded answers, without running a model."""
+"""`speculant replay`: estimates the gain of drafting on recorded answers, without running a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replay(
     options: Annotated[ReplayOptions, Take(arguments={"traces": "FILE"})],
     drafting: Annotated[DraftingOptions, DRAFTING],
 ) -> int:
-    """Read, play, and show what came of it."""
+    """Read the recordings, replay them, and show the results."""
     from speculant.cli.replay_run import run
 
     return run(replace(options, drafting=drafting))

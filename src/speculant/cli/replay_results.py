@@ -1,4 +1,4 @@
-"""What came of a replay: rows of figures, how they were made, the table, the JSON and the page."""
+"""The results of a replay: rows of figures, conditions, the table, the JSON and the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """The results of the runs, with the acceptance that the traces recorded of other drafters."""
+    """The results of the runs, with the recorded acceptance of other drafters from the traces."""
 
     def __init__(
         self, traces: Sequence[Trace], runs: Sequence[Run], results: Sequence[ReplayResult], cost: StepCost | None
@@ -27,7 +27,7 @@ class Results:
 
         self.traces = traces
         self.rows: list[dict[str, Any]] = []
-        self.results: list[tuple[Run, ReplayResult] | None] = []  # of each row; None for what was recorded
+        self.results: list[tuple[Run, ReplayResult] | None] = []  # by row; None for recorded acceptance
         lengths = match_recorded_lengths([run.nodes for run in runs if run.chain])
         for trace in traces:
             for run, each in zip(runs, results, strict=True):
@@ -42,7 +42,7 @@ class Results:
 
     @property
     def notes(self) -> list[str]:
-        """What must be known to compare recorded acceptance with the rest, a sentence each."""
+        """Remarks needed to compare recorded acceptance with the other rows, one sentence each."""
         recorded = list(
             dict.fromkeys(row["method"] for row, each in zip(self.rows, self.results, strict=True) if each is None)
         )
@@ -70,13 +70,13 @@ class Results:
 
 
 def conditions(asked: ReplayOptions, chosen: Mapping[str, Any], jobs: int, left_out: int) -> dict[str, Any]:
-    """Return how the replay was run.
+    """Return the conditions of the replay.
 
     Args:
         asked: the options.
-        chosen: the settings of drafters, by method.
-        jobs: processes.
-        left_out: rows that could not be used.
+        chosen: settings of drafters, by method.
+        jobs: number of processes.
+        left_out: number of unusable rows.
     """
     return {
         "method_settings": settings_json(chosen),
@@ -96,7 +96,7 @@ def conditions(asked: ReplayOptions, chosen: Mapping[str, Any], jobs: int, left_
 
 
 def sentences(settings: dict[str, Any]) -> list[str]:
-    """Return the same for people."""
+    """Return the conditions as sentences."""
     kept = "kept over the requests of a file" if settings["keep_memory"] else "empty for every request"
     order = "in the file's order" if settings["seed"] is None else f"shuffled by seed {settings['seed']}"
     *maximum, last = map(str, settings["nodes"])
@@ -118,7 +118,7 @@ def sentences(settings: dict[str, Any]) -> list[str]:
 
 
 def show(asked: ReplayOptions, results: Results, settings: dict[str, Any], tokenizer: Any) -> None:
-    """Print the table and write what was asked for."""
+    """Print the table and write the requested files."""
     from speculant.bench.report.replay_table import LEGEND, NAME_COLUMNS, replay_table
     from speculant.cli.env import environment
     from speculant.cli.files import write_json, write_text

@@ -1,4 +1,4 @@
-"""One call of `speculant replay`: checks what is asked for, reads traces, and replays them."""
+"""Runs `speculant replay`: checks the options, reads traces, and replays them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from speculant.bench.replay.runs import Run
     from speculant.sizing.step_cost import StepCost
 
-PEER = "peer:"  # of other projects; see bench/systems/peers.py
+PEER = "peer:"  # prefix of other projects' drafters; see bench/systems/peers.py
 
 
 def run(asked: ReplayOptions) -> int:
-    """Check, read, replay, show.
+    """Check, read, replay and show.
 
     Raises:
         UsageError, FileError: something cannot be replayed, read or written.
@@ -37,7 +37,7 @@ def run(asked: ReplayOptions) -> int:
     from speculant.cli.files import JSON, PAGE, check_result, file_size
 
     for path in [*asked.files, *asked.corpora]:
-        file_size(Path(path))  # fails here, before anything is loaded, if it cannot be read
+        file_size(Path(path))  # fails early if it cannot be read
     base_files = [find_base(name) for name in asked.drafting.base]
     if asked.tokenizer is not None:
         find_tokenizer(asked.tokenizer)
@@ -48,7 +48,7 @@ def run(asked: ReplayOptions) -> int:
     check_result("--html", asked.html, PAGE, [*inputs, asked.json])
     methods = asked.methods
     if asked.drafting.drafter is not None:
-        find_drafter(asked.drafting.drafter)  # modules of this folder are found from now on
+        find_drafter(asked.drafting.drafter)  # makes modules in this folder importable
     if not methods:
         raise UsageError("no method was named. `speculant methods` lists them.")
     for method in methods:
@@ -82,11 +82,11 @@ def run(asked: ReplayOptions) -> int:
 
 
 def step_cost(asked: ReplayOptions) -> StepCost:
-    """Return what a pass costs, for drafts of as many nodes as are asked for.
+    """Return the cost of passes, covering the requested number of nodes.
 
     Raises:
-        FileError: the file holds no curve.
-        UsageError: the curve ends before.
+        FileError: the file has no curve.
+        UsageError: the curve is too short.
     """
     from speculant.sizing.step_cost import read_step_cost
 
@@ -96,10 +96,10 @@ def step_cost(asked: ReplayOptions) -> StepCost:
 
 
 def parse_united_head(asked: ReplayOptions) -> str:
-    """Return the name of the recorded head that methods are to be united with; "" for none.
+    """Return the name of the recorded head to unite methods with; "" for none.
 
     Raises:
-        UsageError: it is not of the form recorded:NAME, or no method can be united with a head.
+        UsageError: it does not have the form recorded:NAME, or no method can be united with a head.
     """
     from speculant.bench.replay.traces import RECORDED
 
@@ -120,7 +120,7 @@ def unitable(method: str) -> bool:
 
 
 def check_recorded(head: str, traces: Sequence[Trace]) -> None:
-    """Check that a file tells of a head's acceptance.
+    """Check that a trace has a head's recorded acceptance.
 
     Raises:
         UsageError: none does.
@@ -134,7 +134,7 @@ def check_recorded(head: str, traces: Sequence[Trace]) -> None:
 
 
 def check_rows(asked: ReplayOptions) -> None:
-    """Check before drafters are loaded that the first rows are token ids, where no tokenizer is named.
+    """Check that the first rows are token ids if no tokenizer is named, before drafters are loaded.
 
     Raises:
         FileError: a file cannot be read.
@@ -147,7 +147,7 @@ def check_rows(asked: ReplayOptions) -> None:
 
 
 def load_named_tokenizer(source: str | None) -> Any:
-    """Return the tokenizer of that name; None for none."""
+    """Load the tokenizer of that name; None for none."""
     if source is None:
         return None
     if not Path(find_tokenizer(source)).is_file():
@@ -161,7 +161,7 @@ def read_traces(asked: ReplayOptions, tokenizer: Any, rejected: Rejected) -> lis
     """Read every file.
 
     Raises:
-        FileError: one cannot be read, or holds no row that can be replayed.
+        FileError: one cannot be read, or has no usable row.
     """
     from speculant.bench.replay.runs import in_order
     from speculant.bench.replay.traces import read_recordings
@@ -224,6 +224,6 @@ def play(runs: Sequence[Run], jobs: int) -> list[ReplayResult]:
 
     with compilation_announced():
         for run in {run.method: run for run in runs}.values():
-            run.build()  # here, so that processes side by side do not compile the same kernels, and silently
+            run.build()  # in this process, so that workers do not all silently compile the same kernels
     with progress("replaying", sum(run.tokens for run in runs), "tokens") as advance:
         return replay_runs(runs, jobs=jobs, advance=advance)

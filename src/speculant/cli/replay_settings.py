@@ -1,4 +1,4 @@
-"""What one call of `speculant replay` asks for."""
+"""The options of `speculant replay`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _FILE = kinds.name(metavar="FILE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What is replayed and how.
+    """What to replay, and how.
 
     Attributes:
         traces: files of recordings.
-        tokenizer: of rows of text.
-        jobs: number of processes; None for as many as there are cores.
-        method: names, with commas between them; None for the default.
+        tokenizer: tokenizer for rows of text.
+        jobs: number of processes; None for the number of cores.
+        method: comma-separated names; None for the default.
         nodes: maximum numbers of tokens per draft.
         chain, tree: shapes of the drafts; neither for trees.
-        unite: "recorded:NAME" of a head that the methods are united with; "" for none.
-        keep_memory: whether memory is kept over the requests of a file.
-        corpora: memories that methods begin with.
-        order, seed, limit: order of the requests, its seed, and how many of each file.
-        step_cost: file of what a target pass costs.
-        by_category: whether the categories of each file are shown.
+        unite: "recorded:NAME" of a head to unite the methods with; "" for none.
+        keep_memory: whether memory is kept across the requests of a file.
+        corpora: memories that methods start with.
+        order, seed, limit: order of the requests, its seed, and maximum number per file.
+        step_cost: file with the cost of target passes.
+        by_category: whether to show the categories of each file.
         json, html: files of the results.
-        drafting: how drafts are made; a group of its own.
+        drafting: option group for drafts.
 
     Raises:
         UsageError: an option would have no effect.
@@ -102,20 +102,20 @@ class ReplayOptions:
 
     @property
     def methods(self) -> list[str]:
-        """The names of the methods, each once, the user's own drafter last."""
+        """The method names, each once, the user's own drafter last."""
         own = self.drafting.drafter
         named = self.method if self.method is not None else DEFAULT_METHOD if own is None else ""
         return list(dict.fromkeys(name.strip() for name in [*named.split(","), own or ""] if name.strip()))
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """The shapes that drafts have."""
+        """The shapes of drafts."""
         return (*(["tree"] if self.tree or not self.chain else []), *(["chain"] if self.chain else []))
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A file's recordings, in the order of replay, under the name that the results give it."""
+    """A file's recordings in replay order, with the file's name in results."""
 
     name: str
     recordings: Sequence[Recording]

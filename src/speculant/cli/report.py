@@ -1,4 +1,4 @@
-"""The end of a `generate` run: a report for people, a record for programs."""
+"""The report and the JSON record at the end of a `generate` run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERRUPTED = "note        interrupted: this is what was generated until then"
 
 @dataclass(slots=True)
 class PromptOutcome:
-    """One prompt, its result, and the runs it was compared with, if any."""
+    """One prompt, its result, and the runs that it was compared with, if any."""
 
     prompt: str | list[Message]
     result: Result
@@ -32,22 +32,22 @@ class PromptOutcome:
 
     @property
     def compared(self) -> Comparison | None:
-        """The comparison, if the runs it needs are complete and gave tokens."""
+        """The comparison, if the required runs are complete and gave tokens."""
         return self.comparison if self.complete and self.comparison is not None and self.comparison.pairs else None
 
     @property
     def speedup(self) -> float | None:
-        """Tokens per second over those of plain decoding by the same loop, the median of the pairs."""
+        """The median ratio of tokens per second to those of plain decoding by the same loop."""
         return None if self.compared is None else self.compared.speedup
 
     @property
     def middle(self) -> tuple[Timed, Timed] | None:
-        """The pair of compared runs, plain and drafted, whose ratio is the median."""
+        """The pair of compared runs, plain and drafted, with the median ratio."""
         return None if self.compared is None else self.compared.middle
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second, of compared runs those of the pair in the middle."""
+        """Tokens per second; for compared runs, those of the median pair."""
         return self.result.stats.tokens_per_second if self.middle is None else self.middle[1].tokens_per_second
 
     @property
@@ -56,7 +56,7 @@ class PromptOutcome:
         return (self.middle and self.middle[1].mat) or self.result.stats.mat
 
     def to_json(self, environment: dict[str, Any]) -> dict[str, Any]:
-        """Return the record of one prompt; times that only one run has are those of the first."""
+        """Return the record of one prompt; times measured only once are from the first run."""
         result, stats, compared = self.result, self.result.stats, self.compared
         reference = compared and compared.reference
         pairs, ratios = (compared.pairs, compared.ratios) if compared is not None else ([], [])
@@ -90,7 +90,7 @@ class PromptOutcome:
         }
 
     def block(self, *, verbose: bool = False) -> str:
-        """Return the report, most important first."""
+        """Return the report, most important lines first."""
         stats = self.result.stats
         lines = (
             [format_speed(stats.tokens, stats.seconds)] if self.compared is None else format_comparison(self.compared)
@@ -103,7 +103,7 @@ class PromptOutcome:
         return "\n".join(lines + format_notes([stats]))
 
     def line(self) -> str:
-        """Return the same in a line, for one of many prompts."""
+        """Return the report in one line, for one of many prompts."""
         stats = self.result.stats
         parts = [f"{self.tokens_per_second:.1f} tokens/s"]
         if self.compared is not None:
@@ -115,7 +115,7 @@ class PromptOutcome:
 
 
 def format_comparison(compared: Comparison) -> list[str]:
-    """Return the speeds with drafts and without, the speed-up, all of the same runs, and identity."""
+    """Return the speeds with and without drafts, the speed-up (all from the same runs), and identity."""
     ratios, tokens = compared.ratios, len(compared.drafted[0].ids)
     plain, drafted = ([pair[which].tokens_per_second for pair in compared.pairs] for which in (0, 1))
     lines = [
@@ -138,7 +138,7 @@ def format_comparison(compared: Comparison) -> list[str]:
 
 
 def identity(compared: Comparison) -> str:
-    """Return whether the tokens are those of the other ways of decoding."""
+    """Return whether the tokens equal those of the other ways of decoding."""
     if not compared.exact:
         return "not compared: this acceptance rule keeps the distribution of tokens at most, not the tokens of a seed"
     different = compared.differences()
@@ -148,7 +148,7 @@ def identity(compared: Comparison) -> str:
 
 
 def totals(outcomes: Sequence[PromptOutcome], seconds: float | None = None) -> str:
-    """Return the report over many prompts; speeds are of all tokens over all seconds, which a batch's overlap."""
+    """Return the report over many prompts; speeds are total tokens over total seconds, `seconds` in a batch."""
     stats = [outcome.result.stats for outcome in outcomes]
     tokens, rounds = sum(each.tokens for each in stats), sum(each.rounds for each in stats)
     compared = [outcome.compared for outcome in outcomes if outcome.compared is not None]
@@ -166,7 +166,7 @@ def totals(outcomes: Sequence[PromptOutcome], seconds: float | None = None) -> s
 
 
 def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
-    """Return speeds, speed-up and identity over many prompts, each by its pair in the middle."""
+    """Return speeds, speed-up and identity over many prompts, using each one's median pair."""
     tokens, plain, drafted = overall(compared)
     ratios = [each.speedup for each in compared if each.speedup is not None]
     same = [each.identical for each in compared if each.identical is not None]
@@ -191,12 +191,12 @@ def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list
 
 
 def span(values: Sequence[float]) -> list[float] | None:
-    """Return the least and the most; None of nothing."""
+    """Return the minimum and maximum; None if empty."""
     return [min(values), max(values)] if values else None
 
 
 def _format_value(values: Sequence[float], place: int, *, digits: int = 1, unit: str = "") -> str:
-    """Return one of the values, with the least and the most if there are several."""
+    """Return one of the values, with the minimum and maximum if there are several."""
     low, shown, high = (f"{each:.{digits}f}{unit}" for each in (min(values), values[place], max(values)))
     return shown if len(values) == 1 else f"{shown} ({low} to {high})"
 

@@ -79,7 +79,7 @@ def serve(
         Take(ModelOptions, arguments={"model": "MODEL"}),
     ],
 ) -> int:
-    """Load the model, and serve it until a signal comes."""
+    """Load the model, and serve it until a signal is received."""
     check_packages(("fastapi", "uvicorn", "dotenv", "prometheus_client"), what="`speculant serve`", extra="serve")
     if parameters:
         from speculant.serving.parameters import parameter_table
@@ -90,7 +90,7 @@ def serve(
 
     loading, drafting, serving = load_settings(flags, config=config)
     if serving.memory_scope == "key" and not (drafting.method or drafting.head or drafting.drafter):
-        # A head that comes with the model would unite with one memory for all.
+        # A head that comes with the model would be united with one memory for all.
         drafting = replace(drafting, method=DEFAULT_METHOD)
     return _serve(loading, drafting, serving, served_name)
 
@@ -146,7 +146,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
                 loaded, serving, name=name, address=url(bound), speed=speed, keys=keys, keeps=keeps, unused=unused
             )
             server = make_server(app, serving, lambda: say(screen), app.state.reloader.start)
-            gc.freeze()  # the model's objects stay; a body of many values must not have them looked through each time
+            gc.freeze()  # exempts the model's objects from garbage collection, which large bodies trigger
             server.run(sockets=[bound])
         finally:
             loaded.speculator.close()
@@ -154,10 +154,10 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
 
 
 def check_kept(named: Method | None, drafting: DraftingOptions, serving: ServingOptions) -> None:
-    """Check before a model is loaded that the named method has the memory that is kept, and that a corpus is one.
+    """Check before loading a model that the named method has a memory to keep, and that the corpus is valid.
 
     Raises:
-        UnsupportedError: it keeps none.
+        UnsupportedError: the method has no memory.
         FileError, MemoryFileError: the corpus cannot be used.
     """
     given = serving.memory is not None or serving.corpus is not None
@@ -170,7 +170,7 @@ def check_kept(named: Method | None, drafting: DraftingOptions, serving: Serving
 
 
 def check_memories(serving: ServingOptions) -> None:
-    """Check before a model is loaded that the files of memories, where there are any, are whole.
+    """Check before loading a model that existing memory files are intact.
 
     Raises:
         FileError, MemoryFileError: one is not.

@@ -28,7 +28,7 @@ class Setting:
         name: what users type.
         kind: its type.
         default: its value if it is not set.
-        description: from the dataclass's docstring; empty if it has none there.
+        description: from the dataclass's docstring; empty if it has none.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Setting:
 def settings_of(method: Method) -> list[Setting]:
     """Return the settings of a method, in the order of its dataclass.
 
-    Importing the dataclass takes numba, and with it half a second.
+    Importing the dataclass imports numba, which takes half a second.
     """
     cls = method.settings_class()
     if cls is None:
         return []
     hints, texts = get_type_hints(cls), dict[str, str]()
-    for each in reversed(cls.__mro__):  # settings that a class inherits are described where they are defined
+    for each in reversed(cls.__mro__):  # inherited settings are described where they are defined
         texts |= parse_attributes((each.__doc__ and inspect.getdoc(each)) or "")
     return [Setting(each.name, hints[each.name], each.default, texts.get(each.name, "")) for each in fields(cls)]
 
@@ -55,7 +55,7 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
     """Return a method's settings with the given "name=value" changed; None if none are given.
 
     Raises:
-        UsageError: there is no such setting, or the value is of another type or out of bounds.
+        UsageError: there is no such setting, or the value has the wrong type or is out of range.
     """
     if not given:
         return None
@@ -79,14 +79,14 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
 
 
 def build_settings_by_method(methods: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of those of several methods that have some set.
+    """Return the settings of methods for which some are given.
 
     Args:
-        methods: names; those that are not in the registry have no settings.
-        given: each "name=value" for the one method that has such a setting, or "method.name=value".
+        methods: names; unregistered ones have no settings.
+        given: "name=value" for the only method with this setting, or "method.name=value".
 
     Raises:
-        UsageError: as of `build_settings`, or a setting's method is not known.
+        UsageError: see `build_settings`; or a setting's method is unknown.
     """
     own = {name: find_method(name) for name in methods if name in METHODS or is_own(name)}
     by_method: dict[str, list[str]] = {}
@@ -102,7 +102,7 @@ def settings_json(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def settings_sentences(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the same for people, a sentence for each method."""
+    """Return the settings as sentences, one for each method."""
     return [
         f"Settings of {name}: {', '.join(f'{key}={value}' for key, value in each.items())}."
         for name, each in settings.items()
@@ -110,7 +110,7 @@ def settings_sentences(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _split_method(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
-    """Return the method that a setting is for, and the setting without the method's name."""
+    """Return the method of a setting, and the setting without the method's name."""
     before, _, value = given.partition("=")
     method, dot, name = before.strip().rpartition(".")
     if dot:
@@ -132,11 +132,11 @@ def _split_method(methods: Mapping[str, Method], given: str) -> tuple[str, str]:
             f"none of the methods {', '.join(methods)} has a setting '{name}'. `speculant methods NAME` lists those "
             "of a method."
         )
-    return drafting[0], given  # refused there, with the nearest name
+    return drafting[0], given  # refused later, with the most similar name
 
 
 def describe_unknown_setting(method: Method, name: str, known: Sequence[str]) -> str:
-    """Return the message about a setting that a method does not have."""
+    """Return the error message for an unknown setting of a method."""
     if not known:
         return f"the method '{method.name}' has no settings; leave out --set."
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -145,10 +145,10 @@ def describe_unknown_setting(method: Method, name: str, known: Sequence[str]) ->
 
 
 def parse(setting: Setting, text: str) -> Any:
-    """Return the value that a text stands for.
+    """Parse a value from text.
 
     Raises:
-        UsageError: it is none of the setting's type.
+        UsageError: it is not a value of the setting's type.
     """
     choices = alternatives(setting.kind)
     if type(None) in choices and text.lower() == "none":
@@ -166,7 +166,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def describe_type(kind: Any) -> str:
-    """Return what values of a type are."""
+    """Return a description of a type's values."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
     return " or ".join(words.get(each, "a tuple such as its default") for each in alternatives(kind))
 
@@ -194,7 +194,7 @@ def _parse(kind: Any, text: str) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Return whether a literal is of a type made of tuples and plain types."""
+    """Return whether a literal has a type made of tuples and plain types."""
     if get_origin(kind) is not tuple:
         return isinstance(kind, type) and type(value) is kind
     if not isinstance(value, tuple):

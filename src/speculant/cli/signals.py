@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does: what was generated and learned until then is written first."""
+"""Lets SIGTERM end a command like Ctrl-C: what was generated and learned until then is written first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end."""
+    """The process received SIGTERM."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` in the main thread at the first SIGTERM in here; a second one ends the process at once."""
+    """Raise `Terminated` in the main thread at the first SIGTERM; a second one ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

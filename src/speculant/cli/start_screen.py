@@ -1,4 +1,4 @@
-"""What `speculant serve` shows once requests are accepted: one screen, a line for each thing to know."""
+"""The start screen of `speculant serve`, shown once requests are accepted: one line per fact."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def start_screen(
     """Return the screen.
 
     Args:
-        loaded: what decodes.
+        loaded: the loaded speculator.
         serving: the server's options.
-        name: what clients call the model.
-        address: where it is served.
-        speed: what was measured; None if nothing was.
-        keys: how many API keys are in force.
+        name: the model's name for clients.
+        address: address of the server.
+        speed: measured speed; None if not measured.
+        keys: number of active API keys.
         keeps: whether the method keeps a memory.
-        unused: files of memories that could not be used.
+        unused: memory files that could not be used.
     """
     lines = {
         "serving": f"{name} on {address}",

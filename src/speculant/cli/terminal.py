@@ -1,4 +1,4 @@
-"""What is shown beside the result: messages, status lines and progress bars, all on standard error."""
+"""Messages, status lines and progress bars, all on standard error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from speculant.cli.bars import Bar
 
 ERASE_LINE = "\r\033[K"
-STEADY = 10.0  # seconds of work after the first unit, from which on the time left can be told
+STEADY = 10.0  # seconds of work after the first unit before the time left is estimated
 
 
 class Advance(Protocol):
-    """Takes how many more units are done."""
+    """Receives the number of further units done."""
 
     def __call__(self, units: int = 1, /) -> object: ...
 
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 def takes_color(stream: TextIO) -> bool:
-    """Return whether a stream takes colours: terminals do unless NO_COLOR is set; FORCE_COLOR forces them."""
+    """Return whether a stream supports colours: terminals do unless NO_COLOR is set; FORCE_COLOR forces them."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -41,7 +41,7 @@ def takes_color(stream: TextIO) -> bool:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show what is being waited for: a status line on a terminal until it is done; in a log, lines if it takes long."""
+    """Show what is being waited for: a status line on a terminal; in a log, lines if it takes long."""
     if not sys.stderr.isatty():
         with heartbeat(lambda seconds: f"{what}, {duration(seconds)} so far ..."):
             yield
@@ -55,10 +55,10 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def importing(what: str) -> Iterator[None]:
-    """Import large packages, and say so at once: no other thread can, while a library is being mapped.
+    """Import large packages with an immediate notice: no other thread can print it while a library is being mapped.
 
-    Nothing is said where they have been imported. Meanwhile no garbage is collected, a tenth of the time: what is
-    imported is never garbage, until the process ends (`main`).
+    Nothing is printed if they are already imported. Garbage collection is disabled meanwhile, which saves a tenth of
+    the time: imports never become garbage before the process ends (`main`).
     """
     if ("torch" in sys.modules and "transformers" in sys.modules) or not gc.isenabled():
         yield
@@ -80,12 +80,12 @@ def progress(what: str, total: int | None, unit: str, *, done: int = 0) -> Itera
 
     Args:
         what: what is being done.
-        total: how many units that takes; None if that is not known.
-        unit: "bytes", or the plural of what is counted.
-        done: how many of them an earlier run has done.
+        total: total number of units; None if unknown.
+        unit: "bytes", or the plural of the units.
+        done: number of units that an earlier run completed.
 
     Yields:
-        A function that takes how many more units are done.
+        A function to call with the number of further units done.
     """
     if not sys.stderr.isatty():
         pace = Pace(total, found=done)
@@ -100,23 +100,23 @@ def progress(what: str, total: int | None, unit: str, *, done: int = 0) -> Itera
 
 
 class Pace:
-    """Estimates the time left from the time that the first units took.
+    """Estimates the time left from the pace so far.
 
     Attributes:
-        total, done: units in all, None if that is not known, and so far.
+        total, done: number of units in all (None if unknown) and so far.
     """
 
     def __init__(self, total: int | None, *, found: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the clock.
 
         Args:
-            total: units in all; None if that is not known.
-            found: of them, those an earlier run completed; they take no time.
+            total: total number of units; None if unknown.
+            found: number of units that an earlier run completed, which take no time.
             clock: returns seconds.
         """
         self.total, self.done = total, found
         self._found, self._clock, self._begin = found, clock, clock()
-        self._first: tuple[int, float] | None = None  # units done with the first call, and when
+        self._first: tuple[int, float] | None = None  # units done in the first call, and its time
 
     def advance(self, units: int = 1, /) -> None:
         """Count units."""
@@ -131,10 +131,10 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until the end; None where the total is not known, or too little is done to tell.
+        """Estimated seconds until the end; None if the total is unknown, or too little is done.
 
-        What comes before the first unit, such as compiling, is left out where others have followed: a tenth of all
-        units, or units for `STEADY` seconds, are the pace.
+        Work before the first unit, such as compiling, is excluded once enough units have followed: a tenth of all
+            units, or units for `STEADY` seconds, determine the pace.
         """
         if self.total is None or self._first is None or self.done <= self._found:
             return None
@@ -145,10 +145,10 @@ class Pace:
         return left * steady / (self.done - first) if self.done > first else left * self.seconds / measured
 
     def line(self, unit: str) -> str:
-        """Return how far it is, in words.
+        """Return the progress as text.
 
         Args:
-            unit: "bytes", or the plural of what is counted.
+            unit: "bytes", or the plural of the units.
         """
         done, total = (f"{n / 1e6:,.1f} MB" if unit == "bytes" else f"{n:,}" for n in (self.done, self.total or 0))
         counted_unit = unit.removesuffix("s") if (self.total or self.done) == 1 else unit
@@ -158,7 +158,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words, in its two largest units at most."""
+    """Return a duration as text, in at most its two largest units."""
     whole = max(0, round(seconds))
     if whole < 90:
         return count_noun(whole, "second")
@@ -175,11 +175,11 @@ def count_noun(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def print_table(lines: Sequence[Sequence[str]], *, names: int = 1) -> None:
-    """Print a table to standard output, as wide as it needs to be.
+    """Print a table to standard output, at its natural width.
 
     Args:
         lines: the headings, then the rows.
-        names: how many columns of words stand to the left; numbers are aligned to the right.
+        names: number of text columns on the left; numbers are right-aligned.
     """
     from rich.console import Console
     from rich.table import Table
@@ -195,7 +195,7 @@ def print_table(lines: Sequence[Sequence[str]], *, names: int = 1) -> None:
 
 
 def print_rendered(console: Any, renderable: Any) -> None:
-    """Print what rich renders, without spaces at the ends of lines."""
+    """Print a rich renderable without trailing spaces."""
     with console.capture() as captured:
         console.print(renderable)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)

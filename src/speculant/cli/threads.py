@@ -1,4 +1,4 @@
-"""The number of CPU threads: passes of small models take microseconds, which waking threads would multiply."""
+"""The number of CPU threads: passes of small models take microseconds, less than waking up threads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def set_threads(model: Any, asked: int | None) -> str:
 
     Args:
         model: a loaded model.
-        asked: the number; None for one that fits the model, unless the environment names one.
+        asked: the requested number; None for one that suits the model, unless the environment sets one.
 
     Returns:
-        How many there are and why.
+        A description of the number and its reason.
     """
     import torch
 
@@ -39,5 +39,5 @@ def set_threads(model: Any, asked: int | None) -> str:
 
 
 def threads_for(parameters: int, maximum: int) -> int:
-    """Return how many threads a model of so many parameters uses."""
+    """Return the number of threads for a model with `parameters` weights."""
     return min(maximum, max(1, parameters // PARAMETERS_PER_THREAD))

@@ -1,4 +1,4 @@
-"""`speculant train data`: let a model write the texts that its heads are trained on."""
+"""`speculant train data`: lets a model write the texts for training its heads."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ speculant train data --model your/model --prompts chats.jsonl --out texts
 speculant train data --model your/model --prompts books.txt --opening 6-24 --texts 5000 --out texts
 """
 MIX = "mix"
-MAX_ROWS = 64  # of a shard, unless --rows names another number
+MAX_ROWS = 64  # rows per shard, unless --rows is given
 
 
 class DataCommand(Command):
-    """The command, whose --prompts takes all files up to the next option."""
+    """The command, with --prompts taking all files up to the next option."""
 
     lists = ("--prompts",)
 
@@ -88,7 +88,7 @@ def data(
     *,
     model: Annotated[ModelOptions, Take(without=("fast",))],
 ) -> int:
-    """Read the prompts, write the shards."""
+    """Read the prompts and write the shards."""
     from speculant.cli.loading import check_named, load, model_name, model_title
     from speculant.cli.prompts import read_prompts
     from speculant.cli.terminal import count_noun, importing, progress, say
@@ -140,7 +140,7 @@ def data(
 
 
 def rows_of_shards(out: Path, texts: int) -> int:
-    """Return how many texts a shard gets: as an earlier run's have, or so that few more are written than asked for.
+    """Return the texts per shard: as in an earlier run, or a number that limits the excess over the requested texts.
 
     Raises:
         FileError: the manifest of an earlier run cannot be read.
@@ -154,7 +154,7 @@ def rows_of_shards(out: Path, texts: int) -> int:
 
 
 def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
-    """Return prompts as token ids; chats in the model's template, of several turns the first one.
+    """Return prompts as token ids; chats in the model's template, of several turns only the first.
 
     Raises:
         UsageError: the model has no tokenizer, or no template for chats.
@@ -179,10 +179,10 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) 
 
 
 def parse_temperatures(text: str) -> tuple[tuple[float, float], ...]:
-    """Return shares and temperatures of an option.
+    """Parse an option's shares and temperatures.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it is not valid.
     """
     from speculant.training.writing import MIX as SHARES
 
@@ -200,10 +200,10 @@ def parse_temperatures(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def parse_opening(text: str | None) -> tuple[int, int] | None:
-    """Return the least and the largest length of an option.
+    """Parse an option's minimum and maximum length.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it is not valid.
     """
     if text is None:
         return None

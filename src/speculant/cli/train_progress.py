@@ -1,4 +1,4 @@
-"""How far a training is: a bar on a terminal, lines elsewhere, a line for every measurement on both."""
+"""Shows the progress of a training: a bar on a terminal, lines elsewhere, and a line for every measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_training(settings: TrainSettings) -> Iterator[Callable[[Progress], None
     """Show the progress of a training.
 
     Yields:
-        A function that takes it.
+        A function to call with the progress.
     """
     if not sys.stderr.isatty():
         latest = "preparing the texts"
@@ -54,7 +54,7 @@ def show_training(settings: TrainSettings) -> Iterator[Callable[[Progress], None
 
 
 def line(now: Progress, settings: TrainSettings) -> str:
-    """Return the progress in a line."""
+    """Return the progress as one line."""
     total = f" of {settings.steps}" if settings.steps else ""
     parts = [f"step {now.step}{total}", loss_by_depth(now)]
     if now.acceptance is not None:
@@ -68,6 +68,6 @@ def line(now: Progress, settings: TrainSettings) -> str:
 
 
 def loss_by_depth(now: Progress) -> str:
-    """Return the losses, one for each depth of a draft; a dash where none was trained since the last measurement."""
+    """Return the losses by draft depth; a dash if none was trained since the last measurement."""
     named = "loss" if len(now.losses) == 1 else f"loss at depths 1 to {len(now.losses)}:"
     return " ".join([named, *(f"{loss:.3f}" if loss else "-" for loss in now.losses)])

@@ -48,7 +48,7 @@ def transcribe(
     drafting: Annotated[DraftingOptions, Take(without=("head", "draft_model", "draft_dtype", "draft_device"))],
     model: ModelOptions,
 ) -> int:
-    """Check, load, transcribe."""
+    """Check the options, load the model, transcribe."""
     from speculant.api.transcription import TASKS, read_sound
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.loading import check_drafting, check_named, load_speculator

@@ -1,4 +1,4 @@
-"""`speculant tune`: measure what a target pass costs here, for sizing to begin with."""
+"""`speculant tune`: measures the cost of target passes on this machine, as the starting point of sizing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tune(
     *,
     model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
 ) -> int:
-    """Measure, print, keep."""
+    """Measure, print and store the cost."""
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
     from speculant.cli.loading import load
@@ -82,7 +82,7 @@ def tune(
 
 
 def table(curve: dict[str, Any]) -> str:
-    """Return milliseconds of a pass by nodes, a column for each length of text, and what they cost in plain passes."""
+    """Return the milliseconds per pass by nodes, with a column for each text length, and the cost in plain passes."""
     columns = curve["by_prefix"]
     lines = ["nodes" + "".join(f"{'after {} tokens'.format(column['prefix']):>24}" for column in columns)]
     for i, nodes in enumerate(curve["nodes"]):

@@ -1,4 +1,4 @@
-"""`speculant tune-layers`: search the layers that the method `layer-skip` should leave out."""
+"""`speculant tune-layers`: searches for the layers that the method `layer-skip` should skip."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tune_layers(
     *,
     model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
 ) -> int:
-    """Search and print."""
+    """Search and print the result."""
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
     from speculant.cli.loading import check_named, load

@@ -1,1 +1,1 @@
-"""Training of heads and draft models on what their target writes."""
+"""Training of heads and draft models on text written by their target."""

@@ -1,4 +1,4 @@
-"""The model card of what was trained."""
+"""The model card of a training result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def model_card(kind: TrainingKind, record: dict[str, Any]) -> str:
 
 
 def _head_intro(kind: TrainingKind, record: dict[str, Any]) -> str:
-    """Return what a head is, and how it is used."""
+    """Describe a head and its use."""
     target = record["target"]
     return f"""---
 library_name: speculant
@@ -34,7 +34,7 @@ speculant generate "..." --model {target["source"]} --head THIS_FOLDER
 
 
 def _draft_model_intro(record: dict[str, Any]) -> str:
-    """Return what a draft model is, and how it is used by libraries that draft with one."""
+    """Describe a draft model and its use in libraries for assisted decoding."""
     target = record["target"]
     return f"""---
 library_name: transformers
@@ -58,7 +58,7 @@ With transformers: `target.generate(..., assistant_model=AutoModelForCausalLM.fr
 
 
 def _draft_model_rows(record: dict[str, Any]) -> str:
-    """Return the rows of the table that only draft models have."""
+    """Return the table rows specific to draft models."""
     start, settings = record["start"], record["settings"]
     options = ", ".join(f"{name}={value}" for name, value in start.get("options", {}).items())
     shape = ", ".join(filter(None, (f"the shape of {start['like']}" if "like" in start else "", options)))
@@ -75,7 +75,7 @@ def _draft_model_rows(record: dict[str, Any]) -> str:
 
 
 def _figures(kind: TrainingKind, record: dict[str, Any]) -> str:
-    """Return how it was trained, and what it gains."""
+    """Return the training details and the gains."""
     target, settings, best = record["target"], record["settings"], record["best"]
     weight = f" + {settings['feature_weight']:g} of the distance of hidden states" if settings["feature_weight"] else ""
     depths = f", {settings['depth']} depths, weights {settings['decay']:g}^(depth - 1)" if not kind.draft_model else ""

@@ -1,6 +1,6 @@
-"""The state of an unfinished training, in one file, written aside and renamed: it is whole whatever interrupts it.
+"""The state of an unfinished training in one file, replaced atomically, so that it is complete after any interrupt.
 
-PyTorch is imported where a state is read or written: commands look for one before.
+PyTorch is imported only when a state is read or written: commands look for a state first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER, STATE = ".training", "state.pt"
 
 
 def state_file(out: Path) -> Path:
-    """Return where the state of a training into a folder is kept."""
+    """Return the path of the state of a training into a folder."""
     return out / FOLDER / STATE
 
 
@@ -35,7 +35,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except (OSError, RuntimeError) as error:  # torch raises the latter where a disk is full
+    except (OSError, RuntimeError) as error:  # torch raises the latter if the disk is full
         aside.unlink(missing_ok=True)
         raise FileError(
             f"the state of the training cannot be written to {path}: {error}. Make room, then go on with --resume."

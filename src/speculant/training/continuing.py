@@ -1,4 +1,4 @@
-"""Many prompts continued at once by a transformers model, in a batch from which texts that have ended are removed."""
+"""Continues many prompts at once with a transformers model, removing finished texts from the batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from transformers import DynamicCache
 
 from speculant.training.texts import Texts, from_parts
 
-COMPACT_EVERY = 8  # passes between removals of texts that have ended
+COMPACT_EVERY = 8  # passes between removals of finished texts
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids to continue, and the temperature, 0 for greedily."""
+    """Token ids to continue, and the temperature; 0 for greedy decoding."""
 
     ids: list[int]
     temperature: float
@@ -29,10 +29,10 @@ def continue_texts(model: Any, prompts: Sequence[TokenPrompt], *, new_tokens: in
     """Return the texts, prompts included.
 
     Args:
-        model: a causal LM of transformers.
-        prompts: none of them empty; of like length, since shorter ones are padded.
-        new_tokens: of a text, at most, and no more than the model has positions for.
-        seed: of sampling.
+        model: a transformers causal LM.
+        prompts: non-empty prompts of similar length, since shorter ones are padded.
+        new_tokens: maximum new tokens per text, within the model's positions.
+        seed: seed of sampling.
     """
     longest = max(len(prompt.ids) for prompt in prompts)
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -48,7 +48,7 @@ def continue_texts(model: Any, prompts: Sequence[TokenPrompt], *, new_tokens: in
 def _run(
     model: Any, prompts: Sequence[TokenPrompt], longest: int, end: int, generator: torch.Generator
 ) -> tuple[Any, list[int]]:
-    """Return the ids [rows, end], padded in front, and where each text ends."""
+    """Return the ids [rows, end], left-padded, and the end of each text."""
     device = model.device
     ids = torch.zeros(len(prompts), end, dtype=torch.long, device=device)
     mask = torch.zeros_like(ids)
@@ -74,7 +74,7 @@ def _run(
         ).logits
         ids[active, place] = _choose(logits[:, -1].float(), temperatures[active], generator)
         ended = active[torch.isin(ids[active, place], ending)]
-        ends[ended] = ends[ended].clamp(max=place + 1)  # rows go on until they are removed, and may end again
+        ends[ended] = ends[ended].clamp(max=place + 1)  # rows continue until they are removed, and may end again
         start = place
         if place % COMPACT_EVERY == 0:
             left = (ends[active] > place + 1).nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""How many drafted tokens a head would have accepted on held-out texts."""
+"""Measures how many drafted tokens of a head would have been accepted on held-out texts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from speculant.training.features import Features
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a head gains after the anchors of held-out texts, in chains as deep as was measured.
+    """The acceptance of a head after the anchors of held-out texts, in chains of the measured depth.
 
     Attributes:
-        agreement: by depth, the share of anchors where the head's most probable token is the target's.
-        overlap: by depth, 1 - TVD: the probability that speculative sampling at temperature 1 accepts.
-        greedy: tokens of a round of greedy decoding with such a chain, the bonus token included; 1 + the mean number
-            of depths that agree before the first that does not.
+        agreement: by depth, the share of anchors at which the head's most probable token is the target's.
+        overlap: by depth, 1 - TVD: the acceptance probability of speculative sampling at temperature 1.
+        greedy: tokens per round of greedy decoding with such a chain, including the bonus token: 1 + the mean number of
+            depths that agree before the first that does not.
         sampled: likewise at temperature 1, from the overlaps.
-        anchors: how many were measured.
+        anchors: number of measured anchors.
     """
 
     agreement: tuple[float, ...]
@@ -35,16 +35,15 @@ class Acceptance:
     anchors: int
 
     def record(self) -> dict[str, Any]:
-        """Return it for a JSON file."""
+        """Return the figures for a JSON file."""
         return asdict(self)
 
 
 @torch.no_grad()
 def measure_acceptance(recipe: Recipe, features: Features, target: TargetParts) -> Acceptance:
-    """Return the acceptance at depths 1 to the recipe's, on all groups of features.
+    """Measure the acceptance at depths 1 to the recipe's, on all groups of features.
 
-    Deeper tokens are drafted as if those before them had been drafted as the text has them, so texts that were sampled
-    make `greedy` an estimate.
+    Deeper tokens are drafted as if the previous drafts matched the text, so `greedy` is an estimate for sampled texts.
 
     Raises:
         UsageError: there are no anchors: the draft models trained before leave nothing to learn.
@@ -79,7 +78,7 @@ def _compare(
         p, q = wanted.float().softmax(-1), output.logits.float().softmax(-1)
         chosen = q.argmax(-1)
         best = p.argmax(-1)
-        if ids is not None:  # tokens that the head lacks are the target's all the same
+        if ids is not None:  # the target keeps the probability of tokens that the head lacks
             chosen, p = ids[chosen], p[:, ids]
         yield (chosen == best).float(), torch.minimum(p, q).sum(-1)
 

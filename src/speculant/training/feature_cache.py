@@ -18,23 +18,23 @@ STATES, FILLED, ABOUT = "states.f16", "filled.npy", "about.json"
 
 
 class FeatureCache:
-    """The states of the first groups that fit, each written when it is first needed.
+    """The states of the first groups that fit, each written when first needed.
 
-    Which groups are kept depends on the limit alone, and what is kept is rounded to float16 whether it was just
-    computed or is read again, so training gives the same result with a cache that is empty, full or half full.
+    Which groups are kept depends only on the limit, and kept states are rounded to float16 whether just computed or
+    read again, so training gives the same result with an empty, full or partly filled cache.
     """
 
     def __init__(
         self, folder: Path, *, rows: Sequence[int], shape: tuple[int, int], limit: int, about: dict[str, Any]
     ) -> None:
-        """Open a cache, or begin one.
+        """Open or create a cache.
 
         Args:
-            folder: of the cache alone.
-            rows: tokens of each group.
+            folder: a folder for the cache alone.
+            rows: number of tokens in each group.
             shape: L' and D of a token's states.
-            limit: bytes that it may take.
-            about: what the states are of; those of something else are replaced.
+            limit: maximum bytes.
+            about: description of the states; a cache with another description is replaced.
 
         Raises:
             FileError: it cannot be written.
@@ -49,27 +49,27 @@ class FeatureCache:
             self._open(about)
 
     def __len__(self) -> int:
-        """How many groups it has room for."""
+        """The number of groups that fit."""
         return self._held
 
     @property
     def bytes(self) -> int:
-        """How much room it takes."""
+        """The size of the cache in bytes."""
         return int(self._starts[self._held]) * self._width * 2
 
     def holds(self, group: int) -> bool:
-        """Whether there is room for a group."""
+        """Return whether there is space for a group."""
         return group < self._held
 
     def filled(self, group: int) -> bool:
-        """Whether a group's states are there."""
+        """Return whether a group's states are stored."""
         return bool(self._filled[group])
 
     def put(self, group: int, states: Tensor) -> None:
         """Write the states [tokens, L', D] of a group.
 
         Raises:
-            UnsupportedError: they are beyond float16.
+            UnsupportedError: they exceed the range of float16.
         """
         half = states.detach().to("cpu", torch.float16)
         if not bool(half.isfinite().all()):
@@ -88,7 +88,7 @@ class FeatureCache:
         return found.view(len(found), *self._shape)
 
     def flush(self) -> None:
-        """Let what was written survive a crash of the machine: states first, then the note that they are there."""
+        """Flush to disk: states first, then the note that they are there."""
         if not self._held:
             return
         self._states.flush()

@@ -1,4 +1,4 @@
-"""The target's hidden states of groups of texts: computed when they are needed, or kept on disk up to a limit."""
+"""The target's hidden states of groups of texts: computed on demand, or kept on disk up to a limit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Features:
     """Batches of groups of texts, with the target's states.
 
     Attributes:
-        groups: of texts.
+        groups: groups of texts.
         layers: the decoder layers whose output is stored, ascending.
-        cache: where states are kept; None to compute them every time.
-        stored: reads the states of texts that have files of them; None if none has.
+        cache: cache of states; None to compute them every time.
+        stored: reads states of texts that have state files; None if none has.
     """
 
     def __init__(self, model: Any, target: HFTargetParts, groups: Groups, taps: tuple[int, ...]) -> None:
@@ -40,8 +40,8 @@ class Features:
         Args:
             model: the target.
             target: its parts.
-            groups: of texts.
-            taps: the decoder layers whose output the head reads, as `Head.taps`.
+            groups: groups of texts.
+            taps: the decoder layers whose output the head reads, see `Head.taps`.
 
         Raises:
             UnsupportedError: the target's decoder layers cannot be found.
@@ -66,7 +66,7 @@ class Features:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """L' and D of what is stored."""
+        """L' and D of the stored states."""
         return len(self.layers), self._target.hidden_size
 
     def batch(self, group: int, anchors: Int64) -> TrainBatch:
@@ -89,21 +89,21 @@ class Features:
         )
 
     def training_batch(self, number: int) -> TrainBatch:
-        """Return the batch that is trained on as the n-th, counted over all epochs and processes."""
+        """Return the n-th training batch, counted over all epochs and processes."""
         group = self.groups.at(number)
         return self.batch(group, self.groups.anchors(group, TRAINING, number))
 
     def held_out_batch(self, group: int) -> TrainBatch:
-        """Return a group with the anchors that acceptance is measured at, the same each time."""
+        """Return a group with the anchors for measuring acceptance, the same each time."""
         return self.batch(group, self.groups.anchors(group, HELD_OUT, group))
 
     def flush(self) -> None:
-        """Let cached states survive a crash of the machine."""
+        """Flush cached states to disk."""
         if self.cache is not None:
             self.cache.flush()
 
     def _states(self, group: int, ids: Tensor, lengths: Int64) -> Tensor:
-        """Return the outputs [B, T, L', D] of the stored layers; rows of padding are of no meaning."""
+        """Return the outputs [B, T, L', D] of the stored layers; padding rows are undefined."""
         cache = self.cache
         if cache is None or not cache.holds(group):
             return self._found(group, ids, lengths)
@@ -112,11 +112,11 @@ class Features:
         if not cache.filled(group):
             cache.put(group, self._found(group, ids, lengths)[mask.to(self._device)])
         found = torch.zeros(*ids.shape, len(self.layers), self._target.hidden_size, dtype=self._model.dtype)
-        found[mask] = cache.get(group).to(found.dtype)  # rounded the first time too, so that all times are alike
+        found[mask] = cache.get(group).to(found.dtype)  # rounded even the first time, so that every epoch is the same
         return found.to(self._device)
 
     def _found(self, group: int, ids: Tensor, lengths: Int64) -> Tensor:
-        """Return the outputs [B, T, L', D] of the stored layers, read where they are on disk."""
+        """Return the outputs [B, T, L', D] of the stored layers, from disk where available."""
         stored = self.stored
         if stored is None:
             return self._compute(ids)
@@ -135,7 +135,7 @@ class Features:
         return self._compute(ids[None].to(self._device), range(len(self._place)))[0]
 
     def _compute(self, ids: Tensor, layers: Sequence[int] | None = None) -> Tensor:
-        """Return the outputs [B, T, L', D] of layers, by default of the stored ones."""
+        """Compute the outputs [B, T, L', D] of layers, by default the stored ones."""
         layers = self.layers if layers is None else layers
         found: dict[int, Tensor] = {}
 
@@ -162,25 +162,25 @@ def head_features(
     depth: int,
     _before: Sequence[Any] = (),
 ) -> Features:
-    """Return the batches of texts for a head.
+    """Return batches of texts for training a head.
 
     Args:
         model: the target.
         target: its parts.
-        texts: long enough, see `usable`.
-        head: to be trained; it names the layers that it taps.
-        settings: of the training.
-        depth: the deepest that is trained or measured.
-        _before: of draft models alone.
+        texts: texts of sufficient length, see `usable`.
+        head: the head to train, which names the layers that it taps.
+        settings: training settings.
+        depth: maximum depth to train or measure.
+        _before: only for draft models.
     """
     return Features(model, target, text_groups(texts, settings, depth), head.taps)
 
 
 def text_groups(texts: Texts, settings: TrainSettings, depth: int) -> Groups:
-    """Return texts in the groups of a training."""
+    """Return texts in the groups for a training."""
     return Groups(texts, size=settings.texts, anchors=settings.anchors, depth=depth, seed=settings.seed)
 
 
 def find_stored_layers(taps: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Return the decoder layers whose output is needed for taps and for the target's own distribution, ascending."""
+    """Return the decoder layers whose output is needed for the taps and the target's own distribution, ascending."""
     return tuple(sorted({tap % layers for tap in (*taps, LAST)}))

@@ -1,4 +1,4 @@
-"""Where a training's files are, and what it begins with."""
+"""The files and starting point of a training."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _draft_model = partial(option.option, panel="Draft model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Where a training's files are.
+    """The files of a training.
 
     Attributes:
-        out: the folder that gets the head or draft model.
-        cache: bytes that hidden states may take on disk; 0 to compute them every time.
-        cache_folder: where; None for the folder of the training's state, which is removed at its end.
-        resume: whether to go on with what `out` holds.
-        init: a head or draft model to begin with; None for a new one.
-        options: of a new one, by name.
+        out: output folder for the head or draft model.
+        cache: maximum bytes of hidden states on disk; 0 to compute them every time.
+        cache_folder: folder for them; None for that of the training's state, which is removed at its end.
+        resume: whether to continue the training in `out`.
+        init: a head or draft model to start from; None for a new one.
+        options: options of a new one, by name.
         like: a model whose architecture a new draft model gets; None for a small Llama.
-        before: draft models whose right positions are left out (Col-BT).
-        checkpoint_steps, checkpoint_minutes: between checkpoints.
-        dtype: of the weights that are written: float32, bfloat16 or float16.
+        before: draft models whose correctly drafted positions are skipped (Col-BT).
+        checkpoint_steps, checkpoint_minutes: interval between checkpoints.
+        dtype: dtype of the written weights: float32, bfloat16 or float16.
     """
 
     out: Path = _option(option.REQUIRED, "output folder", kinds.folder())
@@ -82,12 +82,12 @@ class Files:
             raise UsageError("--like is for new draft models and --init names a trained one; leave one of them out.")
 
     def start(self) -> dict[str, Any]:
-        """Return what the training begins with, for a JSON file, without folders' paths."""
+        """Return the starting point of the training for a JSON file, without folder paths."""
         if self.init is not None:
             return {"init": title(self.init)}
         return {"options": dict(self.options)} | ({} if self.like is None else {"like": title(self.like)})
 
 
 def title(source: str) -> str:
-    """Return what people call a model or head: a hub id, or a folder without the path to it."""
+    """Return a short name for a model or head: a hub id, or a folder without its path."""
     return Path(source).resolve().name if Path(source).exists() else source

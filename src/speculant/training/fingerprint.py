@@ -1,4 +1,4 @@
-"""What identifies a target: the weights that wrote a text, and whose states a head learned."""
+"""The identity of a target: the weights that wrote a text, and whose states a head learned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
-_SAMPLED = 64  # values of each weight
+_SAMPLED = 64  # sampled values per weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class TargetIdentity:
     """Fingerprints of a target.
 
     Attributes:
-        name: what people call it.
-        source: what commands call it.
-        model: a hash of its weights' names, shapes and of some values.
-        tokenizer: a hash of its vocabulary.
-        vocabulary: V.
+        name: name for display.
+        source: name for commands.
+        model: hash of its weights' names and shapes and of some values.
+        tokenizer: hash of its vocabulary.
+        vocabulary: vocabulary size V.
     """
 
     name: str
@@ -33,7 +33,7 @@ class TargetIdentity:
     vocabulary: int
 
     def record(self) -> dict[str, Any]:
-        """Return it for a JSON file."""
+        """Return the fingerprints for a JSON file."""
         return asdict(self)
 
 
@@ -43,8 +43,8 @@ def identify(model: Any, tokenizer: Any, *, name: str, source: str) -> TargetIde
     Args:
         model: a transformers model.
         tokenizer: its tokenizer, or None.
-        name: for people.
-        source: for commands.
+        name: name for display.
+        source: name for commands.
     """
     vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
     fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
@@ -52,7 +52,7 @@ def identify(model: Any, tokenizer: Any, *, name: str, source: str) -> TargetIde
 
 
 def weights_digest(model: Any) -> str:
-    """Return a hash of a module's weights: of their names, shapes and some of their values."""
+    """Return a hash of the names, shapes and some values of a module's weights."""
     digest = hashlib.blake2b(digest_size=12)
     packed = [
         (f"{key}.{name}", part) for key, module in quantized_modules(model) for name, part in module.packed().items()

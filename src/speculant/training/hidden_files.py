@@ -1,9 +1,9 @@
-"""Folders of hidden states that other programs stored of a target, a file for each text.
+"""Folders of a target's hidden states stored by other programs, one file per text.
 
-vLLM's extraction (`extract_hidden_states` with its ExampleHiddenStatesConnector) writes REQUEST.safetensors, the data
-generation of vllm-project/speculators hs_N.safetensors in `hidden_states` beside a dataset whose row N is that text. A
-file has `token_ids` Int64[T] and `hidden_states` [T, S, D]: S boundaries of the target, the last one before the final
-norm. It does not say which boundaries they are; see `stored_states`.
+vLLM's extraction (`extract_hidden_states` with its ExampleHiddenStatesConnector) writes REQUEST.safetensors; the data
+generation of vllm-project/speculators writes hs_N.safetensors in `hidden_states` next to a dataset whose row N is that
+text. A file has `token_ids` Int64[T] and `hidden_states` [T, S, D]: S layer boundaries of the target, the last one
+before the final norm. It does not name the boundaries; see `stored_states`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _NUMBERED, _DATASET = "hs_", "dataset_info.json"
 
 
 def find_hidden_files(folder: Path) -> list[Path]:
-    """Return the files of a folder, or of `hidden_states` in it: by their number, or else by name."""
+    """Return the files of a folder, or of its `hidden_states`, sorted by number or else by name."""
     inner = folder / STATES
     files = [*(inner if inner.is_dir() else folder).glob("*.safetensors")]
     return sorted(files, key=lambda file: (-1 if (number := _number(file)) is None else number, file.name))
 
 
 def read_hidden_folder(folder: Path, vocabulary: int) -> Texts:
-    """Return the texts of a folder, each with its file.
+    """Read the texts of a folder, each with its file.
 
     Args:
-        folder: with `hidden_files`.
-        vocabulary: V of the target.
+        folder: a folder with files of hidden states.
+        vocabulary: vocabulary size V of the target.
 
     Raises:
-        FileError: a file is damaged, is of another kind, or has tokens that the target lacks.
+        FileError: a file is damaged or of another kind, or has tokens that the target lacks.
     """
     files = find_hidden_files(folder)
     parts = [_token_ids(file, vocabulary) for file in files]
@@ -71,10 +71,10 @@ def _token_ids(file: Path, vocabulary: int) -> Int32:
 
 
 def _prompts(folder: Path, files: list[Path], parts: list[Int32]) -> list[int]:
-    """Return how many first tokens of each text count as its prompt: those in front of the first that has a loss.
+    """Return the prompt length of each text: the tokens before the first one with a loss.
 
     Raises:
-        FileError: the dataset of the files is damaged, or is of other texts.
+        FileError: the dataset of the files is damaged, or has other texts.
     """
     places = [each for each in (folder, folder.parent) if (each / _DATASET).exists()]
     if not places or any(_number(file) is None for file in files):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a training after its step, when its state can be saved."""
+"""Lets Ctrl-C and SIGTERM end a training after the current step, so that its state can be saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Whether a signal came, and which."""
+    """Whether a signal was received, and which."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -23,10 +23,10 @@ class Interrupt:
 
 @contextmanager
 def defer_interrupts() -> Iterator[Interrupt]:
-    """Note the first signal in here; the second one acts at once, as all do outside of the main thread.
+    """Defer the first signal; a second one takes effect at once, as do all outside of the main thread.
 
     Yields:
-        Tells whether one came. On leaving, it acts as it would have.
+        An object that tells whether a signal was received. On exit, the deferred signal is delivered.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Kind: how heads of one kind, or draft models, are made, trained and saved."""
+"""The training of one kind of heads, or of draft models: creating, training and saving them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant.core.errors import UsageError
 from speculant.core.references import load_object
 from speculant.drafters.heads.kind import HeadTraining
 
-if TYPE_CHECKING:  # torch would make `speculant train --help` wait
+if TYPE_CHECKING:  # importing torch would delay `speculant train --help`
     from torch import nn
 
     from speculant.drafters.heads.head import TargetParts
@@ -27,11 +27,11 @@ class TrainingKind(HeadTraining):
     """A kind of heads with its training, or draft models; see `HeadTraining`.
 
     Attributes:
-        name: as `Format.kind` names it.
-        load: the function that returns a trained one to begin with, given its folder or hub id, the kind's name, the
-            target and the target's tokenizer.
-        features: the function that returns the batches of some texts, see `training.features.head_features`.
-        draft_model: whether it is a model of its own, which is saved with the target's tokenizer, and not a head.
+        name: as in `Format.kind`.
+        load: function that loads a trained one to start from, given its folder or hub id, the kind's name, the target
+            and the target's tokenizer.
+        features: function that returns the batches of texts, see `training.features.head_features`.
+        draft_model: whether it is a separate model, saved with the target's tokenizer, rather than a head.
     """
 
     name: str
@@ -41,12 +41,12 @@ class TrainingKind(HeadTraining):
 
     @property
     def noun(self) -> str:
-        """What messages call it."""
+        """The noun for messages."""
         return "draft model" if self.draft_model else "head"
 
     @property
     def plural(self) -> str:
-        """What messages call all of the kind."""
+        """The plural noun for messages."""
         return "draft models" if self.draft_model else f"heads of kind {self.name}"
 
     def new_head(
@@ -61,10 +61,10 @@ class TrainingKind(HeadTraining):
         """Return a head with new weights.
 
         Args:
-            target: of the head.
-            depth: to be trained; None for the kind's default.
-            counts: Int64[V], how often each token stands in the texts; None if all do alike.
-            options: of the kind.
+            target: target of the head.
+            depth: depth to train; None for the kind's default.
+            counts: Int64[V], frequency of each token in the texts; None for equal frequencies.
+            options: options of the kind.
             like: a model whose architecture a new draft model gets; None for heads.
 
         Raises:
@@ -74,7 +74,7 @@ class TrainingKind(HeadTraining):
             if name not in self.options:
                 some = ", ".join(self.options) or "none"
                 raise UsageError(f"{self.plural} have no option {name!r}; there are: {some}.")
-        import numpy as np  # here: `speculant train --help` needs none
+        import numpy as np  # imported here: `speculant train --help` does not need it
 
         build = load_object(self.build)
         given: dict[str, Any] = {self.parts: depth or self.depth} if self.parts else {}
@@ -91,11 +91,11 @@ class TrainingKind(HeadTraining):
         return recipe(head, depth)
 
     def load_head(self, source: str, target: TargetParts, tokenizer: Any) -> nn.Module:
-        """Return a trained one, from a folder or the hub.
+        """Load a trained head or draft model from a folder or the hub.
 
         Raises:
             UsageError: it is of another kind.
-            SpeculantError: it cannot be loaded, or does not fit the target.
+            SpeculantError: it cannot be loaded, or does not match the target.
         """
         loaded: nn.Module = load_object(self.load)(source, self.name, target, tokenizer)
         return loaded
@@ -103,7 +103,7 @@ class TrainingKind(HeadTraining):
     def open_features(
         self, model: Any, target: Any, texts: Texts, head: Any, settings: TrainSettings, depth: int, before: Any = ()
     ) -> Features:
-        """Return the batches of texts; see `training.features.head_features` for the arguments."""
+        """Return the batches of texts; for the arguments see `training.features.head_features`."""
         opened: Features = load_object(self.features)(model, target, texts, head, settings, depth, before)
         return opened
 

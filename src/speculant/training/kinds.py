@@ -1,4 +1,4 @@
-"""What can be trained: the kinds of heads that have a recipe, and draft models."""
+"""The trainable kinds: heads that have a recipe, and draft models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_kind(name: str) -> TrainingKind:
     """Return the kind of that name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such kind.
     """
     for kind in (*KINDS, DRAFT_MODEL):
         if kind.name == name:

@@ -1,16 +1,16 @@
-"""LayerSkip: train a whole model so that its early layers can exit, by layer dropout and a loss of every layer.
+"""LayerSkip: training of a whole model for early exit, by layer dropout and a loss at every layer.
 
-Elhoushi et al. 2024, arXiv 2404.16710, section 4.1. For models that are trained from scratch or continued: the model's
-weights change. A frozen target gets an adapter (`drafters.heads.exit`). Layers are counted from 0 to L - 1; a
-training's progress goes from 0 to 1, t / (T - 1) in the paper.
+Elhoushi et al. 2024, arXiv 2404.16710, section 4.1. For models trained from scratch or further: the model's weights
+change. A frozen target gets an adapter instead (`drafters.heads.exit`). Layers are counted from 0 to L - 1; training
+progress goes from 0 to 1, t / (T - 1) in the paper.
 
-- Layer dropout leaves a layer out for a sequence with the probability p = S(t) D(l) p_max (equations 2 to 4): D(l) =
+- Layer dropout skips a layer for a sequence with probability p = S(t) D(l) p_max (equations 2 to 4): D(l) =
   exp(l ln 2 / (L - 1)) - 1 from the first layer to the last; S(t) = exp(t ln 2 / (T - 1)) - 1 for training from scratch
   and 1 for continued training.
-- The loss is the cross-entropy of final norm and head behind each layer, weighted by C(t, l) e(l), normalised (equation
+- The loss is the cross-entropy of final norm and head after each layer, weighted by C(t, l) e(l), normalised (equation
   5). e(l) = e_scale (0 + 1 + ... + l) below the last layer, and L - 1 + e_scale (0 + 1 + ... + L - 2) for that (6).
-- The curriculum C(t, l) is 1 for the last layer. "rotational" adds every R-th layer, another set in each step;
-  "gradual" begins with the last layer and adds the one below every T / 2L steps.
+- The curriculum C(t, l) is 1 for the last layer. "rotational" adds every R-th layer, a different set in each step;
+  "gradual" starts with the last layer and adds the one below every T / 2L steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSkipSettings:
-    """What the paper varies.
+    """The settings that the paper varies.
 
     Attributes:
-        dropout: p_max, the probability with which the last layer is left out; 0 for no layer dropout.
+        dropout: p_max, the probability of skipping the last layer; 0 for no layer dropout.
         from_scratch: whether dropout grows over the training.
         scale: e_scale of the early losses; 0 for the last layer's alone.
-        curriculum: "rotational", "gradual" or "none" for all layers in every step.
+        curriculum: "rotational", "gradual", or "none" for all layers in every step.
         interval: R of the rotational curriculum.
     """
 
@@ -59,7 +59,7 @@ class LayerSkipSettings:
 
 
 def dropout_rate(settings: LayerSkipSettings, layer: int, layers: int, progress: float) -> float:
-    """Return the probability that a layer is left out (equations 2 to 4)."""
+    """Return the probability that a layer is skipped (equations 2 to 4)."""
     share = layer / (layers - 1) if layers > 1 else 1.0
     over_layers = math.exp(share * math.log(2)) - 1
     over_time = math.exp(progress * math.log(2)) - 1 if settings.from_scratch else 1.0
@@ -67,7 +67,7 @@ def dropout_rate(settings: LayerSkipSettings, layer: int, layers: int, progress:
 
 
 def loss_weights(settings: LayerSkipSettings, layers: int, *, step: int, progress: float) -> list[float]:
-    """Return the weights of the losses of all layers, which sum to 1 (equations 5 and 6)."""
+    """Return the weights of all layers' losses, which sum to 1 (equations 5 and 6)."""
     last = layers - 1
     weights = [settings.scale * layer * (layer + 1) / 2 for layer in range(last)]
     weights.append(last + settings.scale * last * (last - 1) / 2 if last else 1.0)
@@ -82,7 +82,7 @@ def loss_weights(settings: LayerSkipSettings, layers: int, *, step: int, progres
 
 
 class LayerSkip:
-    """Layer dropout and early losses of one model, by hooks on its layers.
+    """Layer dropout and early losses of one model, implemented by hooks on its layers.
 
     In evaluation mode nothing is dropped.
     """
@@ -93,9 +93,10 @@ class LayerSkip:
         """Attach to a model.
 
         Args:
-            layers: its decoder layers, which take hidden states [B, T, D] first and return them, or a tuple with them.
-            head: final norm and output projection, [..., V] of [..., D].
-            settings: of the training.
+            layers: its decoder layers, which take hidden states [B, T, D] first and return them, or a tuple starting
+                with them.
+            head: final norm and output projection, [..., D] to [..., V].
+            settings: training settings.
         """
         self._settings, self._head, self._count = settings, head, len(layers)
         self._progress = 0.0
@@ -105,10 +106,10 @@ class LayerSkip:
         ]
 
     def begin(self, progress: float) -> None:
-        """Begin a step; the model's next pass is its own.
+        """Start a step; the model's next pass belongs to it.
 
         Args:
-            progress: of the training, from 0 to 1.
+            progress: training progress, from 0 to 1.
         """
         self._progress, self._outputs = progress, {}
 
@@ -116,8 +117,8 @@ class LayerSkip:
         """Return the loss of the step's pass.
 
         Args:
-            targets: Int64[B, T], the token after each; -100 where there is none.
-            step: counted from 0.
+            targets: Int64[B, T], the next token of each; -100 if there is none.
+            step: step number, from 0.
 
         Raises:
             UsageError: the model has not run all layers since `begin`.
@@ -136,7 +137,7 @@ class LayerSkip:
         return torch.stack(losses).sum()
 
     def detach(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 

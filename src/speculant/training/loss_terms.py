@@ -1,4 +1,4 @@
-"""What a loss is called: the names of divergences, and weighted sums of them such as "kl + 0.1 ce"."""
+"""Names of losses: the divergences, and weighted sums of them such as "kl + 0.1 ce"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TERM = re.compile(r"(?P<weight>\d*\.?\d+(?:e-?\d+)?)?\*?(?P<name>[a-z]+)(?:\((?
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of a loss: its weight, the divergence's name, and the number in parentheses, None for none."""
+    """A term of a loss: its weight, the divergence's name, and the number in parentheses or None."""
 
     weight: float
     name: str
@@ -22,10 +22,10 @@ class Term:
 
 
 def parse_terms(text: str) -> tuple[Term, ...]:
-    """Return the terms that a text such as "kl", "kl + 0.1 ce" or "jsd(0.3)" names.
+    """Parse a text such as "kl", "kl + 0.1 ce" or "jsd(0.3)" into terms.
 
     Raises:
-        UsageError: it names none; the message says what is understood.
+        UsageError: it is not a valid loss; the message says what is accepted.
     """
     return tuple(_parse_term(text, term) for term in text.replace(" ", "").split("+"))
 

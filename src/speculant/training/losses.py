@@ -1,6 +1,6 @@
 """Divergences between a head's distribution q and the target's p, each a function of logits.
 
-Per token (heads are trained on these, draft models too):
+Per token (for heads and draft models):
 
     ce      -log q(x) of the token x of the text (sequence-level distillation where the target wrote the text:
             Kim and Rush 2016, arXiv 1606.07947)
@@ -13,8 +13,8 @@ Per token (heads are trained on these, draft models too):
     top     -sum p log q over the target's 10 most probable tokens; top(5) over 5 (HASS: Zhang et al. 2025, arXiv
             2408.15766, section 3.1)
 
-`parse_loss` reads sums of these, such as "kl + 0.1 ce". All is computed in float32, a few rows at a time: of a loss
-over [A, V'] only one tensor of that size is kept, its gradient.
+`parse_loss` parses sums of these, such as "kl + 0.1 ce". Everything is computed in float32, a few rows at a time: for a
+loss over [A, V'] only one tensor of that size is kept, its gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 from speculant.training.loss_terms import Term, parse_terms
 
 Divergence = Callable[[Tensor, Tensor, Tensor], Tensor]
-CHUNK = 1 << 23  # logits handled at once
+CHUNK = 1 << 23  # logits processed at once
 
 
 def cross_entropy(logits: Tensor, _target: Tensor, tokens: Tensor) -> Tensor:
@@ -85,20 +85,20 @@ class Loss:
     """A weighted sum of divergences.
 
     Attributes:
-        text: as the user wrote it.
-        terms: weight and divergence of each.
+        text: the user's text.
+        terms: weight and divergence of each term.
     """
 
     text: str
     terms: tuple[tuple[float, Divergence], ...]
 
     def __call__(self, logits: Tensor, target: Tensor, tokens: Tensor) -> Tensor:
-        """Return the mean over A rows, differentiable by the head's logits.
+        """Return the mean over A rows, differentiable in the head's logits.
 
         Args:
-            logits: [A, V'], the head's.
-            target: [A, V'], the target's; -inf where it gives no probability.
-            tokens: Int64[A], of the text; -1 where the head's vocabulary lacks them.
+            logits: [A, V'], logits of the head.
+            target: [A, V'], logits of the target; -inf for zero probability.
+            tokens: Int64[A], tokens of the text; -1 if the head's vocabulary lacks them.
         """
         found: Tensor = _RowWise.apply(logits, target, tokens, self.rows)  # type: ignore[no-untyped-call]
         return found.mean()
@@ -109,10 +109,10 @@ class Loss:
 
 
 def parse_loss(text: str) -> Loss:
-    """Return the loss that a text such as "kl", "kl + 0.1 ce" or "jsd(0.3)" names.
+    """Parse a loss such as "kl", "kl + 0.1 ce" or "jsd(0.3)".
 
     Raises:
-        UsageError: it names none; the message says what is understood.
+        UsageError: it is not a valid loss; the message says what is accepted.
     """
     return Loss(text, tuple((term.weight, _divergence(term)) for term in parse_terms(text)))
 
@@ -131,7 +131,7 @@ def _finite(logs: Tensor) -> Tensor:
 
 
 class _RowWise(torch.autograd.Function):
-    """The losses of rows [A]; their gradient is computed with them, chunk by chunk, and is all that is kept."""
+    """The losses of rows [A]; their gradient is computed at the same time, chunk by chunk, and is all that is kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, tokens: Tensor, rows: Divergence) -> Tensor:

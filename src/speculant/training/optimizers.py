@@ -21,7 +21,7 @@ def build_optimizers(module: nn.Module, name: str, *, lr: float, weight_decay: f
     Args:
         module: the head.
         name: "adamw", or "muon" for the matrices, with AdamW for the other weights.
-        lr, weight_decay: of both; vectors are not decayed.
+        lr, weight_decay: for both; vectors are not decayed.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -43,7 +43,7 @@ def build_optimizers(module: nn.Module, name: str, *, lr: float, weight_decay: f
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal by a Newton-Schulz iteration, in float32 (Jordan et al. 2024).
+    """Momentum with updates orthogonalised by a Newton-Schulz iteration, in float32 (Jordan et al. 2024).
 
     `torch.optim.Muon` iterates in bfloat16, which CPUs without bfloat16 instructions emulate slowly, and is not in
     every supported version of torch.
@@ -82,5 +82,5 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
 
 
 def _is_table(name: str) -> bool:
-    """Whether a weight's rows stand for tokens, by its name: such are no maps between hidden states."""
+    """Return whether a weight's rows represent tokens, by its name: it is not a map between hidden states."""
     return any(part in name for part in ("embed", "emb.", "lm_head"))

@@ -1,4 +1,4 @@
-"""What a training leaves: a head in its public layout or a draft model, a model card, and the raw figures."""
+"""The output of a training: a head in its public layout or a draft model, a model card, and the raw figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculant.training.card import FIGURES, model_card
 from speculant.training.checkpoints import FOLDER, state_file
 from speculant.training.kind import TrainingKind
 
-if TYPE_CHECKING:  # torch would make a folder that cannot be used known seconds later
+if TYPE_CHECKING:  # importing torch would delay the report of an unusable folder by seconds
     from torch import nn
 
     from speculant.drafters.heads.head import TargetParts
@@ -23,10 +23,10 @@ CARD = "README.md"
 
 
 def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
-    """Check where a head or draft model, a `noun`, is to go; return whether the folder holds a state to go on from.
+    """Check the output folder of a head or draft model (`noun`); return whether it holds a state to resume.
 
     Raises:
-        UsageError: it holds something else, a training although none was to be gone on with, or one that is over.
+        UsageError: it holds something else, a finished training, or an unfinished one without `resume`.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file. Name a folder that does not exist yet.")
@@ -51,15 +51,15 @@ def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
 def write_head(
     out: Path, head: nn.Module, kind: TrainingKind, target: TargetParts, record: dict[str, Any], tokenizer: Any = None
 ) -> None:
-    """Write head or draft model, card and figures; each file is written aside and renamed.
+    """Write a head or draft model with card and figures; each file is replaced atomically.
 
     Args:
         out: the folder.
-        head: with its best weights.
-        kind: of it.
-        target: of it.
-        record: what was trained on what, and the measurements.
-        tokenizer: to be written beside it, or None.
+        head: the head with its best weights.
+        kind: kind of the head.
+        target: target of the head.
+        record: training data, settings and measurements.
+        tokenizer: tokenizer to write as well, or None.
 
     Raises:
         FileError: they cannot be written.
@@ -74,8 +74,8 @@ def write_head(
             (aside / CARD).write_text(model_card(kind, record), "utf-8")
             (aside / FIGURES).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
             for each in filter(Path.is_file, aside.iterdir()):
-                shutil.copymode(aside / CARD, each)  # safetensors lets nobody else read what it writes
-            for each in sorted(aside.iterdir(), key=lambda file: file.name == FIGURES):  # the figures say it is whole
+                shutil.copymode(aside / CARD, each)  # safetensors restricts its files to the owner
+            for each in sorted(aside.iterdir(), key=lambda file: file.name == FIGURES):  # figures mark completion
                 os.replace(each, out / each.name)
     except OSError as error:
         raise FileError(
@@ -84,5 +84,5 @@ def write_head(
 
 
 def remove_state(out: Path) -> None:
-    """Remove the state and the cache of a training that is over."""
+    """Remove the state and the cache of a finished training."""
     shutil.rmtree(out / FOLDER, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a training begins with: the texts that fit, the head or draft model, its depths, and caches."""
+"""The starting point of a training: the usable texts, the head or draft model, its depths, and caches."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from speculant.training.settings import TrainSettings
 from speculant.training.texts import Texts
 from speculant.training.workers import Workers
 
-HELD_OUT_SHARE = 0.1  # of the texts, at most
+HELD_OUT_SHARE = 0.1  # maximum share of the texts
 
 
 def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files) -> None:
-    """Check that nothing is asked of a head that only draft models can do.
+    """Refuse options for heads that only draft models support.
 
     Raises:
-        UsageError: it is.
+        UsageError: there are such options.
     """
     given = {"on_policy": settings.on_policy, "like": files.like, "before": files.before}
     wrong = [name for name, value in given.items() if value]
@@ -41,10 +41,10 @@ def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files) -> Non
 def fitting_texts(
     texts: Texts, target: HFTargetParts, settings: TrainSettings, longest: int | None, note: Callable[[str], object]
 ) -> tuple[Texts, Texts]:
-    """Return the texts to train on and those held out: cut to the target's positions, without those too short.
+    """Return the texts to train on and the held-out ones: cut to the target's positions, without those too short.
 
     Raises:
-        UsageError: hardly any are left.
+        UsageError: too few are left.
     """
     maximum = min(longest or target.positions or 2048, target.positions or longest or 2048)
     cut = texts.cut(maximum)
@@ -76,8 +76,8 @@ def build_head(
     """Return the head or draft model to train, in float32 on the target's device.
 
     Raises:
-        UsageError: what to begin with is of another kind, or there is no such option.
-        SpeculantError: it cannot be loaded, or does not fit the target.
+        UsageError: the starting point is of another kind, or an option is unknown.
+        SpeculantError: it cannot be loaded, or does not match the target.
     """
     if files.init is None:
         with torch.random.fork_rng():
@@ -90,15 +90,15 @@ def build_head(
 
 
 def fix_model(head: nn.Module, device: torch.device) -> Any:
-    """Return a head or draft model that is not trained, on a device."""
+    """Return a frozen head or draft model on a device."""
     return head.to(device).requires_grad_(False).eval()
 
 
 def fitting_depths(kind: TrainingKind, head: Any, settings: TrainSettings) -> TrainSettings:
-    """Return settings with the depths that are measured.
+    """Return settings with the depths to measure.
 
     Raises:
-        UsageError: the head cannot draft as deep as it should be trained.
+        UsageError: the head cannot draft to the requested training depth.
     """
     if head.depth is not None and settings.depth > head.depth:
         raise UsageError(f"this head of kind {kind.name} drafts {head.depth} tokens at most; lower --depth.")
@@ -113,7 +113,7 @@ def attach_caches(
     workers: Workers,
     note: Callable[[str], object],
 ) -> None:
-    """Give features caches on disk, within the limit, the first ones first; processes have caches of their own."""
+    """Give features caches on disk within the limit, in order; each process has its own caches."""
     left = files.cache // workers.count
     folder = files.cache_folder or files.out / FOLDER / "cache"
     if workers.count > 1:

@@ -1,4 +1,4 @@
-"""How far a training is: for people, and for its checkpoints."""
+"""The progress of a training, for display and for its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from speculant.training.evaluate import Acceptance
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
-        step: steps done.
-        done: the share of the training.
-        losses: by depth, means since the last measurement.
-        seconds: spent so far, by all runs.
-        seconds_left: estimated; None after too few steps to tell.
-        tokens_per_second: tokens of texts read.
-        acceptance: what was just measured, if anything was.
+        step: number of steps done.
+        done: share of the training that is done.
+        losses: by depth, mean losses since the last measurement.
+        seconds: time spent so far, by all runs.
+        seconds_left: estimated time left; None after too few steps.
+        tokens_per_second: text tokens read per second.
+        acceptance: the measurement just made, if any.
         best: whether that is the best so far.
     """
 
@@ -37,17 +37,17 @@ class Progress:
 
 @dataclass(slots=True)
 class TrainState:
-    """What a checkpoint holds beside weights and optimizers.
+    """The contents of a checkpoint besides weights and optimizers.
 
     Attributes:
-        step: steps done.
-        seconds: spent.
-        tokens: of texts that were read.
-        stale: measurements since the best one.
-        history: of the measurements.
-        best: the weights that are kept, the best or the last ones.
-        best_step: when they were.
-        best_score: the most tokens of a greedy round so far.
+        step: number of steps done.
+        seconds: time spent.
+        tokens: number of text tokens read.
+        stale: number of measurements since the best one.
+        history: all measurements.
+        best: the weights to keep, the best or the last ones.
+        best_step: step of those weights.
+        best_score: maximum tokens per greedy round so far.
     """
 
     step: int = 0

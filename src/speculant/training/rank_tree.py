@@ -1,7 +1,7 @@
-"""The static tree for a trained head: searched from how often tokens of each rank are right on held-out texts.
+"""The static tree for a trained head, found from how often tokens of each rank are correct on held-out texts.
 
-As Medusa's authors search theirs (Cai et al. 2024, arXiv 2401.10774, section 2.3.3), with heads that read drafted
-tokens too: they are measured below the tokens of the text.
+This follows Medusa's search (Cai et al. 2024, arXiv 2401.10774, section 2.3.3). Heads that also read drafted tokens are
+measured after the tokens of the text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def measure_ranks(
     """Return how often the token of each rank is the text's, by depth and rank.
 
     Args:
-        recipe: of the head, to the depth that is measured.
-        batches: of held-out texts that the target wrote.
-        target: of the head.
-        ranks: how many, the most probable first.
+        recipe: recipe of the head, to the depth to measure.
+        batches: batches of held-out texts that the target wrote.
+        target: target of the head.
+        ranks: number of ranks, the most probable first.
     """
     hits, count = torch.zeros(recipe.depth, ranks, dtype=torch.float64), 0
     for batch in batches:
@@ -40,5 +40,5 @@ def measure_ranks(
 def find_tree(
     recipe: Recipe, batches: Iterable[TrainBatch], target: TargetParts, *, nodes: int = 63
 ) -> tuple[RankPath, ...]:
-    """Return the paths of the best tree of so many nodes for a head, given batches of held-out texts."""
+    """Return the paths of the best tree of `nodes` nodes for a head, given batches of held-out texts."""
     return search_tree(measure_ranks(recipe, batches, target), nodes)

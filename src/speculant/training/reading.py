@@ -1,4 +1,4 @@
-"""The texts that `--data` names: folders of what the target wrote, and files of any text."""
+"""Reads the texts named by `--data`: folders of texts that the target wrote, and files of any text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SUFFIXES = (".txt", ".jsonl")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainData:
-    """Texts, and what the user should know of them.
+    """Texts, and messages about them for the user.
 
     Attributes:
-        texts: all of them.
-        sources: names of files and folders, with what they hold, for the model card.
+        texts: all texts.
+        sources: names of files and folders with their contents, for the model card.
         notes: warnings.
     """
 
@@ -36,17 +36,17 @@ class TrainData:
 
 
 def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentity) -> TrainData:
-    """Return the texts of files and folders, as token ids of the target.
+    """Read the texts of files and folders as token ids of the target.
 
     Args:
-        paths: folders of `train data`, or of hidden states that vLLM or speculators stored; .txt files, cut into texts
-            by <|endoftext|>; .jsonl files with rows {"text"} or {"messages"}.
-        tokenizer: the target's; None reads folders only.
-        target: what the texts should have been written by.
+        paths: folders of `train data`, or of hidden states stored by vLLM or speculators; .txt files, split at
+            <|endoftext|>; .jsonl files with rows {"text"} or {"messages"}.
+        tokenizer: the target's tokenizer; with None only folders can be read.
+        target: the target that should have written the texts.
 
     Raises:
-        FileError: one cannot be read, or is damaged or unfinished.
-        UsageError: one is of another tokenizer or of a kind that is not understood, or there is no text.
+        FileError: a file cannot be read, or is damaged or unfinished.
+        UsageError: a file has another tokenizer or an unknown format, or there is no text.
     """
     texts, sources, notes = list[Texts](), list[str](), list[str]()
     for path in map(Path, paths):
@@ -75,7 +75,7 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
 
 
 def _read_folder(path: Path, target: TargetIdentity, notes: list[str]) -> tuple[Texts, bool]:
-    """Return the texts of a folder, and whether the target wrote them as far as is known."""
+    """Return the texts of a folder, and whether the target wrote them, as far as known."""
     shards = shard_files(path)
     if not shards:
         raise FileError(

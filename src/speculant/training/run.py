@@ -1,4 +1,4 @@
-"""Training a head or a draft model from data to the finished folder."""
+"""Trains a head or a draft model, from data to the finished folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from speculant.training.trainer import Trainer
 from speculant.training.workers import join_workers
 
 logger = logging.getLogger(__name__)
-EPOCHS = 5  # where neither steps nor minutes are given
+EPOCHS = 5  # if neither steps nor minutes are given
 
 
 def train_head(
@@ -45,22 +45,22 @@ def train_head(
 ) -> dict[str, Any] | None:
     """Train a head or a draft model and write it.
 
-    Returns its figures, None if another process writes them.
+    Returns its figures, or None if another process writes them.
 
     Args:
-        kind: of the head, or `DRAFT_MODEL`.
+        kind: kind of the head, or `DRAFT_MODEL`.
         model: the target, a transformers model.
-        data: what to train on.
-        identity: of the target.
-        settings: of the training.
-        files: where everything is.
-        tokenizer: the target's, which draft models are saved with, or None.
-        longest: tokens of a text that are used; None for all that the models have positions for.
-        report: is given the progress.
-        note: is given what the user should know.
+        data: training data.
+        identity: identity of the target.
+        settings: training settings.
+        files: files of the training.
+        tokenizer: the target's tokenizer, saved with draft models, or None.
+        longest: maximum tokens used of a text; None for the models' positions.
+        report: called with the progress.
+        note: called with messages for the user.
 
     Raises:
-        SpeculantError: it cannot be trained so; see `Trainer.run`.
+        SpeculantError: training is not possible; see `Trainer.run`.
         KeyboardInterrupt: it was interrupted; its state is saved.
     """
     check_kind(kind, settings, files)
@@ -125,7 +125,7 @@ def train_head(
 
 @contextmanager
 def freeze(model: Any) -> Iterator[None]:
-    """Compute no gradients of a model's weights in here."""
+    """Disable gradients of a model's weights in this context."""
     changed = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in changed:
         weight.requires_grad_(False)

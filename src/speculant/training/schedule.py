@@ -10,13 +10,13 @@ SCHEDULES = ("linear", "cosine", "constant")
 
 
 def rate_factor(schedule: str, *, step: int, warmup: int, progress: float) -> float:
-    """Return what the learning rate is multiplied by.
+    """Return the factor of the learning rate.
 
     Args:
         schedule: "linear" or "cosine" decay to 0, or "constant".
-        step: of the optimizer, from 0.
-        warmup: steps over which the rate rises.
-        progress: the share of the training that is done, 0 to 1.
+        step: optimizer step, from 0.
+        warmup: number of steps over which the rate rises.
+        progress: share of the training that is done, 0 to 1.
 
     Raises:
         UsageError: there is no such schedule.

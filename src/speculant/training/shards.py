@@ -1,4 +1,4 @@
-"""Folders of texts that a target wrote: shards of token ids, and a manifest that says of which target they are."""
+"""Folders of texts that a target wrote: shards of token ids, and a manifest that identifies the target."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ASIDE = ".tmp"
 
 
 def shard_file(folder: Path, number: int) -> Path:
-    """Return where a shard is kept."""
+    """Return the path of a shard."""
     return folder / f"texts-{number:05d}.npz"
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Return the shards of a folder that are whole."""
+    """Return the complete shards of a folder."""
     return sorted(each for each in folder.glob("*.npz") if not each.stem.endswith(_ASIDE))
 
 
 def write_shard(path: Path, texts: Texts) -> None:
-    """Write a shard aside, and rename it.
+    """Write a shard atomically.
 
     Raises:
         FileError: it cannot be written.
@@ -41,10 +41,10 @@ def write_shard(path: Path, texts: Texts) -> None:
 
 
 def read_shard(path: Path, vocabulary: int) -> Texts:
-    """Return the texts of a shard: arrays `ids` of all texts in a row, `lengths`, and perhaps `prompts`.
+    """Read the texts of a shard: concatenated arrays `ids`, `lengths`, and optionally `prompts`.
 
     Raises:
-        FileError: it is damaged, or holds ids that the target does not have.
+        FileError: it is damaged, or has ids that the target lacks.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as shard:
@@ -66,7 +66,7 @@ def read_shard(path: Path, vocabulary: int) -> Texts:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder says of its texts; None if it has no manifest.
+    """Read the manifest of a folder; None if there is none.
 
     Raises:
         FileError: it is damaged.
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write what a folder says of its texts; raises OSError."""
+    """Write the manifest of a folder; raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f"{MANIFEST}{_ASIDE}"
     aside.write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")

@@ -1,8 +1,8 @@
-"""The target's hidden states read from files of other programs, once it is found out which layers they are of.
+"""Reads the target's hidden states from files of other programs, after identifying their layers.
 
-The files do not name their layers, and public programs count them in two ways. So the target itself reads the beginning
-of a text of each folder, and every slot of the file is compared with every layer's output: other models, other layers
-and states after the final norm are refused, in place of training a head on them.
+The files do not name their layers, and public programs number them in two ways. So the target itself reads the start of
+a text from each folder, and every slot of the file is compared with every layer's output. Other models, other layers
+and states after the final norm are refused, rather than training a head on them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from speculant.core.errors import FileError, UnsupportedError
 from speculant.training.hidden_files import STATES, TOKENS
 
-_COMPARED = 64  # tokens
-_NEAR = 0.1  # relative distance of what another program computed in a narrower type
-_CLEAR = 3.0  # times as far any other layer must be
+_COMPARED = 64  # compared tokens
+_NEAR = 0.1  # maximum relative distance of states computed elsewhere in a narrower dtype
+_CLEAR = 3.0  # factor by which all other layers must be farther
 
 
 @dataclass(slots=True, eq=False)
@@ -28,29 +28,29 @@ class StoredStates:
     """Reads the layers that a training needs.
 
     Attributes:
-        layers: the decoder layers, from 0, whose outputs are wanted.
-        size: D.
+        layers: the requested decoder layers, from 0.
+        size: hidden size D.
         outputs: computes the outputs [T, L, D] of all layers of the target for tokens Int64[T].
     """
 
     layers: tuple[int, ...]
     size: int
     outputs: Callable[[Tensor], Tensor]
-    _slots: dict[Path, list[int]] = field(default_factory=dict)  # of `layers`, by folder
+    _slots: dict[Path, list[int]] = field(default_factory=dict)  # slots of `layers`, by folder
 
     def check(self, files: Sequence[Path | None]) -> None:
-        """Check that the files of every folder have the wanted layers.
+        """Check that the files of every folder have the requested layers.
 
         Raises:
             FileError: a file is damaged.
-            UnsupportedError: its states are not this target's, or not of these layers.
+            UnsupportedError: its states belong to another target or to other layers.
         """
         for file in files:
             if file is not None and file.parent not in self._slots:
                 self._slots[file.parent] = self._matched(file)
 
     def read(self, file: Path, length: int) -> Tensor:
-        """Return the outputs [length, L', D] of the wanted layers at the first tokens of a file.
+        """Return the outputs [length, L', D] of the requested layers for the first tokens of a file.
 
         Raises:
             FileError: it is damaged.
@@ -64,7 +64,7 @@ class StoredStates:
         return found
 
     def _matched(self, file: Path) -> list[int]:
-        """Return which slots of a file's states are those of the wanted layers."""
+        """Return the slots of a file's states that match the requested layers."""
         ids, states = _open(file, _COMPARED)
         if states.shape[2] != self.size:
             raise UnsupportedError(

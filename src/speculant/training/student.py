@@ -1,4 +1,4 @@
-"""A draft model in training: a causal LM of transformers that is trained as heads are, by a recipe."""
+"""A draft model in training: a transformers causal LM that is trained like a head, by a recipe."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
 class Student(nn.Module):
-    """A draft model. Dropout stays off: nothing is drafted with it.
+    """A draft model. Dropout stays off, as in drafting.
 
     Attributes:
         model: the model.
-        vocabulary: V', its logits; models of a family pad one vocabulary differently.
-        positions: the most tokens that it has positions for; None for any number.
-        taps, depth, ids: as of a head that reads no hidden states, drafts to any depth, and has the target's tokens.
+        vocabulary: number V' of its logits; models of a family may pad the same vocabulary differently.
+        positions: maximum number of positions; None for no limit.
+        taps, depth, ids: as for a head that reads no hidden states, drafts to any depth, and has the target's tokens.
     """
 
     taps: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Student(nn.Module):
         """Wrap a model.
 
         Raises:
-            UnsupportedError: its parts cannot be found.
+            UnsupportedError: its parts were not found.
         """
         super().__init__()
         self.model = model
@@ -39,7 +39,7 @@ class Student(nn.Module):
         return super().train(False)
 
     def states(self, ids: Tensor) -> Tensor:
-        """Return the last hidden states [B, T, D'] of texts Int64[B, T], padded behind."""
+        """Return the last hidden states [B, T, D'] of right-padded texts Int64[B, T]."""
         found: Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         return found
 

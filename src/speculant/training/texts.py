@@ -16,13 +16,13 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """Texts one behind the other.
+    """Several texts, concatenated.
 
     Attributes:
-        ids: Int32[N], of all texts.
-        starts: Int64[n + 1], where each begins; the last is N.
-        prompts: Int32[n], how many first tokens of each the target did not generate; 0 if that is not known.
-        files: of each, where its hidden states are stored, or None; () if none has any.
+        ids: Int32[N], ids of all texts.
+        starts: Int64[n + 1], start of each text; the last is N.
+        prompts: Int32[n], number of leading tokens of each that the target did not generate; 0 if unknown.
+        files: file of each text's hidden states, or None; () if none has any.
     """
 
     ids: Int32
@@ -39,27 +39,27 @@ class Texts:
 
     @property
     def lengths(self) -> Int64:
-        """Int64[n], tokens of each."""
+        """Int64[n], number of tokens of each text."""
         return np.diff(self.starts)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all."""
+        """The total number of tokens."""
         return len(self.ids)
 
     def select(self, chosen: Int64) -> Texts:
-        """Return some of the texts, in the order given."""
+        """Return some of the texts, in the given order."""
         files = tuple(self.files[index] for index in chosen) if self.files else ()
         return replace(from_parts([self[index] for index in chosen], self.prompts[chosen]), files=files)
 
     def cut(self, longest: int) -> Texts:
-        """Return the texts without the tokens beyond a length."""
+        """Return the texts truncated to a length."""
         if not len(self) or self.lengths.max() <= longest:
             return self
         return replace(from_parts([self[i][:longest] for i in range(len(self))], self.prompts), files=self.files)
 
     def digest(self) -> str:
-        """Return a short hash of ids, borders and prompts, and of which texts have stored states."""
+        """Return a short hash of ids, boundaries and prompts, and of which texts have stored states."""
         found = hashlib.blake2b(digest_size=12)
         for array in (self.ids, self.starts, self.prompts):
             found.update(np.ascontiguousarray(array).tobytes())
@@ -68,11 +68,11 @@ class Texts:
 
 
 def from_parts(parts: Sequence[Int32], prompts: Sequence[int] | Int32 | None = None) -> Texts:
-    """Return texts of their ids.
+    """Create texts from lists of ids.
 
     Args:
-        parts: the ids of each.
-        prompts: how many first tokens of each the target did not generate; None for 0.
+        parts: ids of each text.
+        prompts: number of leading tokens of each that the target did not generate; None for 0.
     """
     starts = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=starts[1:])
@@ -82,7 +82,7 @@ def from_parts(parts: Sequence[Int32], prompts: Sequence[int] | Int32 | None = N
 
 
 def joined(several: Sequence[Texts]) -> Texts:
-    """Return the texts of several collections as one."""
+    """Concatenate several collections of texts."""
     files = [file for texts in several for file in (texts.files or (None,) * len(texts))]
     offsets = np.cumsum([0, *(texts.tokens for texts in several)])
     starts = [texts.starts[:-1] + offset for texts, offset in zip(several, offsets, strict=False)]

@@ -1,4 +1,4 @@
-"""Trained heads to begin with."""
+"""Trained heads as starting points."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from speculant.drafters.heads.head import TargetParts
 
 
 def load_trained_head(source: str, kind: str, target: TargetParts, _tokenizer: Any) -> nn.Module:
-    """Return a head from a folder or the hub.
+    """Load a head from a folder or the hub.
 
     Args:
         source: the folder or hub id.
-        kind: what it must be.
-        target: of the head.
-        _tokenizer: the target's; heads have none of their own.
+        kind: required kind.
+        target: target of the head.
+        _tokenizer: unused; heads have no tokenizer.
 
     Raises:
         UsageError: it is of another kind.
-        SpeculantError: it cannot be loaded, or does not fit the target.
+        SpeculantError: it cannot be loaded, or does not match the target.
     """
     loaded = load_head(source, target)
     if loaded.kind != kind:

@@ -1,7 +1,7 @@
-"""The loop that trains a head: steps, measurements of acceptance, checkpoints.
+"""The training loop of a head: steps, measurements of acceptance, checkpoints.
 
-Whatever a step does is a function of the state before it, of the settings and of the data, so a training that goes on
-from a checkpoint gives the same result as one that was never interrupted (on CPUs bit for bit).
+Each step is a function of the previous state, the settings and the data, so a training resumed from a checkpoint gives
+the same result as an uninterrupted one (on CPUs bit for bit).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from speculant.training.workers import Workers
 
 
 class Trainer:
-    """One training. The head's weights are the last ones during it, and those to be kept after it."""
+    """One training. The head has the latest weights during it, and the weights to keep after it."""
 
     def __init__(
         self,
@@ -49,20 +49,20 @@ class Trainer:
         checkpoint_minutes: float = 5.0,
         report: Callable[[Progress], object] | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare a training.
 
         Args:
             recipes: returns the head's recipe for a depth.
-            target: of the head.
-            features: of the texts to train on.
-            held_out: of those that acceptance is measured on.
-            settings: of the training.
-            path: where its state is kept.
-            about: what identifies target, data and head: a state of another training is refused.
+            target: target of the head.
+            features: features of the texts to train on.
+            held_out: features of the texts on which acceptance is measured.
+            settings: training settings.
+            path: path of the training state.
+            about: identity of target, data and head: the state of another training is refused.
             workers: the processes that train together.
-            checkpoint_steps: steps between checkpoints; None for none but those by the clock.
+            checkpoint_steps: steps between checkpoints; None for checkpoints by time only.
             checkpoint_minutes: minutes between checkpoints.
-            report: is given the progress now and then.
+            report: called with the progress from time to time.
         """
         self.settings, self.state = settings, TrainState()
         depths = {settings.depth, settings.measured} | ({1} if settings.depth_from else set())
@@ -77,19 +77,19 @@ class Trainer:
         self._optimizers = build_optimizers(
             self.head, settings.optimizer, lr=settings.lr, weight_decay=settings.weight_decay
         )
-        self._sums = torch.zeros(settings.depth + 1, device=self._device)  # of losses by depth; last: batches
+        self._sums = torch.zeros(settings.depth + 1, device=self._device)  # sums of losses by depth; last: batch count
         self._started = self._saved = time.monotonic()
-        self._begun = TrainState()  # what earlier runs have done
+        self._begun = TrainState()  # the totals of earlier runs
         self._stopped = False
-        self._whole = True  # whether weights and optimizers are of the same step
+        self._whole = True  # whether weights and optimizers are at the same step
 
     def run(self) -> TrainState:
-        """Train to the end; return the state, with the weights to be kept in the head.
+        """Train to the end; return the state, with the weights to keep in the head.
 
         Raises:
             KeyboardInterrupt: it was interrupted; its state is saved.
             OutOfMemoryError: the device is full; the state before the step is saved.
-            SpeculantError: the loss is no number any more.
+            SpeculantError: the loss is no longer finite.
         """
         self._started = self._saved = time.monotonic()
         try:
@@ -107,13 +107,13 @@ class Trainer:
                 "each. The training is saved: go on with --resume and fewer --texts or --anchors, and --accumulate "
                 "for as many in a step. A new one may use --precision bfloat16, or shorter texts by --length."
             ) from error
-        if self._stopped:  # by a signal to the first process
+        if self._stopped:  # because the first process received a signal
             raise KeyboardInterrupt
         self.head.load_state_dict(self.state.best)
         return self.state
 
     def resume(self) -> int:
-        """Go on from the saved state; return its step.
+        """Restore the saved state; return its step.
 
         Raises:
             FileError: it is damaged.
@@ -155,7 +155,7 @@ class Trainer:
         self._saved = time.monotonic()
 
     def _advance(self, interrupted: bool) -> bool:
-        """Measure if it is time to, save if it is time to, else train a step; return whether this was the end."""
+        """Measure or save if due, else train a step; return whether training has ended."""
         state, settings = self.state, self.settings
         state.seconds = self._begun.seconds + time.monotonic() - self._started
         done, stop, due = self._workers.agreed(
@@ -190,7 +190,7 @@ class Trainer:
             number = (state.step * settings.accumulate + part) * workers.count + workers.rank
             batch = self._features.training_batch(number)
             state.tokens += int(batch.lengths.sum()) * workers.count
-            if not len(batch.anchors):  # other draft models predict all of it
+            if not len(batch.anchors):  # other draft models already predict all of it
                 continue
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 torch.manual_seed(stream_seed(settings.seed, number))
@@ -282,4 +282,4 @@ class Trainer:
 
 
 def _ignore(_progress: Progress) -> None:
-    """Take a progress that nobody asked for."""
+    """Ignore a progress report."""

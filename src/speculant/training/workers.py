@@ -1,6 +1,6 @@
-"""Several processes that train one head, as torchrun and `accelerate launch` start them.
+"""Several processes that train one head together, started by torchrun or `accelerate launch`.
 
-Each has its own batches, the gradients are averaged, and the first one decides and writes.
+Each process has its own batches, gradients are averaged, and the first one decides and writes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor, distributed, nn
 
 
 class Workers:
-    """This process among those of the training.
+    """This process among the training's processes.
 
     Attributes:
-        rank, count: its number and how many there are.
+        rank, count: its number, and the number of processes.
     """
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
@@ -46,7 +46,7 @@ class Workers:
         return found / self.count
 
     def agreed(self, *values: float, device: torch.device) -> list[float]:
-        """Return the first process's numbers."""
+        """Return the first process's values."""
         if self.count == 1:
             return list(values)
         found: Tensor = torch.tensor(values, dtype=torch.float32, device=device)
@@ -54,31 +54,31 @@ class Workers:
         return list(map(float, found.tolist()))
 
     def leave(self) -> None:
-        """Wait until all processes are here, then part with them."""
+        """Wait for all processes, then leave the group."""
         if self.count > 1:
             distributed.barrier()
             distributed.destroy_process_group()
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait for all processes."""
         if self.count > 1:
             distributed.barrier()
 
 
 def find_launched_device() -> str | None:
-    """Return the GPU of a process that a launcher started; None if there is no launcher or no GPU."""
+    """Return the GPU of a launched process; None without a launcher or GPU."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available():
         return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     return None
 
 
 def is_first_launched() -> bool:
-    """Whether this is the first of the processes that a launcher started, or the only one."""
+    """Return whether this is the first launched process, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def join_workers(device: torch.device) -> Workers:
-    """Return this process's place among those that a launcher started; alone if there is no launcher."""
+    """Join the launched processes and return this one's place; a single process without a launcher."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         return Workers()

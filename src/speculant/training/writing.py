@@ -1,8 +1,9 @@
-"""Let a target write the texts that its heads learn from.
+"""Lets a target write the texts that its heads learn from.
 
-A drafter should know what the target writes, not what people write (Kim and Rush 2016, arXiv 1606.07947: sequence-level
-knowledge distillation). Texts come in shards with prompts of like length. Each shard is a function of prompts, settings
-and its number alone: an interrupted run goes on with the first missing shard, and more shards can be added later.
+A drafter should learn the target's own output, not human text (Kim and Rush 2016, arXiv 1606.07947: sequence-level
+knowledge distillation). Texts are written in shards of prompts of similar length. Each shard is a function of prompts,
+settings and its number alone: an interrupted run resumes with the first missing shard, and more shards can be added
+later.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from speculant.training.shards import read_manifest, shard_file, write_manifest,
 from speculant.training.texts import Texts
 from speculant.training.workers import Workers
 
-POOL = 16  # shards whose prompts are drawn together, then sorted by length
+POOL = 16  # number of shards whose prompts are drawn together, then sorted by length
 MIX = ((0.5, 0.0), (0.25, 0.8), (0.25, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSettings:
-    """What is written.
+    """Settings of the texts to write.
 
     Attributes:
-        texts: how many, rounded up to whole shards; not part of what a shard depends on.
-        rows: texts of a shard, which are written together.
-        new_tokens: of a text, at most.
-        temperatures: shares and temperatures that texts are written with.
-        opening: of prompts, only the first tokens, from so many to so many of them; None for whole prompts.
-        seed: of the choice of prompts and of sampling.
+        texts: number of texts, rounded up to whole shards; shards do not depend on it.
+        rows: texts per shard, which are written together.
+        new_tokens: maximum new tokens per text.
+        temperatures: temperatures of the texts, with the share of each.
+        opening: range of the number of leading prompt tokens to use; None for whole prompts.
+        seed: seed of the choice of prompts and of sampling.
     """
 
     texts: int
@@ -50,18 +51,18 @@ class WritingSettings:
 
     @property
     def shards(self) -> int:
-        """How many shards hold the texts."""
+        """The number of shards for the texts."""
         return -(-self.texts // self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a run wrote.
+    """The report of a run.
 
     Attributes:
-        shards: written by it.
-        found: those that an earlier run had written.
-        tokens: written by it, prompts included.
+        shards: number of shards written.
+        found: number of shards that an earlier run had written.
+        tokens: number of tokens written, including prompts.
     """
 
     shards: int
@@ -79,16 +80,16 @@ def write_texts(
     workers: Workers | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Written:
-    """Write the shards that are missing.
+    """Write the missing shards.
 
     Args:
         model: the target, a transformers model.
         prompts: token ids, none of them empty.
         out: the folder of the shards.
-        settings: what is written.
+        settings: settings of the texts.
         target: the model's fingerprints.
         workers: the processes that write together.
-        advance: is given the number of tokens of each shard that was written.
+        advance: called with the number of tokens of each written shard.
 
     Raises:
         UsageError: the folder holds something else, or there are no prompts.
@@ -118,14 +119,14 @@ def write_texts(
 
 
 class Drawing:
-    """Which prompts each shard continues, and at which temperature."""
+    """Selects the prompts and temperatures of each shard."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], settings: WritingSettings) -> None:
         self._prompts, self._settings = prompts, settings
         self._again, self._order = -1, np.zeros(0, np.int64)
 
     def shard(self, number: int) -> list[TokenPrompt]:
-        """Return the prompts of a shard, which are of like length."""
+        """Return the prompts of a shard, which have similar lengths."""
         settings = self._settings
         pool, place = divmod(number, POOL)
         first = pool * POOL * settings.rows
@@ -136,7 +137,7 @@ class Drawing:
         return drawn[start : start + settings.rows]
 
     def _prompt(self, text: int) -> TokenPrompt:
-        """Return the prompt of a text: each comes once in a pass over all of them."""
+        """Return the prompt of a text; each prompt occurs once per pass over all of them."""
         settings, count = self._settings, len(self._prompts)
         again, place = divmod(text, count)
         if again != self._again:
@@ -149,16 +150,16 @@ class Drawing:
         if settings.opening is not None:
             minimum, maximum = settings.opening
             ids = ids[: int(generator.integers(minimum, maximum + 1))]
-        elif again and temperatures.any():  # written greedily once more, it would be the same text
+        elif again and temperatures.any():  # decoded greedily again, it would give the same text
             shares = shares * (temperatures > 0)
         return TokenPrompt(ids, float(generator.choice(temperatures, p=shares / shares.sum())))
 
 
 def _continue_shard(model: Any, prompts: Sequence[TokenPrompt], settings: WritingSettings, number: int) -> Texts:
-    """Return the texts of a shard.
+    """Write the texts of a shard.
 
     Raises:
-        OutOfMemoryError: they do not fit at once.
+        OutOfMemoryError: they do not fit in one batch.
     """
     try:
         return continue_texts(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
@@ -173,7 +174,7 @@ def _continue_shard(model: Any, prompts: Sequence[TokenPrompt], settings: Writin
 
 
 def _begin(out: Path, prompts: Sequence[Sequence[int]], settings: WritingSettings, target: TargetIdentity) -> None:
-    """Write the manifest of a new folder, or check that of one that was begun."""
+    """Write the manifest of a new folder, or check that of an existing one."""
     digest = hashlib.blake2b(digest_size=12)
     for prompt in prompts:
         digest.update(np.asarray([len(prompt), *prompt], np.int32).tobytes())

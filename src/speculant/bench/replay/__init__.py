@@ -1,1 +1,1 @@
-"""Replays recorded outputs as the target, to measure what a drafter would have had accepted without a model."""
+"""Replays recorded outputs as the target, to measure a drafter's acceptance without a model."""

@@ -1,4 +1,4 @@
-"""How well a drafter's probabilities are calibrated: predicted against observed acceptance of its nodes.
+"""The calibration of a drafter's probabilities: predicted against observed acceptance of its nodes.
 
 A tree's weights are joint probabilities, so a node's weight divided by its parent's is the probability that it is
 accepted given that its parent was. It can be checked wherever the parent was accepted, the root included, since the
@@ -20,7 +20,7 @@ BINS = 20
 
 
 class Reliability:
-    """Counts per bin: nodes that could be checked, the sum of their predictions, and how many were accepted."""
+    """Counts per bin: nodes that could be checked, the sum of their predictions, and the number accepted."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS, np.int64)
@@ -45,7 +45,7 @@ class Reliability:
         self._pending.append((tree.weights[checked], above, hits))
 
     def fold(self) -> None:
-        """Count the rounds that were added."""
+        """Count the added rounds."""
         if not self._pending:
             return
         weights, above, hits = (np.concatenate(column) for column in zip(*self._pending, strict=True))
@@ -61,7 +61,7 @@ class Reliability:
     def ece(self) -> float | None:
         """Expected calibration error; None if no node was checked or all have probability 1.
 
-        A drafter without probabilities gives every node the weight 1, which is no estimate.
+        A drafter without probabilities gives every node the weight 1, which is not an estimate.
         """
         if not self._estimates:
             return None

@@ -1,4 +1,4 @@
-"""Memory files that methods start a replay with: which file suits which method, and whether token ids agree."""
+"""Memory files with which methods start a replay: which method each file fits, and whether token ids match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant.registry import find_method
 
 FILE_KINDS: Mapping[str, str] = MappingProxyType(
     {"trigram": "trigram", "suffix-array": "suffix", "suffix-automaton": "sam"}
-)  # of the files that `corpus build` writes
+)  # of files written by `corpus build`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ def read_corpus(path: Path, tokenizer: Any = None) -> CorpusFile:
 
     Args:
         path: the file.
-        tokenizer: of the traces; None if they are token ids.
+        tokenizer: tokenizer of the traces; None if they are token ids.
 
     Raises:
         FileError, CorruptMemoryError: it cannot be read.
-        UsageError: it was made with a tokenizer, and the traces' tokenizer is not known.
+        UsageError: it was made with a tokenizer, and the traces' tokenizer is unknown.
     """
     header, _ = read_header(path)
     fingerprint = _fingerprint(path, header["tokenizer"], tokenizer)
@@ -70,13 +70,13 @@ def assign_bases(methods: Sequence[str], paths: Sequence[Path], tokenizer: Any =
     """Return the frozen bases of each method that takes any.
 
     Args:
-        methods: to replay.
-        paths: of the bases; they must be of the traces' tokenizer.
-        tokenizer: of the traces; None if they are token ids.
+        methods: the methods to replay.
+        paths: paths of the bases, which must have the traces' tokenizer.
+        tokenizer: tokenizer of the traces; None if they are token ids.
 
     Raises:
         FileError, CorruptMemoryError, ForeignMemoryError: a base cannot be read, or is of another tokenizer.
-        UsageError: no method takes one, or whether they fit the traces is not known.
+        UsageError: no method takes one, or it is unknown whether they match the traces.
     """
     taking = [name for name in methods if not name.startswith(PREFIX) and find_method(name).takes_bases]
     if paths and not taking:
@@ -89,7 +89,7 @@ def assign_bases(methods: Sequence[str], paths: Sequence[Path], tokenizer: Any =
 
 
 def _fingerprint(path: Path, held: str, tokenizer: Any) -> str:
-    """Return the fingerprint of the traces' tokenizer, or the file's own, `held`, where it depends on ids alone."""
+    """Return the fingerprint of the traces' tokenizer, or the file's own, `held`, if it depends on ids alone."""
     if tokenizer is not None:
         return tokenizer_fingerprint(tokenizer, len(tokenizer))
     if held and not held.startswith("ids-"):

@@ -1,9 +1,9 @@
 """The metrics of a replay as plain numbers, which the table, the JSON and the page show.
 
-Times are microseconds. What is not known is None: the cost of a drafter whose acceptance was recorded, the bytes of one
-that does not report them. The expected speed-up divides the seconds of plain decoding, a pass without nodes per token,
-by those of the rounds: a pass over the nodes of each draft, proposing, learning, and learning the prompts. Neither
-includes the prefill.
+Times are in microseconds. Unknown values are None: the cost of a drafter whose acceptance was recorded, the bytes of
+one that does not report them. The expected speed-up is the seconds of plain decoding (one pass without nodes per token)
+divided by those of the rounds (a pass over the nodes of each draft, proposing, learning, and learning the prompts).
+Neither includes the prefill.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SLICES = 20
 def run_metrics(
     file: str, method: str, nodes: int, result: ReplayResult, cost: StepCost | None = None, *, chain: bool = False
 ) -> dict[str, Any]:
-    """Return the row of a file and a method.
+    """Return the row for a file and a method.
 
     Args:
         file, method: their names.
-        nodes: most nodes per draft.
+        nodes: maximum nodes per draft.
         result: the replay.
-        cost: of target passes, for the expected speed-up.
+        cost: cost of target passes, for the expected speed-up.
         chain: whether drafts were chains.
     """
     everything = np.arange(len(result.categories))

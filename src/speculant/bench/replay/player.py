@@ -1,7 +1,7 @@
-"""Replays recorded outputs as if a greedy target produced them: how many drafted tokens are accepted, without a model.
+"""Replays recorded outputs as if a greedy target produced them, to count accepted drafted tokens without a model.
 
-The first root is the last prompt token, so every output id counts, including end of text, and the last round
-counts only the tokens that were left: MAT = tokens / rounds. The memory is kept across requests by default.
+The first root is the last prompt token, so every output id counts, including end of text, and the last round counts
+only the remaining tokens: MAT = tokens / rounds. The memory is kept across requests by default.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Drafting:
 
     Attributes:
         nodes, deepest: Int64[R], the nodes of each draft and its depth.
-        propose_seconds, learn_seconds: Float64[R], of proposing and of observing.
-        open_seconds: Float64[Q], of opening a session for each request, which learns its prompt.
+        propose_seconds, learn_seconds: Float64[R], time of proposing and of observing.
+        open_seconds: Float64[Q], time of opening a session for each request, which learns its prompt.
         memory_bytes: the largest size of the memory at the end of a request; None if the drafter does not report it.
         reliability: predicted against observed acceptance.
     """
@@ -54,11 +54,11 @@ class ReplayResult:
     """The result of replaying Q requests in R rounds.
 
     Attributes:
-        categories: of each request.
+        categories: category of each request.
         prompt_tokens: Int64[Q], the tokens of each prompt.
-        request: Int64[R], which request a round belongs to.
+        request: Int64[R], the request of each round.
         accepted: Int64[R], accepted draft tokens; a round yields one more.
-        drafting: its cost; None for acceptance that was recorded elsewhere.
+        drafting: cost of drafting; None for acceptance that was recorded elsewhere.
     """
 
     categories: tuple[str, ...]
@@ -85,7 +85,7 @@ class ReplayResult:
 
 @dataclass(slots=True)
 class _Log:
-    """Grows during a replay; a plain list takes a number faster than an array does."""
+    """Grows during a replay; appending a number to a list is faster than to an array."""
 
     categories: list[str] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
@@ -130,10 +130,10 @@ def replay(
     """Replay the recordings in order.
 
     Args:
-        drafter: whose drafts are compared with the outputs.
+        drafter: the drafter whose drafts are compared with the outputs.
         recordings: the prompts and their outputs.
-        nodes: most nodes per draft.
-        chain: whether drafts are chains, asked for as for an engine that verifies nothing else; else trees.
+        nodes: maximum nodes per draft.
+        chain: whether to request chains, as for an engine that verifies nothing else; otherwise trees.
         renew: returns a new drafter for each further request, built outside the timed parts; None to keep the memory.
         advance: called after each request with the number of its output tokens.
     """

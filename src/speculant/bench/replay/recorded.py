@@ -1,9 +1,8 @@
-"""Replays the acceptance of a drafter that was recorded when a trace was made.
+"""Replays a drafter's acceptance that was recorded with a trace.
 
 At output position p the drafter would have yielded recorded[p] tokens (accepted drafts + 1) with drafts of unlimited
-length; with k drafts a round yields min(recorded[p], k + 1), and the next one begins after them. The list may be of a
-run whose output was longer or shorter than the trace's; the shorter of the two is used. The cost of drafting is not
-recorded.
+length; with k drafts a round yields min(recorded[p], k + 1), and the next one starts after them. If the list's run had
+a longer or shorter output than the trace, the shorter of the two is used. The cost of drafting is not recorded.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ def list_recorded_names(recordings: Sequence[Recording]) -> list[str]:
 
 
 def match_recorded_lengths(asked: Sequence[int]) -> tuple[int, ...]:
-    """Return how long recorded chains are beside chains of the asked lengths: as long, or as recorded without any.
+    """Return the lengths of recorded chains to show: the requested ones, or the recorded length if there are none.
 
-    A record knows nothing of chains that are longer than those it was made with.
+    A record has no information about longer chains than those it was made with.
     """
     return tuple(dict.fromkeys(min(each, DRAFTS) for each in asked)) or (DRAFTS,)
 

@@ -25,18 +25,18 @@ class Run:
     """One method on one file; can be pickled.
 
     Attributes:
-        file: its name in the results.
-        method: a name of the registry, or "peer:" and a peer's.
-        recordings: in the order in which they are replayed.
-        nodes: most nodes per draft.
+        file: its name in results.
+        method: a registered name, or "peer:" and a peer's name.
+        recordings: recordings in replay order.
+        nodes: maximum nodes per draft.
         chain: whether drafts are chains; else trees.
         keep_memory: whether the memory is kept across requests.
         vocabulary: number of token ids.
-        memory_limit: bytes that the drafter's memory may take.
+        memory_limit: maximum bytes of the drafter's memory.
         corpus: the memory to start with; None for an empty one.
-        settings: of the drafter; None for its defaults.
+        settings: settings of the drafter; None for its defaults.
         bases: frozen bases, for a method that takes any.
-        unite: a head of whose acceptance the recordings tell, to unite the method with; "" for none.
+        unite: a head with recorded acceptance to combine the method with; "" for none.
     """
 
     file: str
@@ -54,12 +54,12 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What drafts, as results name it."""
+        """The drafter's name in results."""
         return f"{self.method}+{RECORDED}{self.unite}" if self.unite else self.method
 
     @property
     def tokens(self) -> int:
-        """Output tokens to replay."""
+        """The number of output tokens to replay."""
         return sum(len(recording.output) for recording in self.recordings)
 
     def build(self) -> Drafter:
@@ -72,7 +72,7 @@ class Run:
         if self.method.startswith(PREFIX):
             return find_peer(self.method)()
         fingerprint, vocabulary = "" if self.corpus is None else self.corpus.tokenizer, self.vocabulary
-        if self.bases:  # recordings do not name their tokenizer
+        if self.bases:  # recordings do not store their tokenizer
             header = read_base_header(self.bases[0])
             fingerprint, vocabulary = header.tokenizer, max(vocabulary, int(header.facts["vocabulary"]))
         method = find_method(self.method)
@@ -87,7 +87,7 @@ class Run:
             ),
         )
         if self.corpus is not None:
-            assert isinstance(drafter, Persistent)  # methods that begin with a corpus have a memory
+            assert isinstance(drafter, Persistent)  # methods that start with a corpus have a memory
             drafter.load(self.corpus.path)
         return drafter
 
@@ -103,7 +103,7 @@ class Run:
 
 
 def check_method(name: str) -> None:
-    """Check before anything is read that a method can be replayed.
+    """Check whether a method can be replayed, before anything is read.
 
     Raises:
         UnknownMethodError, UsageError: there is no such method or peer.

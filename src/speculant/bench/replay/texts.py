@@ -12,7 +12,7 @@ def message_text(message: dict[str, Any]) -> str:
     """Return the text of a chat message, whose content is a string or a list of parts.
 
     Raises:
-        ValueError: it holds something that is not text.
+        ValueError: it has content that is not text.
     """
     match message.get("content"):
         case str(text):
@@ -26,11 +26,11 @@ def message_text(message: dict[str, Any]) -> str:
 def encode_answer(tokenizer: Any, prompt: str, answer: str, *, special: bool = True) -> tuple[Ids, Ids]:
     """Return the ids of a prompt and of the answer that follows it.
 
-    Both are tokenised together, so that the answer keeps its spaces. Where a token would span the boundary they are
-    tokenised separately, as they were when the answer was generated.
+    Both are tokenised together, so that the answer keeps its spaces. If a token would span the boundary, they are
+    tokenised separately, as when the answer was generated.
 
     Raises:
-        ValueError: the text holds half of a surrogate pair.
+        ValueError: the text contains an unpaired surrogate.
     """
     before: Ids = tokenizer(prompt, add_special_tokens=special)["input_ids"]
     # A token that the tokenizer appends to a text, such as an end token, belongs to neither of them.
@@ -47,7 +47,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[dict[str, Any]], answer: str)
     The tokenizer's chat template is applied; without one, the messages are joined by blank lines.
 
     Raises:
-        ValueError: the template refuses the messages, or they hold something that is not text.
+        ValueError: the template rejects the messages, or they have content that is not text.
     """
     plain = [{**message, "content": message_text(message)} for message in messages]
     if not getattr(tokenizer, "chat_template", None):

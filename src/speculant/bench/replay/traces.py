@@ -6,8 +6,8 @@ A .jsonl file holds a row per line, a .json file a list of rows. A row is one of
     {"messages": [{"role", "content"}, ...]}          the last answer of the assistant is the output
     {"prompt": "...", "output": "..."}
 
-The latter two are text and need a tokenizer. `recorded` names, for each drafter that was measured when the trace was
-made, the tokens that a round rooted at the token before output position p would have yielded (accepted drafts + 1).
+The latter two are text and need a tokenizer. For each drafter that was measured with the trace, `recorded` has the
+number of tokens that a round rooted at the token before output position p would have yielded (accepted drafts + 1).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Recording:
 
     Attributes:
         prompt: Int32[T], output: Int32[M].
-        category: what figures are grouped by.
-        recorded: per drafter Int32[*], the yield of a round at each output position; may differ from M in length.
+        category: the category by which figures are grouped.
+        recorded: per drafter Int32[*], the yield of a round at each output position; its length may differ from M.
     """
 
     prompt: Int32
@@ -57,9 +57,9 @@ def read_recordings(
 
     Args:
         path: a .json file holds a list of rows, every other file a row per line.
-        tokenizer: for rows of text.
-        reject: called with place and reason of each row that cannot be used; None to raise at the first.
-        advance: called with the number of bytes that were read.
+        tokenizer: tokenizer for rows of text.
+        reject: called with place and reason of each unusable row; None to raise at the first.
+        advance: called with the number of bytes read.
 
     Raises:
         FileError: the file cannot be read, or a row cannot be used and there is no `reject`.

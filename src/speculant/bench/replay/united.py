@@ -1,14 +1,13 @@
-"""A memory's drafts united with those of a head whose acceptance was recorded when a trace was made.
+"""Unites a memory's drafts with those of a head whose acceptance was recorded with a trace.
 
-A record tells how many of the head's drafted tokens were right, not which wrong ones it drafted, nor how probable the
-head found them. So its chain is the accepted part of the output, then a token that is never right; and a node's
-probability is how often the head was right at that depth, learned round by round as the drafts of any drafter are. A
-tree takes the most probable nodes of both; nodes that both have count once. A chain is that of the memory or that of
-the head, whichever is expected to be accepted further where the memory is as sure as it is now: once the text has gone
-on, both chains are compared with it. What a head and a memory would learn from agreeing is left out: a record would
-give away which of the head's tokens are right.
+A record has the number of the head's correct tokens, but neither its wrong tokens nor its probabilities. So its chain
+is the accepted part of the output, followed by a token that is never correct; and a node's probability is the observed
+share of correct tokens at its depth, learned round by round as for any drafter. A tree takes the most probable nodes of
+both; shared nodes count once. A chain is either the memory's or the head's, whichever is expected to be accepted
+further at the memory's current confidence: once the text has continued, both chains are compared with it. Learning from
+agreement between head and memory is left out: a record would reveal which of the head's tokens are correct.
 
-With a head at hand the same is `mix-head`; see `drafters.models.union`.
+With an actual head, `mix-head` does the same; see `drafters.models.union`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import ROOT, DraftTree, Float32, Float64, Int32
 from speculant.drafters.models.level_session import heaviest
 
-WRONG = 2**31 - 1  # no token: ids of recordings are smaller
-_PRIOR = 0.7, 2.0  # of a chain's next token, and the observations that it counts as
-_BANDS = 12  # of how far a chain of the memory is expected to be accepted
+WRONG = 2**31 - 1  # not a token: ids in recordings are smaller
+_PRIOR = 0.7, 2.0  # prior probability of a chain's next token, and its weight in observations
+_BANDS = 12  # bands of the expected accepted length of a memory's chain
 
 
 class ChainRates:
-    """How often the tokens of a head's chain were right, by depth, where those before them were."""
+    """The share of correct tokens in a head's chain by depth, given that the previous ones were correct."""
 
     def __init__(self) -> None:
         self._right, self._seen = np.zeros(DRAFTS), np.zeros(DRAFTS)
@@ -43,34 +42,34 @@ class ChainRates:
         return np.asarray(np.cumprod((self._right[:length] + rate * count) / (self._seen[:length] + count)), np.float64)
 
     def learn(self, accepted: int, length: int) -> None:
-        """Learn that so many of `length` tokens were accepted."""
+        """Learn that `accepted` of `length` tokens were accepted."""
         self._right[:accepted] += 1
         self._seen[: min(accepted + 1, length)] += 1
 
 
 class ChainChoice:
-    """Which of two chains is accepted further on average, by how sure the memory is of its own."""
+    """Which of two chains is accepted further on average, by the memory's confidence in its own."""
 
     def __init__(self) -> None:
-        self._gained = np.zeros((_BANDS, 2))  # accepted tokens of the memory's chains, and of the head's
+        self._gained = np.zeros((_BANDS, 2))  # accepted tokens of the memory's and of the head's chains
 
     def band(self, weights: Float32) -> int:
-        """Return the band of a chain of the memory with these probabilities."""
+        """Return the band of a memory's chain with these probabilities."""
         return min(_BANDS - 1, int(2 * float(weights.sum())))
 
     def prefers_memory(self, band: int, memory: float, head: float) -> bool:
-        """Return whether the memory's chain is chosen, given how many tokens of either their own weights expect."""
-        gained = self._gained[band] + (memory, head)  # one observation more
+        """Return whether to choose the memory's chain, given each chain's expected accepted tokens by its weights."""
+        gained = self._gained[band] + (memory, head)  # counts as one more observation
         return bool(gained[0] > gained[1])
 
     def learn(self, band: int, memory: int, head: int) -> None:
-        """Learn how many tokens of either chain were those of the text."""
+        """Learn how many tokens of each chain matched the text."""
         self._gained[band] += memory, head
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Two chains that were drafted at a position of the output."""
+    """Two chains drafted at one position of the output."""
 
     at: int
     band: int
@@ -82,12 +81,12 @@ class UnitedDrafter(Drafter):
     """A memory and a recorded head."""
 
     def __init__(self, memory: Drafter, requests: Iterator[Recording], name: str) -> None:
-        """Unite them.
+        """Unite a memory and a recorded head.
 
         Args:
             memory: a drafter whose node weights are probabilities.
-            requests: as they are going to be opened, one after the other; those of `recorded_by`.
-            name: of the head in the recordings.
+            requests: requests in the order in which they will be opened; from `recorded_by`.
+            name: name of the head in the recordings.
         """
         self._memory, self._requests, self._name = memory, requests, name
         self._rates, self._choice = ChainRates(), ChainChoice()
@@ -98,7 +97,7 @@ class UnitedDrafter(Drafter):
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes that the memory takes, if it tells."""
+        """The bytes of the memory, if it reports them."""
         return getattr(self._memory, "memory_bytes", None)
 
     def open(self, start: SessionRequest) -> Session:
@@ -108,7 +107,7 @@ class UnitedDrafter(Drafter):
 
 
 def select_recorded(name: str, recordings: Sequence[Recording]) -> list[Recording]:
-    """Return the recordings with a head's acceptance, cut to where that ends."""
+    """Return the recordings with a head's acceptance, cut to its length."""
     known = [each for each in recordings if len(each.recorded.get(name, ()))]
     return [replace(each, output=each.output[: len(each.recorded[name])]) for each in known]
 
@@ -120,7 +119,7 @@ class ReplayUnitedSession(Session):
         self._memory, self._output, self._yields = memory, output, yields
         self._rates, self._choice = rates, choice
         self._at, self._own, self._head = 0, DraftTree.empty(), list[int]()
-        self._waiting = list[Chains]()  # whose ends the text has not reached
+        self._waiting = list[Chains]()  # chains that the text has not passed yet
 
     def propose(self, budget: Budget) -> DraftTree:
         self._own = self._memory.propose(budget)
@@ -172,7 +171,7 @@ class ReplayUnitedSession(Session):
         self._own, self._head = DraftTree.empty(), []
 
     def _compare_chains(self) -> None:
-        """Learn from the chains whose places the text has passed."""
+        """Learn from the chains that the text has passed."""
         while self._waiting and self._waiting[0].at + DRAFTS <= self._at:
             chains = self._waiting.pop(0)
             text = self._output[chains.at : chains.at + DRAFTS].tolist()
@@ -183,6 +182,6 @@ class ReplayUnitedSession(Session):
 
 
 def _common(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """Return how many of the first tokens are the same."""
+    """Return the number of equal leading tokens."""
     pairs = zip(drafted, text, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

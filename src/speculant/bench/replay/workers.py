@@ -1,7 +1,7 @@
 """Replays runs in several processes; results are returned in the order of the runs.
 
-The longest runs start first, so that the processes finish at about the same time. Processes that run side by side
-share the machine's caches and its memory bandwidth, so times are a little longer than alone.
+The longest runs start first, so that the processes finish at about the same time. Concurrent processes share the
+machine's caches and memory bandwidth, so times are slightly longer than alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def replay_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _to
     """Return the replay of every run.
 
     Args:
-        runs: what to replay.
+        runs: the runs to replay.
         jobs: number of processes; 1 uses the calling process only.
-        advance: called with the number of output tokens that were replayed.
+        advance: called with the number of replayed output tokens.
 
     Raises:
         SpeculantError: a run cannot be replayed, or a process was killed.
@@ -51,7 +51,7 @@ def replay_runs(runs: Sequence[Run], *, jobs: int, advance: Advance = lambda _to
 class _Dispatch:
     def __init__(self, runs: Sequence[Run], advance: Advance) -> None:
         self._runs, self._advance = runs, advance
-        self._waiting = sorted(range(len(runs)), key=lambda i: runs[i].tokens)  # taken from the end
+        self._waiting = sorted(range(len(runs)), key=lambda i: runs[i].tokens)  # popped from the end
         self._running: dict[Any, int] = {}
         self._results: dict[int, ReplayResult] = {}
 

@@ -1,1 +1,1 @@
-"""Reports: tables, pages and charts of what was measured."""
+"""Reports: tables, pages and charts of measurements."""

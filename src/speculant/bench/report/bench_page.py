@@ -42,13 +42,13 @@ def bench_page(
     """Return the page.
 
     Args:
-        rows: of `summary.summary`.
-        labels: what a reader must not overlook, such as "forced".
-        notes: how it was run, a sentence each.
-        warnings: why the figures may be off, a sentence each.
+        rows: rows of `summary.summary`.
+        labels: important labels such as "forced".
+        notes: how it was run, one sentence each.
+        warnings: why the figures may be unreliable, one sentence each.
         environment: machine and versions.
-        scaling: of `scaling.measure.measure_scaling`, if that was asked for.
-        created: the date that the page gives; None for now.
+        scaling: result of `scaling.measure.measure_scaling`, if requested.
+        created: the date shown; None for now.
 
     Raises:
         UnsupportedError: Jinja2 or matplotlib is not installed.
@@ -81,7 +81,7 @@ def bench_page(
 
 
 def headline(rows: Rows) -> str:
-    """Return the main result: the largest speed-up over plain decoding, prompts included."""
+    """Return the main result: the maximum speed-up over plain decoding, prompts included."""
     chosen = _main_rows(rows)
     task = "all tasks" if chosen[0]["task"] == OVERALL else chosen[0]["task"]
     drafting = [row for row in chosen if row["method"] != PLAIN and row["speedup"] is not None]
@@ -102,7 +102,7 @@ def _main_rows(rows: Rows) -> Rows:
 
 
 def _lead(rows: Rows) -> list[str]:
-    """Return the speeds of all systems and whether their outputs are those of plain decoding."""
+    """Return the speeds of all systems and whether their outputs equal those of plain decoding."""
     if not rows:
         return []
     chosen = _main_rows(rows)

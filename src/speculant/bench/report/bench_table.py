@@ -27,7 +27,7 @@ _LEGEND = {
 
 
 def bench_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the headings and a line of cells per row of `summary`; columns that would be empty are left out."""
+    """Return the headings and a line of cells per row of `summary`; empty columns are omitted."""
     spread = any(row["trials"] > 1 for row in rows)
     kept = [i for i, heading in enumerate(HEADINGS) if spread or heading != SPREAD]
     if all(row.get("batch", 1) == 1 or row["speedup_over_one"] is None for row in rows):
@@ -37,7 +37,7 @@ def bench_table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def legend(lines: Sequence[tuple[str, ...]]) -> str:
-    """Return what the columns of a table that are shown mean."""
+    """Return explanations of the shown columns of a table."""
     return " ".join(text for heading, text in _LEGEND.items() if heading in lines[0])
 
 

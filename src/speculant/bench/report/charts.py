@@ -1,8 +1,8 @@
 """Charts as inline SVG, drawn by matplotlib.
 
-The same input gives the same text: ids are hashed with a salt of the chart's own data, so that they are also unique
-within a page, and no date is written. Colours are CSS variables of the page (`--series-0`, ..., `--faint`, `--line`,
-`--page`), which follow the reader's light or dark theme; no pyplot state is touched.
+The output is deterministic: ids are hashed with a salt of the chart's own data, so that they are also unique within a
+page, and no date is written. Colours are CSS variables of the page (`--series-0`, ..., `--faint`, `--line`, `--page`),
+which follow the reader's light or dark theme; no pyplot state is modified.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PALETTE = (
 FAINT, LINE, PAGE = "#6b7078", "#d9dce1", "#fdfdfd"
 _WIDTH, _HEIGHT = 5.4, 3.2  # inches; the page scales a chart to its column
 _BAR = 0.2  # inches
-_UNUSED_ID = re.compile(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"')  # of groups, which repeat from chart to chart
+_UNUSED_ID = re.compile(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"')  # ids of groups, which repeat from chart to chart
 _STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
 _HEAD = re.compile(r'<svg [^>]*viewBox="([\d. ]+)"[^>]*>')
 
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A named bar per group, in a colour given by its number in the palette; None where there is no value."""
+    """A named bar per group, in a colour given by its number in the palette; None for missing values."""
 
     name: str
     color: int
@@ -57,11 +57,11 @@ def line_chart(
     """Return a chart of lines as an SVG element.
 
     Args:
-        lines: what to draw.
-        label: what the chart shows, for screen readers.
+        lines: lines to draw.
+        label: description of the chart, for screen readers.
         x_label, y_label: the names of the axes.
-        y_min: where the vertical axis begins.
-        unit_square: let both axes run from 0 to 1 and draw the diagonal.
+        y_min: start of the vertical axis.
+        unit_square: whether both axes run from 0 to 1 with the diagonal drawn.
     """
     with _drawing(label, lines, _HEIGHT) as (figure, axes):
         from matplotlib.ticker import MaxNLocator
@@ -95,8 +95,8 @@ def bar_chart(
 
     Args:
         groups: names of the groups, from the top; a single group is labelled by its bars instead.
-        bars: a series per colour.
-        label: what the chart shows, for screen readers.
+        bars: one series per colour.
+        label: description of the chart, for screen readers.
         x_label: the name of the value axis.
         reference: a value to mark by a line, such as 1.0 for speed-ups.
         decimals: digits of the value labels.
@@ -137,7 +137,7 @@ def _drawing(label: str, data: object, height: float) -> Iterator[tuple[Figure, 
         {
             "svg.fonttype": "none",
             "svg.hashsalt": f"{label}{data}",
-            "text.parse_math": False,  # a name may hold dollar signs
+            "text.parse_math": False,  # a name may contain dollar signs
             "font.sans-serif": ["DejaVu Sans"],
             "font.size": 10,
         }

@@ -17,7 +17,7 @@ def compare(before: Result, after: Result) -> list[dict[str, Any]]:
     """Return a row per task, temperature, batch size and method that both have, with each measure and its ratio.
 
     Args:
-        before, after: A and B, of `read_result`.
+        before, after: A and B, from `read_result`.
 
     Raises:
         UsageError: they have none in common.

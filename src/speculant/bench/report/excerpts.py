@@ -1,4 +1,4 @@
-"""An excerpt of replayed text in which every token is marked by its source: an accepted draft or the target."""
+"""An excerpt of replayed text with every token marked by its source: an accepted draft or the target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speculant.bench.replay.player import ReplayResult
 from speculant.bench.replay.traces import Recording
 
 MAX_TOKENS = 240
-_CONTEXT = 8  # tokens of the prompt that the detokenizer needs to place spaces
+_CONTEXT = 8  # prompt tokens that the detokenizer needs to place spaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class ExcerptToken:
     """A token of an excerpt.
 
     Attributes:
-        text: its text, or its id where there is no tokenizer.
+        text: its text, or its id without a tokenizer.
         drafted: whether it is an accepted draft.
-        begins: whether a round begins with it.
+        begins: whether it is the first of a round.
     """
 
     text: str
@@ -30,12 +30,12 @@ class ExcerptToken:
 
 
 def last_excerpt(result: ReplayResult, recordings: Sequence[Recording], tokenizer: Any = None) -> list[ExcerptToken]:
-    """Return the beginning of the last request's output, drafted with what was learned from all other requests.
+    """Return the start of the last request's output, drafted with what was learned from all other requests.
 
     Args:
         result: the replay of the recordings.
-        recordings: in the order in which they were replayed.
-        tokenizer: of the recordings; None to return token ids.
+        recordings: recordings in replay order.
+        tokenizer: tokenizer of the recordings; None to return token ids.
     """
     recording = recordings[-1]
     detokenizer = Detokenizer(tokenizer, recording.prompt[-_CONTEXT:].tolist())

@@ -1,4 +1,4 @@
-"""The packages that pages are made with; they come with the package, and may be missing where it was stripped."""
+"""Checks for the packages that write pages; they are dependencies, but may be missing in stripped installations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from speculant.core.errors import UnsupportedError
 
 
 def can_write_pages() -> bool:
-    """Return whether Jinja2 and matplotlib are installed; neither is imported."""
+    """Return whether Jinja2 and matplotlib are installed, without importing them."""
     return all(find_spec(name) is not None for name in ("jinja2", "matplotlib"))
 
 

@@ -1,24 +1,24 @@
-"""Whether timings tell which is faster: the same rules wherever plain and drafted decoding are timed in turns.
+"""Checks whether timings can tell which is faster, for any alternating runs of plain and drafted decoding.
 
-A pass over a draft takes at least as long as a pass over one token. So one request at a time is decoded at most as many
-times faster as tokens are accepted per pass (MAT); what exceeds that is the machine's doing.
+A pass over a draft takes at least as long as a pass over one token. So the speed-up of a single request is at most the
+number of tokens accepted per pass (MAT); anything beyond that is noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-STEADY = 1.3  # largest over smallest ratio of pairs, above which the machine does other things
-CLEAR = 1.1  # up to which it does not matter on which side of 1 they are
+STEADY = 1.3  # max / min ratio of pairs above which the machine is considered busy
+CLEAR = 1.1  # a spread up to this is fine even if ratios lie on both sides of 1
 
 
 def unsteady(ratios: Sequence[float], speeds: Sequence[float], *, pairs: str = "pairs") -> str:
-    """Return why ratios of the same thing do not tell which is faster; empty where they do.
+    """Return why ratios of the same comparison do not tell which is faster; empty if they do.
 
     Args:
-        ratios: drafted over plain tokens per second, of each pair of runs, or the least and the most of them.
+        ratios: drafted over plain tokens per second of each pair of runs, or their minimum and maximum.
         speeds: plain decoding's tokens per second in these.
-        pairs: what the pairs are called.
+        pairs: name of the pairs in the message.
     """
     if not ratios or max(ratios) <= CLEAR * min(ratios):
         return ""
@@ -34,11 +34,11 @@ def unsteady(ratios: Sequence[float], speeds: Sequence[float], *, pairs: str = "
 
 
 def beyond_drafts(speedup: float | None, mat: float | None) -> str:
-    """Return why a speed-up of single requests is more than drafts can gain; empty where it is not.
+    """Return why a speed-up of single requests exceeds what drafts can gain; empty if it does not.
 
     Args:
-        speedup: over plain decoding by the same passes.
-        mat: tokens per target pass; None or 0 where there were none.
+        speedup: speed-up over plain decoding with the same passes.
+        mat: tokens per target pass; None or 0 without any.
     """
     if speedup is None or not mat or round(speedup, 2) <= round(mat, 2):
         return ""

@@ -1,4 +1,4 @@
-"""Fills the templates of pages. A page is one file that needs nothing from elsewhere: no scripts, fonts or pictures."""
+"""Fills the templates of pages. A page is one self-contained file: no external scripts, fonts or pictures."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as the page shows it.
+    """A table on a page.
 
     Attributes:
-        headings: of the columns.
+        headings: column headings.
         rows: cells, as text.
-        name_columns: how many columns on the left hold words.
-        highlighted: (row, column) of the cells to set in bold.
+        name_columns: number of columns on the left that contain words.
+        highlighted: (row, column) of bold cells.
     """
 
     headings: Sequence[str]
@@ -48,8 +48,8 @@ def table(lines: Sequence[Sequence[str]], *, name_columns: int, highlight: Seque
 
     Args:
         lines: the headings, then the rows; rows with the same first cell form a group.
-        name_columns: how many columns on the left hold words.
-        highlight: headings of the columns in which the largest value is set in bold.
+        name_columns: number of columns on the left that contain words.
+        highlight: headings of the columns whose largest value is set in bold.
     """
     headings, *rows = lines
     marked = set()
@@ -63,7 +63,7 @@ def table(lines: Sequence[Sequence[str]], *, name_columns: int, highlight: Seque
 
 
 def series_colors(names: Sequence[str]) -> dict[str, int]:
-    """Return a number of the palette for each name, in order of appearance."""
+    """Return a palette index for each name, in order of appearance."""
     return {name: i % len(PALETTE) for i, name in enumerate(dict.fromkeys(names))}
 
 
@@ -71,9 +71,9 @@ def render(template: str, values: Mapping[str, Any], *, created: datetime | None
     """Return a page.
 
     Args:
-        template: a file of `templates/`.
-        values: what it shows; text is escaped.
-        created: the date that the page gives; None for now.
+        template: a file in `templates/`.
+        values: values for the template; text is escaped.
+        created: the date shown; None for now.
 
     Raises:
         UnsupportedError: Jinja2 is not installed.

@@ -30,11 +30,11 @@ def replay_page(
     """Return the page.
 
     Args:
-        rows: of `metrics.run_metrics`, a row per file, method and form of drafts.
-        excerpts: pieces of text by file and method, named as `replay_table.told_apart` does.
-        notes: how the replay was run, a sentence each.
-        token_ids: whether the excerpts are token ids, for lack of a tokenizer.
-        created: the date that the page gives; None for now.
+        rows: rows of `metrics.run_metrics`, one per file, method and form of drafts.
+        excerpts: pieces of text by file and method, named as in `replay_table.told_apart`.
+        notes: how the replay was run, one sentence each.
+        token_ids: whether the excerpts are token ids, because there is no tokenizer.
+        created: the date shown; None for now.
 
     Raises:
         UnsupportedError: Jinja2 or matplotlib is not installed.
@@ -74,7 +74,7 @@ def replay_page(
 
 
 def headline(rows: Rows) -> str:
-    """Return the main result: the best method, by expected speed-up where passes have a cost, otherwise by MAT."""
+    """Return the main result: the best method, by expected speed-up if pass costs are known, otherwise by MAT."""
     ranked = pool_mat(rows)
     method = best_method(rows)
     chosen = [row for row in rows if row["method"] == method]
@@ -88,7 +88,7 @@ def headline(rows: Rows) -> str:
 
 
 def best_method(rows: Rows) -> str:
-    """Return the method with the largest median of expected speed-ups or, where they are not known, of pooled MAT."""
+    """Return the method with the highest median expected speed-up or, if unknown, the highest pooled MAT."""
     ranked = pool_mat(rows)
     speedups = {
         method: [row["speedup"] for row in rows if row["method"] == method and row["speedup"] is not None]
@@ -101,7 +101,7 @@ def best_method(rows: Rows) -> str:
 def pool_mat(rows: Rows) -> dict[str, float]:
     """Return the MAT over all files of each method that was replayed on all of them, the best first.
 
-    Acceptance that was recorded with the trace is left out, unless there is nothing else.
+    Acceptance recorded with the trace is excluded, unless there is nothing else.
     """
     replayed = [row for row in rows if not row["method"].startswith(RECORDED)] or list(rows)
     found = {}
@@ -129,7 +129,7 @@ def _texts(file: str, rows: Rows, excerpts: Excerpts) -> list[dict[str, Any]]:
 
 
 def _select_excerpt(texts: Sequence[dict[str, Any]], method: str) -> dict[str, Any] | None:
-    """Return that method's excerpt, or the first."""
+    """Return the excerpt of the method, or the first one."""
     return next((each for each in texts if each["method"] == method), texts[0] if texts else None)
 
 
@@ -195,7 +195,7 @@ def _reliability(rows: Rows, colors: Colors) -> str:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """Return the names without the prefix, up to a dash, that all of them share."""
+    """Return the names without their common prefix up to a dash."""
     common = files[0]
     for file in files:
         while not file.startswith(common):

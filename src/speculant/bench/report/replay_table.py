@@ -17,10 +17,10 @@ NAME_COLUMNS = 3  # columns of words, aligned to the left
 def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) -> list[tuple[str, ...]]:
     """Return the headings and a line of cells per row.
 
-    A column of expected speed-ups is added where a step-cost curve was given.
+    A column of expected speed-ups is added if a step-cost curve was given.
 
     Args:
-        rows: of `metrics.run_metrics`.
+        rows: rows of `metrics.run_metrics`.
         categories: whether each row is followed by a line per category.
     """
     expected = any(row["speedup"] is not None for row in rows)
@@ -37,12 +37,12 @@ def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) ->
 
 
 def draft_form(row: dict[str, Any]) -> str:
-    """Return what the drafts of a row are at most, as in "tree of 64"."""
+    """Return the maximum form of a row's drafts, as in "tree of 64"."""
     return f"{row['shape']} of {row['nodes']}"
 
 
 def tell_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with the form of their drafts in the method's name, where a method has several forms."""
+    """Return the rows with the form of drafts added to the names of methods that have several forms."""
     forms = {row["method"]: {draft_form(each) for each in rows if each["method"] == row["method"]} for row in rows}
     return [
         row | {"method": f"{row['method']}, {draft_form(row)}"} if len(forms[row["method"]]) > 1 else row
@@ -51,7 +51,7 @@ def tell_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def align_columns(lines: Sequence[tuple[str, ...]]) -> str:
-    """Return the lines as text in columns."""
+    """Return the lines as column-aligned text."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(

@@ -1,4 +1,4 @@
-"""The files of a benchmark: result.json, table.md and report.html, none of which holds prompts or outputs."""
+"""The files of a benchmark: result.json, table.md and report.html, which contain no prompts or outputs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def write_results(
     """Write result.json and table.md, and then report.html.
 
     Args:
-        folder: where.
-        rows: of `summary.summary`.
-        labels: what a reader must not overlook, such as "forced".
-        notes: how it was run, a sentence each.
-        settings, environment: what must agree for two results to be comparable.
-        scaling: of `scaling.measure.measure_scaling`, if that was asked for.
-        page: whether report.html is written, which needs Jinja2 and matplotlib.
+        folder: output folder.
+        rows: rows of `summary.summary`.
+        labels: important labels such as "forced".
+        notes: how it was run, one sentence each.
+        settings, environment: must match for two results to be comparable.
+        scaling: result of `scaling.measure.measure_scaling`, if requested.
+        page: whether to write report.html, which needs Jinja2 and matplotlib.
 
     Raises:
         FileError: they cannot be written.
@@ -51,7 +51,7 @@ def write_results(
         "environment": dict(environment),
     }
     if scaling is not None:
-        result["growth"] = dict(scaling)  # the name that earlier versions read
+        result["growth"] = dict(scaling)  # the name used by earlier versions
     labelled = [f"Labels: {', '.join(labels)}."] if labels else []
     lines = bench_table(rows)
     measured = [markdown(lines), legend(lines)] if rows else []
@@ -70,7 +70,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """Return the contents of a result.json.
 
     Args:
-        path: of the file, or of its folder.
+        path: path of the file, or of its folder.
 
     Raises:
         FileError: it cannot be read, or is not the result of a benchmark.

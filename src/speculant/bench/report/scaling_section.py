@@ -1,4 +1,4 @@
-"""The section of a page on how the cost of a round scales with text and draft."""
+"""The page section on how the cost of a round scales with text and draft."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ AXES = {"prefix": "tokens of text before the pass", "nodes": "nodes"}
 
 @dataclass(frozen=True, slots=True)
 class ScalingSection:
-    """What the template shows.
+    """The values for the template.
 
     Attributes:
-        headline: the page's, where nothing else was measured.
+        headline: the page's headline if nothing else was measured.
         sentences: findings, then what was measured.
-        colors: of the parts of a round.
+        colors: colours of the parts of a round.
     """
 
     headline: str

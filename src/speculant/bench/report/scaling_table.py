@@ -1,4 +1,4 @@
-"""How the cost of a round scales, as a table and in sentences: shown on the terminal, in Markdown and on the page."""
+"""How the cost of a round scales, as a table and in sentences, for the terminal, Markdown and the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADINGS = (
     "text", "nodes", "pass ms", "attention ms", "rest ms", "drafting ms", "cache MB", "drafter MB", "peak MB",
 )  # fmt: skip
 ATTENTION = "attention"
-_NOISE = 1.1  # factor below which two growth rates are taken to be equal
+_NOISE = 1.1  # growth rates within this factor are considered equal
 
 Scaling = Mapping[str, Any]
 Round = Mapping[str, Any]
@@ -44,7 +44,7 @@ def scaling_markdown(scaling: Scaling) -> list[str]:
 
 
 def scaling_method(scaling: Scaling) -> str:
-    """Return what was measured, in a few sentences."""
+    """Return a description of the measurement in a few sentences."""
     clock = ", in the thread's own CPU time" if scaling["clock"] == "cpu" else ""
     return (
         "True passes of the model at growing lengths of text and sizes of draft, "
@@ -56,7 +56,7 @@ def scaling_method(scaling: Scaling) -> str:
 
 
 def scaling_findings(scaling: Scaling) -> list[str]:
-    """Return the growth factor of each part from the shortest text to the longest, and what outgrew attention."""
+    """Return each part's growth factor from the shortest to the longest text, and the parts that outgrew attention."""
     first, *_, last = scaling["prefixes"]
     span = f"From {first['prefix']} to {last['prefix']} tokens (x{last['prefix'] / first['prefix']:.2f})"
     found = []
@@ -99,7 +99,7 @@ def scaling_headline(scaling: Scaling) -> str:
 
 
 def rounds_of_size(scaling: Scaling, size: int) -> list[Round]:
-    """Return the rounds with drafts of so many nodes."""
+    """Return the rounds with drafts of `size` nodes."""
     return [each for each in scaling["rounds"] if each["nodes"] == size]
 
 
@@ -110,7 +110,7 @@ def common_sizes(scaling: Scaling) -> list[int]:
 
 
 def node_count(size: int) -> str:
-    """Return a number of nodes in words."""
+    """Return a number of nodes as text."""
     return f"{size} nodes" if size else "no nodes"
 
 

@@ -1,9 +1,9 @@
-"""The figures of a benchmark as plain numbers, which the JSON, the table and the page show.
+"""The figures of a benchmark as plain numbers, for the JSON, the table and the page.
 
-A speed is all tokens over all seconds of a trial, never a mean of per-request speeds; of several trials the median is
-given, with the least and the most, and so of speed-ups and MAT. A speed-up compares a method with plain decoding of the
-same trial and batch size, `speedup_over_one` with plain decoding of one request at a time, if that was run. Counts are
-of one trial. MAT leaves out the token that each prompt's pass yields, which belongs to no round.
+A speed is the total tokens over the total seconds of a trial, never a mean of per-request speeds; for several trials it
+is the median, with minimum and maximum, and likewise for speed-ups and MAT. A speed-up compares a method with plain
+decoding in the same trial and batch size; `speedup_over_one` compares it with plain decoding of one request at a time,
+if that was run. Counts are for one trial. MAT excludes the token from each prompt's pass, which belongs to no round.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def summary(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
 
 def measurement_warnings(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return why speed-ups may be noise: trials that disagree, more than drafts can gain, or a single short trial.
+    """Return why speed-ups may be noise: disagreeing trials, more than drafts can gain, or a single short trial.
 
     Args:
-        rows: of `summary`.
+        rows: rows of `summary`.
     """
     found = []
     for row in rows:
@@ -59,11 +59,11 @@ def measurement_warnings(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def noise(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Return why a row's speed-up does not tell what drafts gain; empty where it does.
+    """Return why a row's speed-up does not show what drafts gain; empty if it does.
 
     Args:
-        row: of `summary`; plain decoding has nothing to tell.
-        rows: all of them.
+        row: a row of `summary`; the result is empty for plain decoding.
+        rows: all rows.
     """
     if row["method"] == PLAIN:
         return ""
@@ -156,7 +156,7 @@ def _mat(rows: Sequence[ResultRow]) -> float:
 
 
 def time_share(rows: Sequence[ResultRow]) -> dict[str, float | None]:
-    """Return the shares of the time after prefill; None where a method does not report them."""
+    """Return the shares of the time after prefill; None if a method does not report them."""
     total = sum(row.seconds - row.prefill_seconds for row in rows)
     draft, target = _sum([row.draft_seconds for row in rows]), _sum([row.target_seconds for row in rows])
     if draft is None or target is None or total <= 0:
@@ -180,7 +180,7 @@ def _by_depth(rows: Sequence[ResultRow]) -> list[dict[str, int | None]]:
 
 
 def _acceptance(rows: Sequence[ResultRow]) -> list[float] | None:
-    """Return, per depth, the share of the rounds that reached it with a draft in which the draft was accepted."""
+    """Return, per depth, the share of accepted drafts among the rounds with a draft to that depth."""
     depths = [(each["accepted"], each["offered"]) for each in _by_depth(rows)]
     return None if any(offered is None for _, offered in depths) else [a / o for a, o in depths if a is not None and o]
 
@@ -214,7 +214,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _quartiles(rows: Sequence[ResultRow], plain: Sequence[ResultRow]) -> list[float]:
-    """Return the quartiles of the speed-up over requests and trials, which show how much it depends on the text."""
+    """Return the quartiles of the speed-up over requests and trials, which show its dependence on the text."""
     base = {(row.task, row.item, row.turn, row.trial): row.seconds / max(1, row.tokens) for row in plain}
     ratios = sorted(
         base[row.task, row.item, row.turn, row.trial] * row.tokens / row.seconds for row in rows if row.seconds

@@ -1,10 +1,10 @@
-"""Measures how the cost of a round scales with the text before it and with its nodes: time and memory, part by part.
+"""Measures how the time and memory of a round scale with the length of the text and the number of nodes.
 
-A pass must read the keys and values of the whole text, so its attention grows with the length; nothing else has to.
-For lengths up to 8192 tokens and drafts of up to 256 nodes this times real passes of the model, the attention inside
-such passes, and a drafter that has read the same text, alternating between sizes; a pass is rolled back, so that all
-of them see the same text. Outputs do not matter, so weights may be random. The text is a synthetic language in which
-each token has few successors, so that drafts reach the requested size.
+A pass must read the keys and values of the whole text, so its attention grows with the length; nothing else has to. For
+lengths up to 8192 tokens and drafts of up to 256 nodes this times real passes of the model, the attention inside such
+passes, and a drafter that has read the same text, alternating between sizes; each pass is rolled back, so that all see
+the same text. Outputs do not matter, so weights may be random. The text is a synthetic language in which each token has
+few successors, so that drafts reach the requested size.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def measure_scaling(
     """Return measurements of rounds at growing lengths and sizes.
 
     Args:
-        make: returns a speculator of the model and the drafter to measure, with an empty memory.
-        repeats: how often each size is timed; medians are kept.
+        make: returns a speculator with the model and drafter to measure, and an empty memory.
+        repeats: number of timings of each size; medians are kept.
         advance: called after each of the lengths of `lengths_of`.
 
     Returns:
@@ -94,10 +94,10 @@ def measure_scaling(
 
 
 def lengths_of(positions: int | None) -> list[int]:
-    """Return the lengths that fit a model's positions; the longest leaves room for the largest draft.
+    """Return the lengths that fit in a model's positions; the longest leaves room for the largest draft.
 
     Raises:
-        UsageError: there are not two.
+        UsageError: there are fewer than two.
     """
     maximum = PREFIXES[-1] if positions is None else positions - NODES[-1] - 1
     found = sorted({min(each, maximum) for each in PREFIXES if each < 1.5 * maximum})
@@ -143,7 +143,7 @@ def _at_length(
     drafting = _Drafting(speculator.drafter.needs, engine, target, session, text[length:], clock)
     samples_of = {size: _Samples() for size in sizes}
     peaks = {}
-    for size in sizes:  # the first of each size allocates, and shows what is held at most
+    for size in sizes:  # the first of each size allocates, and gives the peak memory
         peak.reset()
         _pass(engine, target, size, clock)
         peaks[size] = _above(peak.read(), base)
@@ -174,7 +174,7 @@ def _at_length(
 
 
 class _Drafting:
-    """Rounds of a session along a text, of which nothing is accepted."""
+    """Rounds of a session along a text, with nothing accepted."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class _Drafting:
         self._clock, self._at = clock, 0
 
     def round(self, nodes: int) -> tuple[float, int]:
-        """Draft so many nodes and learn the next token; return the seconds of both and how many there were."""
+        """Draft `nodes` nodes and learn the next token; return the seconds of both and the number drafted."""
         began = self._clock()
         budget = Budget(nodes=nodes, depth=self._target.depth, trees=self._engine.capabilities.trees)
         tree = self._session.propose(budget) if nodes else DraftTree.empty()
@@ -199,7 +199,7 @@ class _Drafting:
         if self._needs.top_k:
             result = self._engine.forward([(self._target, 1, tree)], self._needs)[0]
             ids, logits = result.top_ids, result.top_logits
-            result.logits.argmax(-1).tolist()  # then what was asked for is there
+            result.logits.argmax(-1).tolist()  # waits for the requested outputs
             self._target.rollback()
         token = self._text[self._at : self._at + 1]
         self._at += 1
@@ -222,14 +222,14 @@ def _measure(engine: HFEngine, target: AnySequence, nodes: int, samples: _Sample
 
 
 def _pass(engine: HFEngine, target: AnySequence, nodes: int, clock: Clock) -> float:
-    """Run a pass over a root and so many nodes and roll it back; return its seconds."""
+    """Run a pass over a root and `nodes` nodes and roll it back; return its seconds."""
     above = np.arange(nodes, dtype=np.int32) - 1
     tree = DraftTree(
         np.ones(nodes, np.int32), above // 2 if engine.capabilities.trees else above, np.ones(nodes, np.float32)
     )
     began = clock()
     result = engine.forward([(target, 1, tree)])[0]
-    result.logits.argmax(-1).tolist()  # as a sampler does: the pass is over when its choices are known
+    result.logits.argmax(-1).tolist()  # as a sampler does: the pass ends when its choices are known
     seconds = clock() - began
     target.rollback()
     return seconds
@@ -237,7 +237,7 @@ def _pass(engine: HFEngine, target: AnySequence, nodes: int, clock: Clock) -> fl
 
 @contextlib.contextmanager
 def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
-    """Yield a list that afterwards holds the seconds of all attention inside; empty where it cannot be separated."""
+    """Yield a list that is filled with the seconds of all attention inside; empty if it cannot be separated."""
     name, found = model.config._attn_implementation, list[float]()
     plain = ALL_ATTENTION_FUNCTIONS.get(name)
     if plain is None:
@@ -263,7 +263,7 @@ def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
 def clock_of(device: torch.device) -> tuple[str, Clock]:
     """Return a clock and its name.
 
-    "cpu" is the CPU time of a single thread, which other work on the machine does not change. With several threads, or
+    "cpu" is the CPU time of a single thread, which other load on the machine does not affect. With several threads, or
     on an accelerator, whose queued work is awaited first, the clock is "wall".
     """
     if device.type == "cpu" and torch.get_num_threads() == 1:
@@ -279,7 +279,7 @@ def clock_of(device: torch.device) -> tuple[str, Clock]:
 
 
 def _cache_bytes(target: AnySequence) -> int:
-    """Return the size of the cache's buffers, including rows that are not in use yet."""
+    """Return the size of the cache's buffers, including unused rows."""
     return 0 if target.cache is None else held_bytes(target.cache)
 
 

@@ -11,7 +11,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
-    """The peak memory of a device: on CUDA what torch allocated, on a CPU the process's resident memory."""
+    """The peak memory of a device: on CUDA the memory allocated by torch, on a CPU the process's resident memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -27,7 +27,7 @@ class PeakMemory:
                 self._known = True
 
     def read(self) -> int | None:
-        """Return the most bytes since `reset`; None where the system does not report them."""
+        """Return the peak bytes since `reset`; None if the system does not report them."""
         if not self._known:
             return None
         return int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else _resident()

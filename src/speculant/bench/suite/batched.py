@@ -21,9 +21,9 @@ class BatchOutcome:
     """The outputs of a group of items and their statistics.
 
     Attributes:
-        answers: of every item, a list per turn.
-        prompt_tokens: of all requests.
-        stats: of the batch; each: of the requests.
+        answers: for every item, a list of answers per turn.
+        prompt_tokens: total prompt tokens.
+        stats: statistics of the batch; each: of the individual requests.
     """
 
     answers: Answers
@@ -40,13 +40,13 @@ def run_batch(
     size: int,
     plain_answers: Answers | None = None,
 ) -> BatchOutcome:
-    """Decode items, up to `size` requests in a pass; an item's next turn is submitted when its last one has ended.
+    """Decode items, with up to `size` requests per pass; an item's next turn is submitted when the previous one ends.
 
     Args:
         speculator: the method to run.
         items: the conversations.
         sampling: how tokens are chosen.
-        size: most requests in a pass.
+        size: maximum requests per pass.
         plain_answers: the answers of plain decoding, which the prompts of later turns contain; None to use the
             method's own.
     """

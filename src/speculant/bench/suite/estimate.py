@@ -1,8 +1,8 @@
-"""Estimates how long a benchmark will take, from its warm-up and then from the items that are finished.
+"""Estimates the duration of a benchmark, first from its warm-up and then from finished items.
 
-A request takes about a constant per prompt token and one per new token. The warm-up gives both for every system; as
-items finish, the ratio of their measured to their predicted seconds corrects the rest. New tokens are counted as the
-most that a request may have, so before the first item is finished the estimate is an upper bound where texts end early.
+A request takes about a constant time per prompt token and per new token. The warm-up gives both for every system; as
+items finish, the ratio of measured to predicted seconds corrects the rest. New tokens are counted as the maximum of a
+request, so before the first item is finished the estimate is an upper bound if texts end early.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from speculant.bench.systems.system import RequestOutcome
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
-        done, total: items, of all trials, batch sizes and samplings.
-        seconds_left: an estimate; None before anything was measured.
+        done, total: number of items, over all trials, batch sizes and samplings.
+        seconds_left: an estimate; None before any measurement.
     """
 
     done: int
@@ -33,7 +33,7 @@ class Rate:
     """Seconds of a system per prompt token and per new token.
 
     Attributes:
-        batched: whether it also takes part in batches.
+        batched: whether it also runs in batches.
     """
 
     prompt: float
@@ -49,7 +49,7 @@ class Rate:
 
 
 class TimeEstimate:
-    """Predicts the seconds of items from measured rates, corrected by the items that are finished."""
+    """Predicts the seconds of items from measured rates, corrected by finished items."""
 
     def __init__(self) -> None:
         self._rates: Sequence[Rate] = ()
@@ -61,15 +61,15 @@ class TimeEstimate:
         self._rates = list(rates)
 
     def finish(self, items: Sequence[Item], batch: int, seconds: float) -> None:
-        """Count finished items and the seconds that they took in all systems."""
+        """Count finished items and their total seconds in all systems."""
         self._predicted += self._predict(items, batch)
         self._measured += seconds
 
     def seconds(self, left: Sequence[tuple[Sequence[Item], int]]) -> float | None:
-        """Return the seconds that items still take; None before `calibrate`.
+        """Return the seconds that the remaining items take; None before `calibrate`.
 
         Args:
-            left: items, and how many requests a pass takes.
+            left: remaining items, with the requests per pass.
         """
         if not self._rates:
             return None
@@ -82,12 +82,12 @@ class TimeEstimate:
         seconds = 0.0
         for item in items:
             prompt, new = self._size(item)
-            # A pass of a batch serves several requests; prompts are still read one after the other.
+            # A batched pass serves several requests; prompts are still read one at a time.
             seconds += prompt * per_prompt_token + new * per_new_token / batch
         return seconds
 
     def _size(self, item: Item) -> tuple[int, int]:
-        """Return how many tokens an item reads and decodes at most, as if each turn were like the first."""
+        """Return the maximum number of tokens that an item reads and decodes, as if each turn were like the first."""
         if item not in self._sizes:
             request = item.request([])
             size = (0, 0) if request is None else (len(request.prompt), request.max_new_tokens)

@@ -1,4 +1,4 @@
-"""What `speculant check --head` reports: what a head is, whether it fits a target, and how well it drafts."""
+"""The report of `speculant check --head`: what a head is, whether it fits a target, and how well it drafts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from speculant.registry import METHODS, default_method
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """What matters of a checkpoint, known without a target.
+    """The properties of a checkpoint that are known without a target.
 
     Attributes:
-        format: the layout of the checkpoint, in words.
-        kind: of the architecture, as `Method.heads` names it.
-        method: that drafts with it by default.
-        methods: that can draft with it.
-        parameters: how many weights the checkpoint holds.
-        bytes: that they take.
-        dtype: of most of them.
+        format: layout of the checkpoint, in words.
+        kind: kind of architecture, as named in `Method.heads`.
+        method: default method for it.
+        methods: methods that can draft with it.
+        parameters: number of weights in the checkpoint.
+        bytes: size of the weights.
+        dtype: dtype of most weights.
     """
 
     format: str
@@ -53,18 +53,18 @@ class HeadFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeadReport:
-    """A head and a target.
+    """The report on a head and a target.
 
     Attributes:
-        facts: of the head.
-        target: of the model.
-        layers: of the model.
-        taps: the decoder layers whose output the head reads, from 0; None where it does not fit.
-        vocabulary: how many tokens the head can draft; None where it does not fit.
-        depth: the deepest token that it can draft; None for any.
-        obstacle: why it does not fit; "" where it does.
-        mat: tokens of a target pass with drafts of the default method; None where that was not measured.
-        tokens: how many that was measured on.
+        facts: properties of the head.
+        target: properties of the model.
+        layers: number of the model's layers.
+        taps: the decoder layers whose output the head reads, from 0; None if it does not fit.
+        vocabulary: number of tokens that the head can draft; None if it does not fit.
+        depth: maximum depth of its drafts; None for no limit.
+        obstacle: why it does not fit; "" if it does.
+        mat: tokens per target pass with drafts of the default method; None if not measured.
+        tokens: number of measured tokens.
     """
 
     facts: HeadFacts
@@ -92,7 +92,7 @@ class HeadReport:
         )
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as lines of text."""
         facts = self.facts
         count = f"{facts.parameters / 1e6:.2f} M" if facts.parameters < 1e9 else f"{facts.parameters / 1e9:.2f} B"
         lines = [

@@ -1,12 +1,12 @@
-"""How far each token of a text is from the one that plain decoding would have chosen there.
+"""Measures how far each token of a text is from plain decoding's choice at its place.
 
-The text need not equal that of plain decoding: where two tokens have the same logit within the target's arithmetic,
-either is the model's. So each token is judged by itself, after the text that was emitted before it.
+The text need not equal that of plain decoding: if two tokens have the same logit within the target's precision, both
+are the model's choice. So each token is judged by itself, after the text emitted before it.
 
-The text is forced through the plain model, one token a pass, and at each place the best token's logit is compared
-with that of the text's own. A margin of 0 says that it was the model's choice. In bf16 a pass over a tree and a pass
-over one token round differently, so a choice between two tokens whose logits nearly agree can fall either way: such
-a place is a near-tie.
+The text is forced through the plain model, one token per pass, comparing the top token's logit with that of the text's
+own token. A margin of 0 means that it was the model's choice. In bf16 a pass over a tree and a pass over one token
+round differently, so a choice between two tokens with nearly equal logits can go either way: such a place is a
+near-tie.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from speculant.api.speculator import Speculator
 from speculant.bench.systems.forced import ForcedSampler, make_forced_components, make_forced_request
 from speculant.core.tree import Int32
 
-STEPS = 4  # of the dtype, at the size of the best logit: what rounding may move a logit by
+STEPS = 4  # tolerance in rounding steps of the dtype at the size of the top logit
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The best token's logit minus that of the token that stands there, and what rounding explains of it."""
+    """The top token's logit minus that of the actual token, and the tolerance for rounding."""
 
     value: float
     tolerance: float
 
     @property
     def near_tie(self) -> bool:
-        """Whether another token was best, by no more than rounding explains."""
+        """Whether another token was best, but within the tolerance."""
         return 0 < self.value <= self.tolerance
 
 
@@ -48,17 +48,17 @@ class MarginSummary:
 
     @property
     def argmax(self) -> int:
-        """How many tokens are the plain model's argmax."""
+        """The number of tokens that are the plain model's argmax."""
         return sum(margin.value == 0 for margin in self.margins)
 
     @property
     def near_ties(self) -> int:
-        """How many are not, by no more than rounding explains."""
+        """The number of other tokens within the tolerance."""
         return sum(margin.near_tie for margin in self.margins)
 
     @property
     def wrong(self) -> int:
-        """How many are neither."""
+        """The number of tokens beyond the tolerance."""
         return len(self.margins) - self.argmax - self.near_ties
 
     @property
@@ -90,11 +90,11 @@ class MarginSummary:
 
 
 class _MarginSampler(ForcedSampler):
-    """Notes the margin of every token that it commits."""
+    """Records the margin of every token that it commits."""
 
     def __init__(self, prompt: Tensor, output: Sequence[int], *, rounding: float | None = None) -> None:
         super().__init__(prompt, output)
-        self._rounding = rounding  # of passes, where it is coarser than that of the logits
+        self._rounding = rounding  # rounding of passes, if coarser than that of the logits
         self.margins: list[Margin] = []
 
     def draw(self, row: int) -> int:
@@ -111,8 +111,8 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
 
     Args:
         plain: a speculator of method `none` on the model, made with `fast=False` for transformers' own passes.
-        prompt: Int32[T].
-        output: M ids, one at least.
+        plain: a speculator with method `none` on the model, created with `fast=False` for transformers' own passes.
+        output: M ids, at least one.
     """
     sampler = partial(_MarginSampler, rounding=getattr(plain.model, "rounding", None))
     generation = make_forced_request(plain, prompt, output, sampler=sampler)

@@ -1,4 +1,4 @@
-"""How often a target accepts what a draft model would propose, measured on the target's own greedy text."""
+"""Measures how often a target accepts a draft model's tokens, on the target's own greedy text."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PairAcceptance:
     """Acceptance of a draft model's tokens.
 
     Attributes:
-        tokens: how many positions were compared.
+        tokens: number of positions compared.
         sampled: mean of sum_x min(p(x), q(x)) at temperature 1, with which speculative sampling accepts a token drawn
             from q (Leviathan et al. 2023, arXiv 2211.17192, theorem 3.5).
-        greedy: the share of positions in which both have the same most probable token.
+        greedy: share of positions at which both have the same most probable token.
     """
 
     tokens: int
@@ -36,10 +36,10 @@ def measure_pair(plain: Speculator, drafts: DraftCaches, prompts: Sequence[Int32
     """Return the acceptance over greedy continuations.
 
     Args:
-        plain: a speculator of method `none` on the target.
+        plain: a speculator with method `none` on the target.
         drafts: opens caches of the draft model that take the target's tokens.
-        prompts: Int32[T] each, one at least.
-        tokens: of each continuation, at most.
+        prompts: Int32[T] each, at least one.
+        tokens: maximum tokens of each continuation.
     """
     overlap, agreed = list[Tensor](), list[Tensor]()
     for prompt in prompts:

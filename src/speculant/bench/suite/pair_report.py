@@ -1,4 +1,4 @@
-"""What `speculant check --draft-model` reports: whether a draft model fits a target, and how well."""
+"""The report of `speculant check --draft-model`: whether a draft model fits a target, and how well."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ RELATIONS = {
     "different": "different",
     "unknown": "not compared",
 }
-MAX_DRAFTED = 16  # tokens of a chain, for the estimate
+MAX_DRAFTED = 16  # maximum tokens per chain, for the estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What matters of one model of a pair.
+    """The relevant properties of one model of a pair.
 
     Attributes:
-        parameters: how many weights.
-        vocabulary: the number of logits.
-        positions: the most tokens; None for any number.
+        parameters: number of weights.
+        vocabulary: number of logits.
+        positions: maximum number of tokens; None for no limit.
         dtype, device: of the weights.
     """
 
@@ -53,7 +53,7 @@ class ModelFacts:
         )
 
     def line(self) -> str:
-        """Return the facts in words."""
+        """Return the properties as text."""
         count = f"{self.parameters / 1e6:.1f} M" if self.parameters < 1e9 else f"{self.parameters / 1e9:.2f} B"
         positions = "any number of" if self.positions is None else str(self.positions)
         return f"{count} parameters, {self.vocabulary} tokens, {positions} positions, {self.dtype} on {self.device}"
@@ -61,13 +61,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairReport:
-    """A target and a draft model.
+    """The report on a target and a draft model.
 
     Attributes:
         target, draft: the models.
         pair: their vocabularies.
-        specials: the target's and the draft model's token of each role; empty where a tokenizer is missing.
-        acceptance: None where the draft model cannot propose tokens of the target.
+        specials: for each role, the target's and the draft model's token; empty if a tokenizer is missing.
+        acceptance: measured acceptance; None if the draft model cannot propose tokens of the target.
     """
 
     target: ModelFacts
@@ -80,7 +80,7 @@ class PairReport:
     def obstacles(self) -> dict[str, str]:
         """Why methods that need shared tokens ("tokens"), text ("text") or all tokens ("every") cannot be used.
 
-        Empty texts where they can.
+        The text is empty if they can.
         """
         found = {}
         sizes = {"vocabulary": self.target.vocabulary, "draft_vocabulary": self.draft.vocabulary}
@@ -107,7 +107,7 @@ class PairReport:
 
     @property
     def speedup(self) -> float | None:
-        """The estimated speed-up of the best chain in greedy decoding, if passes cost what their parameters say.
+        """The estimated speed-up of the best greedy chain, assuming that pass costs are proportional to parameters.
 
         Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8: (1 - a^(n + 1)) / ((1 - a) (n c + 1)).
         """
@@ -117,7 +117,7 @@ class PairReport:
         return max(sum(a**i for i in range(n + 1)) / (n * c + 1) for n in range(1, MAX_DRAFTED + 1))
 
     def verdict(self) -> str:
-        """Return whether the pair can be used, and whether that promises anything."""
+        """Return whether the pair can be used, and whether a gain is expected."""
         if not self.methods:
             return f"cannot be used: {self.obstacles['tokens']}"
         if self.acceptance is None or self.speedup is None:
@@ -126,7 +126,7 @@ class PairReport:
         return f"can be used; {promise}" + ("." if self.speedup > 1.05 else ": no speed-up expected.")
 
     def lines(self) -> list[str]:
-        """Return the report for people."""
+        """Return the report as lines of text."""
         equal = [name for name, (ours, theirs) in self.specials.items() if ours == theirs]
         other = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in self.specials.items() if ours != theirs]
         special = "; ".join(filter(None, [f"equal: {', '.join(equal)}" if equal else "", *other])) or "not compared"
@@ -169,12 +169,12 @@ class PairReport:
 
 
 def _find_need(method: Method) -> str:
-    """Return what a method needs of a pair, as `PairReport.obstacles` names it."""
+    """Return what a method needs from a pair, as named in `PairReport.obstacles`."""
     return "text" if method.drafts_text else "every" if method.samples == "scored" else "tokens"
 
 
 def special_tokens(tokenizer: Any, draft_tokenizer: Any) -> dict[str, tuple[str | None, str | None]]:
-    """Return the special tokens of both by their role, those that either has."""
+    """Return the special tokens of both by role, for roles that either has."""
     if tokenizer is None or draft_tokenizer is None:
         return {}
     both = {

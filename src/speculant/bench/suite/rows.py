@@ -1,7 +1,7 @@
 """The rows of a benchmark, appended to a file after each item, so that an interrupted run can be resumed.
 
-The first line of the file holds the settings; a run with other settings does not continue it. Each further line holds
-the rows of an item. A line that was cut off by an interruption is dropped, and its item is run again.
+The first line of the file has the settings; a run with other settings cannot continue it. Each further line has the
+rows of an item. A line truncated by an interruption is dropped, and its item is run again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NAME = "rows.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an output first differs from plain decoding's.
+    """The first difference between an output and plain decoding's.
 
     Attributes:
-        position: of the token, from 1.
-        margin: see `margins.Margin`; None where outputs were sampled, or where one is the beginning of the other.
+        position: position of the token, from 1.
+        margin: see `margins.Margin`; None if outputs were sampled, or if one is a prefix of the other.
         near_tie: whether rounding explains the difference; None likewise.
     """
 
@@ -35,16 +35,16 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultRow:
-    """The figures of one request decoded by one method, without text or token ids; see `Outcome` for those not here.
+    """The figures of one request decoded by one method, without text or token ids; see `Outcome` for the other fields.
 
     Attributes:
-        task, category, item, turn: which request.
+        task, category, item, turn: identify the request.
         temperature, trial: how it was decoded, and in which repetition.
-        identical: whether the tokens equal plain decoding's; None where the method does not promise that.
-        divergence: where they first differ.
-        batch: how many requests a pass took at most. Above 1 the row stands for a group of items, of which `item` is
+        identical: whether the tokens equal plain decoding's; None if the method does not guarantee that.
+        divergence: their first difference.
+        batch: maximum requests per pass. Above 1 the row represents a group of items, of which `item` is
             the last and `requests` the number of requests; rounds are counted once per request.
-        device_bytes: the most memory that the accelerator held meanwhile; None on a CPU.
+        device_bytes: peak memory of the accelerator; None on a CPU.
     """
 
     task: str
@@ -74,12 +74,12 @@ class ResultRow:
 
 
 def check_same(folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Check that a folder's run can be gone on with.
+    """Check that a run in a folder can be continued.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         before: its settings, as read.
-        settings: those of the run that is to go on.
+        settings: settings of the run that will continue it.
         names: the settings to compare.
 
     Raises:
@@ -101,8 +101,8 @@ class RowFile:
 
         Args:
             folder: created if it does not exist.
-            settings: what must agree for rows to be comparable.
-            restart: discard the rows of an earlier run.
+            settings: must match for rows to be comparable.
+            restart: whether to discard the rows of an earlier run.
 
         Raises:
             FileError: the folder cannot be used, or its file is not one of these.

@@ -1,8 +1,8 @@
-"""The benchmark's run: plain decoding first, then every other system, request by request.
+"""Runs a benchmark: plain decoding first, then every other system, request by request.
 
-All systems decode a request one after the other, so that a machine that slows down for a while slows all of them down.
-Memory is empty at the start of each task and trial, and kept within it. After each item it is written beside the rows,
-from where an interrupted run resumes.
+All systems decode each request in turn, so that a temporary slowdown of the machine affects all of them. Memory is
+empty at the start of each task and trial, and kept within it. After each item it is written next to the rows, from
+where an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from speculant.bench.systems.system import SpeculantSystem, System
 
 WARM_UP_TOKENS = 8
 SHORT_WARM_UP_SECONDS = 2.0
-GROUP = 8  # items of a group, per request that a pass takes
+GROUP = 8  # items per group, for each request in a pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,14 +44,13 @@ class Runner:
     """Runs every system on every item.
 
     Attributes:
-        tasks: in the order in which they are run.
+        tasks: tasks in the order of the run.
         systems: plain decoding first.
-        plain: a speculator of method `none` with transformers' own passes, which judges outputs that differ.
-        samplings: ways to choose tokens, one after the other.
-        trials: how often everything is run.
-        batches: how many requests a pass takes at most, one size after the other; above 1 only Speculant's own
-            methods are run.
-        estimate: of the time left.
+        plain: a speculator with method `none` and transformers' own passes, which judges differing outputs.
+        samplings: ways to choose tokens, run in sequence.
+        trials: number of repetitions.
+        batches: maximum requests per pass, run in sequence; above 1 only Speculant's own methods are run.
+        estimate: estimate of the time left.
     """
 
     tasks: Sequence[Task]
@@ -64,7 +63,7 @@ class Runner:
 
     @property
     def total_items(self) -> int:
-        """How many items there are to run, over all samplings, trials and batch sizes."""
+        """The number of items to run, over all samplings, trials and batch sizes."""
         return sum(len(part.task.items) for part in self._parts())
 
     def remaining_items(self, file: RowFile) -> int:
@@ -77,9 +76,9 @@ class Runner:
         return self.estimate.seconds(left)
 
     def warm_up(self) -> None:
-        """Let every system decode the beginning of a request and measure it; nothing of it is kept."""
+        """Let every system decode the start of a request and measure it; the results are discarded."""
         request = self.tasks[0].items[0].request([])
-        assert request is not None  # tasks hold none that cannot begin
+        assert request is not None  # every item of a task has a first request
         tokens = min(request.max_new_tokens, WARM_UP_TOKENS)
         forced = None if request.forced is None else request.forced[:tokens]
         short = replace(request, max_new_tokens=tokens, forced=forced)
@@ -87,14 +86,14 @@ class Runner:
         for system in self.systems:
             system.warm_up()
             outcome = system.run(short, self.samplings[0])
-            if outcome.seconds < SHORT_WARM_UP_SECONDS:  # the first run may have compiled something
+            if outcome.seconds < SHORT_WARM_UP_SECONDS:  # the first run may have included compilation
                 outcome = system.run(short, self.samplings[0])
             rates.append(Rate.measured(outcome, len(request.prompt), batched=isinstance(system, SpeculantSystem)))
             system.reset()
         self.estimate.calibrate(rates)
 
     def run(self, file: RowFile, progress: Callable[[RunProgress], object] = lambda _: None) -> None:
-        """Run what is not in the file yet.
+        """Run the items that are not in the file yet.
 
         Args:
             file: where rows are appended.
@@ -115,7 +114,7 @@ class Runner:
                         yield RunPart(task, sampling, trial, batch)
 
     def _run_part(self, part: RunPart, file: RowFile) -> Iterator[tuple[Sequence[Item], float]]:
-        """Run the remaining items; yield each group of items and its seconds once its rows are written."""
+        """Run the remaining items; yield each group of items with its seconds after its rows are written."""
         items = part.task.items
         begin = _is_finished(file, part)
         if begin == len(items):
@@ -248,7 +247,7 @@ def _is_finished(file: RowFile, part: RunPart) -> int:
 
 
 def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the sums by position of lists of different lengths."""
+    """Return the position-wise sums of lists of different lengths."""
     return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
 
 

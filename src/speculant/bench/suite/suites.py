@@ -1,6 +1,6 @@
-"""Suites of prompts: found in a folder, or downloaded once from where their authors publish them.
+"""Suites of prompts, read from a folder or downloaded once from their authors.
 
-The format of a row is its authors'; these are read, the first that fits:
+Rows have their authors' formats; the first of these that matches is used:
 
     {"turns": [...]}                       a conversation (Spec-Bench, MT-Bench)
     {"query", "docs": [...]}               a question about documents (LLMA)
@@ -30,14 +30,14 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "mbpp": "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/mbpp.jsonl",
     }
 )
-FILE_NAMES: Mapping[str, str] = MappingProxyType({"gsm8k": "gsm8k-test"})  # where the file has another name
+FILE_NAMES: Mapping[str, str] = MappingProxyType({"gsm8k": "gsm8k-test"})  # files with another name
 SINGLE = ("prompt", "question", "query", "text")
 TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class TaskConversation:
-    """The user's messages of a conversation, and the category that figures are grouped by."""
+    """The user's messages in a conversation, and the category by which figures are grouped."""
 
     turns: tuple[str, ...]
     category: str
@@ -48,12 +48,12 @@ def read_suite(task: str, folder: Path | None, reject: Callable[[str], object] |
 
     Args:
         task: a suite's name, or a .jsonl file of prompts.
-        folder: where suites lie as NAME.jsonl; None for $SPECULANT_DATA/prompts.
-        reject: is given place and reason of each row that cannot be used; None to raise at the first.
+        folder: folder of suites named NAME.jsonl; None for $SPECULANT_DATA/prompts.
+        reject: called with place and reason of each unusable row; None to raise at the first.
 
     Raises:
         FileError: it cannot be found, downloaded or read, or a row cannot be used and there is no `reject`.
-        UsageError: there is neither such a suite nor such a file.
+        UsageError: there is no such suite or file.
     """
     path = find_suite(task, folder)
     try:
@@ -75,7 +75,7 @@ def read_suite(task: str, folder: Path | None, reject: Callable[[str], object] |
 
 
 def find_suite(task: str, folder: Path | None) -> Path:
-    """Return the file of a task; a suite that is on no disk is downloaded.
+    """Return the file of a task, downloading a suite that is not on disk.
 
     Raises:
         FileError, UsageError: see `read_suite`.
@@ -139,10 +139,10 @@ def parse_conversation(row: Any, category: str) -> TaskConversation:
 
     Args:
         row: a JSON value.
-        category: for rows that have none of their own.
+        category: for rows without their own.
 
     Raises:
-        ValueError: the row is in none of the formats.
+        ValueError: the row has an unknown format.
     """
     match row:
         case {"turns": [str(), *_] as turns} if all(isinstance(turn, str) for turn in turns):

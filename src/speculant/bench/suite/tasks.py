@@ -1,4 +1,4 @@
-"""The requests of a benchmark: a task holds items, an item one request or, for a conversation, several."""
+"""The requests of a benchmark: a task has items; an item has one request or, for a conversation, several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TaskRequest:
 
     Attributes:
         prompt: Int32[T].
-        max_new_tokens: how many tokens to decode at most.
+        max_new_tokens: maximum tokens to decode.
         forced: Int32[max_new_tokens], the recorded output to follow; None to decode freely.
     """
 
@@ -39,23 +39,23 @@ class TaskSampling:
 
 
 class Item(Protocol):
-    """Requests that follow each other."""
+    """A sequence of requests."""
 
     @property
     def category(self) -> str:
-        """What figures are grouped by."""
+        """The category by which figures are grouped."""
 
     @property
     def turns(self) -> int:
-        """The most requests there can be."""
+        """The maximum number of requests."""
 
     def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
-        """Return the request after those answers (token ids), or None if there is no further one."""
+        """Return the request after those answers (token ids); None if there is no further one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Items under a name, with notes for the report."""
+    """Named items, with notes for the report."""
 
     name: str
     items: Sequence[Item]
@@ -71,11 +71,11 @@ class RecordedItem:
 
     @property
     def category(self) -> str:
-        """What figures are grouped by."""
+        """The category by which figures are grouped."""
         return self.recording.category
 
     def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
-        """Return the one request."""
+        """Return the only request."""
         prompt, output = self.recording.prompt, self.recording.output
         return None if answers else TaskRequest(prompt, len(output), output)
 
@@ -87,8 +87,8 @@ class PromptItem:
     Attributes:
         conversation: the user's messages.
         tokenizer: with a chat template or, for a base model, without.
-        positions: how many tokens prompt and answer may take together; None for no limit.
-        max_new_tokens: per answer.
+        positions: maximum tokens of prompt and answer together; None for no limit.
+        max_new_tokens: maximum new tokens per answer.
     """
 
     conversation: TaskConversation
@@ -98,7 +98,7 @@ class PromptItem:
 
     @property
     def category(self) -> str:
-        """What figures are grouped by."""
+        """The category by which figures are grouped."""
         return self.conversation.category
 
     @property
@@ -107,7 +107,7 @@ class PromptItem:
         return len(self.conversation.turns)
 
     def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
-        """Return the next turn's request, or None where the conversation ends or exceeds the model's positions."""
+        """Return the next turn's request; None if the conversation ends or exceeds the model's positions."""
         if len(answers) == self.turns:
             return None
         ids = self._encode(answers)

@@ -1,1 +1,1 @@
-"""The systems that a benchmark compares: Speculant's methods, transformers, llama.cpp and other drafters."""
+"""The systems compared by a benchmark: Speculant's methods, transformers, llama.cpp and other drafters."""

@@ -1,4 +1,4 @@
-"""The frozen bases of a benchmark: only those that are named, so that figures do not depend on a user's folder."""
+"""The frozen bases of a benchmark: only named ones, so that figures do not depend on a user's folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from speculant.registry import METHODS, find_method
 
 
 def check_bases(methods: Sequence[str], *, tokenizer: bool) -> None:
-    """Refuse bases that nothing would use, or whose fit is not known.
+    """Refuse bases that no method would use, or that cannot be checked against the tokenizer.
 
     Args:
-        methods: of `parse_methods`.
-        tokenizer: whether that of the texts is known: a shape with random weights has none.
+        methods: result of `parse_methods`.
+        tokenizer: whether the tokenizer of the texts is known: a shape with random weights has none.
 
     Raises:
-        UsageError: no method takes a base, or the tokenizer is not known.
+        UsageError: no method takes a base, or the tokenizer is unknown.
     """
     if not any(takes_bases(name) for name in methods):
         raise UsageError(f"--base would be ignored: none of {', '.join(methods)} takes one. Add the method mix.")
@@ -33,7 +33,7 @@ def check_bases(methods: Sequence[str], *, tokenizer: bool) -> None:
 
 
 def takes_bases(name: str) -> bool:
-    """Return whether a system has a memory that may stand on bases."""
+    """Return whether a system has a memory that accepts bases."""
     return name in METHODS and find_method(name).takes_bases
 
 
@@ -43,15 +43,15 @@ def open_target_bases(
     """Return the bases of all systems that take any, opened once.
 
     Args:
-        paths: of the files.
-        methods: of `parse_methods`.
+        paths: paths of the files.
+        methods: result of `parse_methods`.
         model: the target.
-        tokenizer: the target's, or that of the recordings which it follows.
-        mapped: whether the token ids of recordings were numbered anew.
+        tokenizer: the target's tokenizer, or that of the recordings that it follows.
+        mapped: whether the token ids of recordings were renumbered.
 
     Raises:
-        UsageError: no method takes a base, or it cannot fit the ids.
-        UnsupportedError, MemoryFileError: a base cannot be used, or is of another tokenizer.
+        UsageError: no method takes a base, or it cannot match the ids.
+        UnsupportedError, MemoryFileError: a base cannot be used, or has another tokenizer.
     """
     if not paths:
         return ()

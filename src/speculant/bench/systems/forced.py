@@ -1,10 +1,10 @@
-"""Real cost with real text: true forward passes of any model, next tokens from a recorded output.
+"""Real cost with real text: actual forward passes of any model, with next tokens taken from a recorded output.
 
 The target runs every pass that decoding takes, on the tokens of the recording; its logits are computed and then
-ignored. So weights may be random: the cost is that of the model's shape, the acceptance that of the recording.
-Drafters that learn from the target's logits get none, since those of random weights would mislead them; the top
-logits they ask for are still computed, so that their cost is included. The LLMA paper's repository benchmarks this
-way (Yang et al. 2023, "Inference with Reference", arXiv 2304.04487).
+ignored. So weights may be random: the cost is that of the model's shape, the acceptance that of the recording. Drafters
+that learn from the target's logits get none, since random ones would mislead them; the top logits that they request are
+still computed, so that their cost is included. The LLMA paper's repository benchmarks this way (Yang et al. 2023,
+"Inference with Reference", arXiv 2304.04487).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ForcedSampler(HostSampler):
     """Commits a recorded output, whatever the target's logits are."""
 
     def __init__(self, prompt: Tensor, output: Sequence[int]) -> None:
-        """Begin an output of at least one token after a prompt Int64[1, T]."""
+        """Start an output of at least one token after a prompt Int64[1, T]."""
         super().__init__(prompt, SamplingPlan())
         self._output = output
 
@@ -78,7 +78,7 @@ def make_forced_request(
 
 
 def make_forced_components(speculator: Speculator, size: int = 1) -> DecodingComponents:
-    """Return the parts for forced requests: the speculator's, whose drafter gets none of the target's logits."""
+    """Return the components for forced requests: the speculator's, with a drafter that gets no target logits."""
     parts = speculator.parts(size)
     return replace(parts, drafter=NoLogitsDrafter(parts.drafter))
 
@@ -92,7 +92,7 @@ def force(speculator: Speculator, prompt: Int32, output: Sequence[int]) -> tuple
 
 
 class NoLogitsDrafter(Drafter):
-    """A drafter that gets no logits and hidden states of the target, which are still computed."""
+    """A drafter that gets no logits or hidden states of the target, which are still computed."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -122,17 +122,17 @@ class NoLogitsSession(Session):
 
 
 class ForcingProcessor(LogitsProcessor):  # type: ignore[misc]
-    """Makes the recorded next token the likeliest, for decoding loops that are not ours.
+    """Makes the recorded next token the most probable one, for decoding loops other than ours.
 
-    No token is forbidden: transformers' prompt lookup asks the processors which candidates are, and would learn the
-    recorded text from the answer.
+    No token is forbidden: transformers' prompt lookup asks the processors for forbidden candidates, and would learn the
+        recorded text from the answer.
     """
 
     def __init__(self, prompt_tokens: int, output: Sequence[int]) -> None:
         self._prompt_tokens, self._output = prompt_tokens, output
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Raise the score [1, V] of the token that stands at this position; drafts past the end are left alone."""
+        """Raise the score [1, V] of the recorded token at this position; drafts past the end are unchanged."""
         place = input_ids.shape[1] - self._prompt_tokens
         if place < len(self._output):
             scores[:, self._output[place]] = torch.finfo(scores.dtype).max
@@ -140,7 +140,7 @@ class ForcingProcessor(LogitsProcessor):  # type: ignore[misc]
 
 
 def check_forced(method: str) -> None:
-    """Check before anything is loaded whether a method can be measured in a forced run.
+    """Check whether a method can be measured in a forced run, before anything is loaded.
 
     Raises:
         UnsupportedError: it drafts with another model, or from the target's own passes.
@@ -160,16 +160,16 @@ def check_forced(method: str) -> None:
 
 
 def fit_vocabulary(recordings: Sequence[Recording], vocabulary: int) -> tuple[list[Recording], bool]:
-    """Return the recordings with ids that a model has, and whether they had to be mapped.
+    """Return the recordings with ids in the model's vocabulary, and whether they had to be mapped.
 
-    Where an id is too large, the ids that occur are numbered from 0: a drafter sees only which are equal.
+    If an id is too large, the occurring ids are renumbered from 0: a drafter only sees which are equal.
 
     Args:
-        recordings: of all files of a run, so that an id means the same in all.
+        recordings: recordings of all files of a run, so that an id means the same in all.
         vocabulary: the model's number of ids.
 
     Raises:
-        UsageError: more ids occur than the model has.
+        UsageError: there are more distinct ids than the model has.
     """
     texts = [text for recording in recordings for text in (recording.prompt, recording.output)]
     if max(int(text.max()) for text in texts) < vocabulary:

@@ -19,7 +19,7 @@ from speculant.engines.hf.sampling.generate_capture import sampling_options
 
 
 class HuggingFace:
-    """`model.generate`, with the options of its name."""
+    """`model.generate` with the options of its name."""
 
     has_memory = False
     notes = ()
@@ -28,9 +28,9 @@ class HuggingFace:
         """Check and keep the options.
 
         Args:
-            name: of `OPTIONS`.
+            name: a name in `OPTIONS`.
             model: the target.
-            draft_model: of hf:assisted.
+            draft_model: draft model of hf:assisted.
 
         Raises:
             UsageError, UnsupportedError: see `check_hf`; or transformers refuses the model.
@@ -51,16 +51,16 @@ class HuggingFace:
         return sampling.temperature == 0 or self.name == "hf:generate"
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: there is nothing to compile."""
 
     def reset(self) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is no memory."""
 
     def save(self, path: Path) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is no memory."""
 
     def load(self, path: Path) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is no memory."""
 
     def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         model = self._model
@@ -70,7 +70,7 @@ class HuggingFace:
         ending: Sequence[int] = eos_ids(model)
         if request.forced is not None:
             options["logits_processor"] = [ForcingProcessor(ids.shape[1], request.forced.tolist())]
-            # `generate` fills in the model's own end of text where None is given; no token has this id.
+            # `generate` uses the model's own end of text if None is given; no token has this id.
             options["eos_token_id"] = -1
             ending = ()
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):

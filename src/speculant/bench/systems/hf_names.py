@@ -1,4 +1,4 @@
-"""The names of transformers' own decoding in benchmarks, which are checked before it is imported."""
+"""The benchmark names of transformers' own decoding, checked before it is imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_hf(name: str, *, draft_model: bool) -> None:
     """Check a name before anything is loaded.
 
     Args:
-        name: of `OPTIONS`.
+        name: a name in `OPTIONS`.
         draft_model: whether there is one.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A small real model at the cost of a larger one, with the same outputs.
+"""Inflates a small real model to the cost of a larger one, with the same outputs.
 
-Layers are added whose attention and MLP write zeros into the residual stream, and MLPs are widened by rows and
-columns of zeros. Neither changes any number that reaches the logits, and both are computed in full.
+Layers are added whose attention and MLP write zeros into the residual stream, and MLPs are widened by rows and columns
+of zeros. Neither changes any number that reaches the logits, and both are fully computed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """llama.cpp on the same weights as a system of a benchmark: plain greedy decoding without drafts.
 
-The model in memory is written as a GGUF file, which llama.cpp reads and which is then removed; llama.cpp holds a second
-copy of the weights. Its passes are called one by one, as its own loop would, with as many threads as torch has. A
-float32 model gets a float32 cache and no flash attention, which would round to float16, so its logits agree with
-transformers' to a few millionths; others get llama.cpp's defaults.
+The model in memory is written to a GGUF file, which llama.cpp reads and which is then removed; llama.cpp has a second
+copy of the weights. Its passes are called one by one, as in its own loop, with as many threads as torch has. A float32
+model gets a float32 cache and no flash attention, which would round to float16, so its logits agree with transformers'
+to a few millionths; others get llama.cpp's defaults.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ROOT = np.array([-1], np.int32)
 
 
 def convert(model: Any) -> LlamaCppModel:
-    """Return a causal LM of transformers as one of llama.cpp, which reads it from a file that is then removed.
+    """Convert a transformers causal LM to llama.cpp through a file that is then removed.
 
     Raises:
         UnsupportedError: llama.cpp is not installed, or cannot run the model where it is.
-        FileError: there is no room for the converted model.
-        OutOfMemoryError: there is no room to load it.
+        FileError: there is not enough disk space for the converted model.
+        OutOfMemoryError: there is not enough memory to load it.
     """
     if isinstance(model, LlamaCppModel):
         return model
@@ -57,7 +57,7 @@ def convert(model: Any) -> LlamaCppModel:
         context=min(positions, 1 << 14),
         flash_attention=not exact,
         cache_type="f32" if exact else "f16",
-        mmap=False,  # so that nothing needs the file once it is read
+        mmap=False,  # so that the file is not needed after loading
     )
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         file = Path(folder) / "model.gguf"
@@ -98,16 +98,16 @@ class LlamaCpp:
         return sampling.temperature == 0
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: there is nothing to compile."""
 
     def reset(self) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is no memory."""
 
     def save(self, path: Path) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is no memory."""
 
     def load(self, path: Path) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is no memory."""
 
     def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         if sampling.temperature:
@@ -147,7 +147,7 @@ class LlamaCpp:
 
 
 def check_llamacpp(*, sampled: bool) -> None:
-    """Check before anything is loaded that llama.cpp can be measured.
+    """Check that llama.cpp can be measured, before anything is loaded.
 
     Args:
         sampled: whether tokens are sampled at a temperature.

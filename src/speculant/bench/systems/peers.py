@@ -1,6 +1,6 @@
-"""Other projects' drafters behind our contract, for comparison; none is needed to use Speculant.
+"""Other projects' drafters behind our interface, for comparison; Speculant does not need them.
 
-peer:draftretriever   the drafter that ADED's authors released; its table is empty at first
+peer:draftretriever   the drafter released by ADED's authors; its table is initially empty
 peer:arctic           the suffix tree of Arctic Inference (Oliaro et al., "SuffixDecoding", NeurIPS 2025,
                       arXiv 2411.04975), standalone
 """
@@ -24,13 +24,13 @@ PREFIX = "peer:"
 
 
 class OfficialAded(Drafter):
-    """The drafter that ADED's authors released (`draftretriever`).
+    """The drafter released by ADED's authors (`draftretriever`).
 
-    It keeps its memory over requests and converts the whole text on every search.
+    It keeps its memory across requests and converts the whole text on every search.
     """
 
     def __init__(self, documents: Iterable[Int32] = ()) -> None:
-        """Make the initial table of a corpus, as the paper does, and open it.
+        """Build the initial table from a corpus, as in the paper, and open it.
 
         Args:
             documents: Int32[T] each; none for an empty table.
@@ -50,7 +50,7 @@ class OfficialAded(Drafter):
             for document in documents:
                 writer.add_entry(document.tolist())
             writer.finalize()
-            del writer  # it writes again when it goes
+            del writer  # its destructor writes again
             self._reader: Any = draftretriever.Reader(str(table))
 
     @property
@@ -82,17 +82,17 @@ class _OfficialSession(Session):
 
 
 class ArcticSuffix(Drafter):
-    """Arctic's suffix trees: one of the request with its prompt, one of all outputs; the better draft is taken.
+    """Arctic's suffix trees: one of the request with its prompt, one of all outputs; the better draft is used.
 
-    Depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts as trees: what its own
-    simulator does with these settings. Prompts are kept for their request only.
+    Depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts as trees: the behaviour of its own
+        simulator with these settings. Prompts are kept only for their request.
     """
 
     DEPTH = 64
     FACTOR = 4.0
 
     def __init__(self) -> None:
-        """Make empty trees.
+        """Create empty trees.
 
         Raises:
             UnsupportedError: the package is not installed.
@@ -110,7 +110,7 @@ class ArcticSuffix(Drafter):
 
     @property
     def memory_bytes(self) -> int:
-        """Its own estimate for the tree of all outputs; there is no public name for it."""
+        """Its own estimate for the tree of all outputs; it has no public name for it."""
         held: int = self._cache._global_tree.estimate_memory()
         return held
 
@@ -140,7 +140,7 @@ class _ArcticSession(Session):
         )
         tokens, parents = np.array(draft.token_ids, np.int32), np.array(draft.parents, np.int32)
         weights = np.array(draft.probs, np.float32)
-        for node, parent in enumerate(parents.tolist()):  # rounded, they may exceed the parent's by a hair
+        for node, parent in enumerate(parents.tolist()):  # rounding may lift them slightly above the parent's
             weights[node] = min(weights[node], weights[parent] if parent >= 0 else 1.0)
         return DraftTree(tokens, parents, weights).within(depth=budget.depth, trees=budget.trees)
 
@@ -158,7 +158,7 @@ PEERS: Mapping[str, Callable[[], Drafter]] = MappingProxyType(
 
 
 def find_peer(name: str) -> Callable[[], Drafter]:
-    """Return what makes the peer's drafter.
+    """Return a function that creates the peer's drafter.
 
     Raises:
         UsageError: there is no such peer.

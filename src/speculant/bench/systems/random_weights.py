@@ -1,4 +1,4 @@
-"""A model with random weights from a config, to measure the cost of a shape without its weights."""
+"""Creates a model with random weights from a config, to measure the cost of a shape without its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def random_model(
 
     Raises:
         FileError: the config cannot be read.
-        UsageError: it describes no causal LM that transformers has, or there is no such dtype.
+        UsageError: it does not describe a causal LM of transformers, or there is no such dtype.
         OutOfMemoryError: the model does not fit.
     """
     file, config = config_file(path), read_shape(path)
@@ -53,7 +53,7 @@ def read_shape(path: Path) -> Any:
 
     Raises:
         FileError: it cannot be read.
-        UsageError: it describes no model that transformers has.
+        UsageError: it does not describe a model of transformers.
     """
     file = config_file(path)
     try:
@@ -69,7 +69,7 @@ def read_shape(path: Path) -> Any:
 
 
 def config_file(path: Path) -> Path:
-    """Return the file of a config that is named by itself or by its folder."""
+    """Return the config file, given its path or its folder."""
     return path / "config.json" if path.is_dir() else path
 
 

@@ -32,18 +32,18 @@ def parse_methods(
     bundled: bool = False,
     sampled: bool = False,
 ) -> list[str]:
-    """Return the methods of a list "NAME,...", each once, with plain decoding first whether or not it is named.
+    """Return the methods in a list "NAME,...", each once, with plain decoding first in any case.
 
     Args:
         names: the list.
         forced: whether recorded outputs are followed.
-        draft_model: whether there is one, for the methods that take it.
-        head: the kind of the head that is given, or None.
-        bundled: whether the target has heads of its own: the bundled model, and models with MTP layers.
+        draft_model: whether one is given, for methods that need it.
+        head: kind of the given head, or None.
+        bundled: whether the target has its own heads: the bundled model, and models with MTP layers.
         sampled: whether tokens are sampled at a temperature.
 
     Raises:
-        UnknownMethodError, UsageError: there is no such method, or none was named.
+        UnknownMethodError, UsageError: there is no such method, or none is named.
         UnsupportedError: it cannot be measured this way.
     """
     given = [name.strip() for name in names.split(",") if name.strip()]
@@ -89,19 +89,19 @@ def build_systems(
     settings: Mapping[str, Any] = MappingProxyType({}),
     bases: Sequence[MixBase] = (),
 ) -> list[System]:
-    """Return a system for each method. The model and the draft model are prepared once, for all of them.
+    """Return a system for each method. The model and the draft model are prepared once for all of them.
 
     Args:
-        methods: of `parse_methods`.
+        methods: result of `parse_methods`.
         model: the target.
-        draft_model: a loaded model for the methods that draft with one, what `open_draft_caches` made of it, or None.
-        tokenizer, draft_tokenizer: the target's and the draft model's, which are compared, or None.
-        head: for the methods that draft with one: a folder, a hub id or what `open_head` returned; None for the bundled
-            model's own.
-        nodes: most nodes per draft, "auto", or None for the device's default.
-        memory_limit: bytes that the memory of each may take.
+        draft_model: a loaded model for methods that need one, a result of `open_draft_caches`, or None.
+        tokenizer, draft_tokenizer: tokenizers of the target and the draft model, which are compared, or None.
+        head: for methods that need one: a folder, a hub id or a result of `open_head`; None for the bundled model's
+            own.
+        nodes: maximum nodes per draft, "auto", or None for the device's default.
+        memory_limit: maximum bytes of each memory.
         fast: see `Speculator.from_transformers`.
-        settings: of the drafters, by method; the defaults for methods that are not in it.
+        settings: settings of drafters by method; other methods use the defaults.
         bases: for the methods that take any, see `bases.open_target_bases`.
     """
     prepared = Speculator.from_transformers(model, method=PLAIN, fast=fast).fast
@@ -129,7 +129,7 @@ def build_systems(
             "draft_model": caches if name in drafting else None,
             "head": head if takes_head(name) else None,
             "base": bases if takes_bases(name) else None,
-            "lossy": find_method(name).exactness != "lossless",  # naming it is consent: what is timed serves nobody
+            "lossy": find_method(name).exactness != "lossless",  # naming it is consent: timed output is not served
         }
         return SpeculantSystem(name, partial(Speculator.from_transformers, model, method=name, **own))
 

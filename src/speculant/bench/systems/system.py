@@ -19,23 +19,23 @@ from speculant.bench.systems.forced import force
 from speculant.core.engine import MAX_NODES
 from speculant.registry import find_method
 
-WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repeats itself, so that drafts are made and accepted
+WARM_UP_TEXT = np.tile(np.arange(1, 40, dtype=np.int32), 8)  # repetitive, so that drafts are made and accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """The output of a request and what it took.
+    """The output of a request and its cost.
 
     Attributes:
         ids: the new token ids, up to and including the end of text.
-        seconds: of the whole request.
-        prefill_seconds: until the first new token was known.
-        prefill_tokens: new tokens of the prompt's pass, which belong to no round.
-        rounds: target passes after that.
-        drafted: draft nodes verified; None if the system does not report it.
-        offered_by_depth: [d - 1] counts the rounds that reached depth d with a draft to verify; None likewise.
+        seconds: time of the whole request.
+        prefill_seconds: time until the first new token was known.
+        prefill_tokens: new tokens from the prompt's pass, which belong to no round.
+        rounds: number of target passes after that.
+        drafted: number of draft nodes verified; None if the system does not report it.
+        offered_by_depth: [d - 1] counts the rounds with a draft to depth d; None likewise.
         accepted_by_depth: [d - 1] counts the rounds whose draft was accepted down to depth d.
-        draft_seconds, target_seconds: of drafting and learning, and of target passes; None likewise.
+        draft_seconds, target_seconds: time of drafting and learning, and of target passes; None likewise.
         memory_bytes: size of the drafter's memory; None likewise.
     """
 
@@ -53,46 +53,46 @@ class RequestOutcome:
 
 
 class System(Protocol):
-    """A way to decode, with what it has learned so far."""
+    """A way to decode, with its learned state."""
 
     name: str
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know about how it runs."""
+        """Messages for the user about how it runs."""
 
     @property
     def has_memory(self) -> bool:
-        """Whether it learns something that can be saved."""
+        """Whether it has learned state that can be saved."""
 
     def token_identical(self, sampling: TaskSampling) -> bool:
-        """Return whether it must yield the very tokens of plain decoding, not only their distribution."""
+        """Return whether it must yield exactly the tokens of plain decoding, not only their distribution."""
 
     def warm_up(self) -> None:
-        """Compile what needs to be compiled."""
+        """Compile whatever needs compiling."""
 
     def reset(self) -> None:
-        """Forget what was learned."""
+        """Clear the learned state."""
 
     def run(self, request: TaskRequest, sampling: TaskSampling) -> RequestOutcome:
         """Decode a request."""
 
     def save(self, path: Path) -> None:
-        """Write what was learned."""
+        """Write the learned state."""
 
     def load(self, path: Path) -> None:
-        """Read what was learned."""
+        """Read the learned state."""
 
 
 class SpeculantSystem:
-    """A method of the registry."""
+    """A registered method."""
 
     def __init__(self, name: str, make: Callable[[], Speculator]) -> None:
-        """Make its speculator.
+        """Create its speculator.
 
         Args:
-            name: of the registry.
-            make: returns a speculator of that method with an empty memory.
+            name: registered name of the method.
+            make: returns a speculator with that method and an empty memory.
         """
         self.name = name
         self._make = make
@@ -160,7 +160,7 @@ class SpeculantSystem:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Size of the drafter's memory; None if it does not report it."""
+        """The size of the drafter's memory; None if it does not report it."""
         return getattr(self._speculator.drafter, "memory_bytes", None)
 
     def run_batch(

@@ -1,1 +1,1 @@
-"""Draft models to train: how they are made, loaded and saved, and their recipe."""
+"""Creation, loading, saving and the training recipe of draft models."""

@@ -1,4 +1,4 @@
-"""Draft models to train: new ones of a small shape, or trained ones to align, and their folders."""
+"""Draft models for training: new ones of a small shape, or trained ones to align, and their folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speculant.drafters.models.pairs import compare_pair
 from speculant.engines.hf.loading import load_config, load_model
 from speculant.training.student import Student
 
-SHAPE = {  # the names that configs of transformers have for the options of a shape
+SHAPE = {  # shape options -> names in transformers' configs
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -23,7 +23,7 @@ SHAPE = {  # the names that configs of transformers have for the options of a sh
     "head_dim": "head_dim",
     "inner": "intermediate_size",
 }
-LOGIT_SPREAD = 0.45  # of a new model's logits
+LOGIT_SPREAD = 0.45  # standard deviation of a new model's logits
 
 
 def new_draft_model(
@@ -39,17 +39,17 @@ def new_draft_model(
 ) -> Student:
     """Return a draft model with new weights and the target's vocabulary.
 
-    Its input embeddings begin as the principal components of the target's, which are most of a small model's weights.
+    Its input embeddings, most of a small model's weights, start as the principal components of the target's.
 
     Args:
         target: the model that it drafts for.
-        like: a folder or hub id whose config it gets, but for what is given here; None for a small Llama with tied
+        like: a folder or hub id whose config is used, except for what is given here; None for a small Llama with tied
             embeddings.
         layers, hidden, heads, kv_heads, head_dim, inner: its shape; 0 for that of `like`, or for a fraction of the
             target's.
 
     Raises:
-        UsageError: there is no such shape.
+        UsageError: the shape is invalid.
         ModelNotFoundError: there is no config by that name.
     """
     given = {
@@ -71,7 +71,7 @@ def new_draft_model(
         TypeError,
         KeyError,
         RuntimeError,
-    ) as error:  # as configs and layers of all kinds report a shape
+    ) as error:  # configs and layers report invalid shapes with any of these
         wanted = ", ".join(f"{name}={value}" for name, value in shape.items())
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
@@ -110,7 +110,7 @@ def change_config(config: PretrainedConfig, target: TargetParts, shape: dict[str
     """Return a config with the target's vocabulary and another shape.
 
     Raises:
-        ValueError: it has no such entry.
+        ValueError: the config has no such entry.
     """
     known = config.to_dict()
     names = {name: config.attribute_map.get(entry, entry) for name, entry in SHAPE.items()}
@@ -119,7 +119,7 @@ def change_config(config: PretrainedConfig, target: TargetParts, shape: dict[str
             raise ValueError(f"its config has no {names[name]!r}.")
     changes: dict[str, Any] = {names[name]: value for name, value in shape.items()}
     changes |= {"vocab_size": target.vocabulary} | special_tokens(target)
-    if (kinds := known.get("layer_types")) and "layers" in shape:  # the pattern of the first layers goes on
+    if (kinds := known.get("layer_types")) and "layers" in shape:  # continues the pattern of the first layers
         changes["layer_types"] = [kinds[index % len(kinds)] for index in range(shape["layers"])]
     return type(config).from_dict(known | changes)
 
@@ -130,7 +130,7 @@ def special_tokens(target: TargetParts) -> dict[str, Any]:
 
 
 def principal_components(embeddings: Tensor, width: int) -> Tensor:
-    """Return embeddings [V, D] along their first principal directions, [V, width], so small that logits are too."""
+    """Project embeddings [V, D] onto their first principal directions, [V, width], scaled for small logits."""
     directions = torch.linalg.eigh(embeddings.T @ embeddings).eigenvectors[:, -width:]  # in ascending order
     narrow: Tensor = embeddings @ directions
     narrow *= LOGIT_SPREAD / width**0.5 / narrow.std()
@@ -147,7 +147,7 @@ def load_draft_model(source: str, _kind: str, target: TargetParts, tokenizer: An
         tokenizer: the target's, or None.
 
     Raises:
-        ModelNotFoundError: there is none.
+        ModelNotFoundError: there is no such model.
         UsageError: its vocabulary is not the target's.
     """
     model, own = load_model(source, dtype="float32", device=str(target.projection().device))

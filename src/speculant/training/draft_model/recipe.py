@@ -1,8 +1,8 @@
-"""How draft models are trained: on the distribution of the next token, wherever the target wrote or scored the text.
+"""The recipe of draft models: distillation of next-token distributions on texts written or scored by the target.
 
 - Seq-KD (Kim and Rush 2016, arXiv 1606.07947): cross-entropy on texts that the target wrote, the loss "ce".
-- DistillSpec (Zhou et al. 2024, arXiv 2310.08461): a divergence, on texts that the draft model continues itself; which
-  texts a batch has is decided by `training.student_features`.
+- DistillSpec (Zhou et al. 2024, arXiv 2310.08461): a divergence, on texts that the draft model continues itself;
+  `training.student_features` selects the texts of a batch.
 
 A draft model reads all tokens before the one that it drafts, so one pass over a text gives every depth.
 """
@@ -23,7 +23,7 @@ class DraftModelRecipe(Recipe):
     head: Student
 
     def __init__(self, head: Student, depth: int) -> None:
-        """Take the draft model, and how many depths are trained or measured."""
+        """Take the draft model, and the number of depths to train or measure."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:

@@ -1,1 +1,1 @@
-"""Online distillation: a drafter learns, while it serves, from what its target rejected."""
+"""Online distillation: a drafter learns from rejected drafts while it serves."""

@@ -1,4 +1,4 @@
-"""What is learned from: windows of recent texts, within a number of bytes. One in five is held out to judge updates."""
+"""The training data: windows of recent texts, bounded in bytes. One in five is held out to evaluate updates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from speculant.training.online.window import Array, TextWindow
 
-HELD_OUT = 5  # one window in so many
+HELD_OUT = 5  # one window in this many
 
 
 class WindowBuffer:
-    """A bounded store of windows, the oldest of which go first. Safe to share between threads.
+    """A bounded store of windows, evicting the oldest first. Thread-safe.
 
     Attributes:
-        limit: bytes that the windows may take.
-        added: how many windows were added so far.
+        limit: maximum bytes of the windows.
+        added: number of windows added so far.
     """
 
     def __init__(self, limit: int) -> None:
@@ -32,11 +32,11 @@ class WindowBuffer:
 
     @property
     def size(self) -> int:
-        """The bytes that the windows take."""
+        """The size of the windows in bytes."""
         return self._size
 
     def add(self, window: TextWindow) -> None:
-        """Add a window; one that is larger than the limit is left out."""
+        """Add a window; one larger than the limit is skipped."""
         with self._lock:
             number, self.added = self.added, self.added + 1
             if window.size > self.limit:
@@ -54,7 +54,7 @@ class WindowBuffer:
         return train, [window for number, window in windows if number % HELD_OUT == 1]
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return what a memory file holds of it: the arrays of all windows, joined by name, and facts."""
+        """Return the contents for a memory file: the arrays of all windows, concatenated by name, and facts."""
         with self._lock:
             windows, added = list(self._windows), self.added
         names = list(windows[0][1].arrays()) if windows else []
@@ -65,7 +65,7 @@ class WindowBuffer:
         return joined, {"added": added}
 
     def restore(self, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-        """Replace the windows by those of a memory file, the latest of them that fit."""
+        """Replace the windows by those in a memory file; of these, the latest that fit."""
         lengths, numbers, greedy = (arrays[name].tolist() for name in ("lengths", "numbers", "greedy"))
         rest = {name: array for name, array in arrays.items() if name not in ("lengths", "numbers", "greedy")}
         ends = np.cumsum([0, *lengths]).tolist()

@@ -1,7 +1,7 @@
-"""A draft model learns: forward KL to the target's best tokens, renormalised, at the positions that it drafted wrongly.
+"""Online learning of a draft model: forward KL to the target's top tokens, renormalised, at wrongly drafted positions.
 
-The target's probabilities beyond its best tokens are not known, so q is compared with p restricted to those. Windows
-are run one by one, so nothing is padded.
+The target's probabilities beyond its top tokens are unknown, so q is compared with p restricted to those. Windows are
+run one at a time, so nothing is padded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from speculant.training.online.window import TextWindow
 
 
 class DraftModelLearner(Learner):
-    """A causal LM of the target's vocabulary."""
+    """A causal LM with the target's vocabulary."""
 
     states = False
 
@@ -26,8 +26,8 @@ class DraftModelLearner(Learner):
         """Copy a model.
 
         Args:
-            model: of transformers, or one that is called likewise.
-            keeps_logits: whether it takes `logits_to_keep`, so that only the logits that are needed are computed.
+            model: a transformers model, or one with the same call signature.
+            keeps_logits: whether it accepts `logits_to_keep`, so that only the needed logits are computed.
         """
         self.live, self._keeps_logits = model, keeps_logits
         self.copy = copy.deepcopy(model).float().eval().requires_grad_(True)
@@ -68,12 +68,12 @@ class DraftModelLearner(Learner):
         return found.float()
 
     def _target(self, window: TextWindow, rows: np.ndarray[Any, Any], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids [n, k], the target's probabilities of them [n, k], and where the copy knows the best, Bool[n]."""
+        """Return the target's top ids [n, k], their probabilities [n, k], and where the copy knows the top, Bool[n]."""
         assert window.top_ids is not None
         assert window.top_logits is not None
         ids = torch.from_numpy(window.top_ids[rows]).long().to(like.device)
         logits = torch.from_numpy(window.top_logits[rows].astype(np.float32)).to(like.device)
         known = ids < like.shape[-1]
         p = logits.softmax(-1) * known
-        usable = known[:, 0]  # else most of p is missing
+        usable = known[:, 0]  # otherwise most of p is missing
         return torch.where(known, ids, 0), p / p.sum(-1, keepdim=True).clamp_min(1e-9), usable

@@ -1,10 +1,9 @@
-"""A drafter that learns while it drafts: it owns another one, and records what the target makes of its drafts.
+"""A drafter that learns while it drafts: it wraps another one, and records how the target verifies its drafts.
 
-The round knows nothing of it. It stands in `training`, since heads learn by their training recipes. A session passes
-everything on to one of the inner drafter's; its text is cut into windows, and every so many requests an update is asked
-for. The lock is held wherever the inner drafter runs its model and while new weights are copied in, so weights change
-between drafts. A session that is open meanwhile goes on: keys and values of old weights in its cache cost acceptance at
-most.
+The decoding round is unaware of it. It belongs to `training`, since heads learn by their training recipes. A session
+forwards everything to one of the inner drafter; its text is cut into windows, and an update is requested after a number
+of requests. The lock is held whenever the inner drafter runs its model and while new weights are copied in, so weights
+change only between drafts. An open session continues: cached keys and values of old weights can only cost acceptance.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ class OnlineDrafter(Drafter, Persistent):
     """Drafts with one model or head for all requests, and distils it to the target meanwhile.
 
     Attributes:
-        inner: what drafts.
+        inner: the wrapped drafter.
     """
 
     def __init__(self, inner: Drafter, learner: Learner, *, settings: OnlineSettings, tokenizer: str = "") -> None:
         """Take a drafter and its weights.
 
         Args:
-            inner: what drafts.
-            learner: of its weights; `learner.live` is changed in place.
+            inner: the drafter to wrap.
+            learner: learner of its weights; `learner.live` is modified in place.
             settings: when and how it learns.
-            tokenizer: fingerprint that saved memories are tied to.
+            tokenizer: fingerprint of the tokenizer for saved memories.
 
         Raises:
-            UnsupportedError: the drafter keeps a memory of its own.
+            UnsupportedError: the drafter has a memory of its own.
         """
         if isinstance(inner, Persistent):
             raise UnsupportedError(
@@ -62,17 +61,17 @@ class OnlineDrafter(Drafter, Persistent):
                 "use a method without one, such as 'draft-model' or 'eagle'."
             )
         self.inner, self._learner, self._settings, self._tokenizer = inner, learner, settings, tokenizer
-        self._states = learner.states  # also of heads that read the text alone, which are run as in training
+        self._states = learner.states  # even for heads that read only text, which run as in training
         self._lock = threading.RLock()
         self._buffer = WindowBuffer(settings.buffer)
         self._updater = Updater(learner, self._buffer, settings, self._lock)
         self._worker = Worker(self._updater, idle=settings.when == "idle")
         self._requests, self._counting = 0, threading.Lock()
-        self._finish = weakref.finalize(self, self._worker.close)  # also before the interpreter ends
+        self._finish = weakref.finalize(self, self._worker.close)  # also runs before the interpreter exits
 
     @property
     def needs(self) -> RequestedOutputs:
-        """What the inner drafter needs, and the target's distributions: of heads by the last layer's states."""
+        """The inner drafter's needs, plus the target's distributions: for heads by the last layer's states."""
         needs = self.inner.needs
         if self._states:
             return replace(needs, hidden_layers=with_last(needs.hidden_layers), hidden_context=0)
@@ -80,12 +79,12 @@ class OnlineDrafter(Drafter, Persistent):
 
     @property
     def updates(self) -> list[Update]:
-        """What the last 256 updates did."""
+        """Reports of the last 256 updates."""
         return self._worker.updates
 
     @property
     def busy(self) -> bool:
-        """Whether an update is asked for or made."""
+        """Whether an update is requested or running."""
         return self._worker.busy
 
     def open(self, start: SessionRequest) -> Session:
@@ -105,7 +104,7 @@ class OnlineDrafter(Drafter, Persistent):
         return self._lock
 
     def ended(self) -> None:
-        """Count a request that has ended, and ask for an update when enough have."""
+        """Count a finished request, and request an update after a number of them."""
         self._worker.opened(-1)
         with self._counting:
             self._requests += 1
@@ -116,15 +115,15 @@ class OnlineDrafter(Drafter, Persistent):
             self._worker.ask()
 
     def update(self) -> Update | None:
-        """Make an update now, and wait for it; None where there is too little to learn from."""
+        """Run an update now and wait for it; None if there is too little to learn from."""
         return self._worker.run()
 
     def close(self) -> None:
-        """End the thread; what was learned stays, and drafts go on without further updates."""
+        """End the thread; learned weights stay, and drafting continues without further updates."""
         self._finish()
 
     def save(self, path: Path) -> None:
-        """Write the weights that draft and the windows."""
+        """Write the drafting weights and the windows."""
         with self._lock:
             arrays = {f"{_WEIGHTS}{name}": _to_array(weight) for name, weight in self._learner.live.named_parameters()}
         windows, facts = self._buffer.arrays()
@@ -134,10 +133,10 @@ class OnlineDrafter(Drafter, Persistent):
         write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts=facts)
 
     def load(self, path: Path) -> None:
-        """Replace the weights and the windows by a file's.
+        """Replace the weights and the windows by those in a file.
 
         Raises:
-            ForeignMemoryError: the weights are of another model or head.
+            ForeignMemoryError: the weights belong to another model or head.
         """
         arrays, facts = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
         weights = {name.removeprefix(_WEIGHTS): each for name, each in arrays.items() if name.startswith(_WEIGHTS)}
@@ -153,7 +152,7 @@ class OnlineDrafter(Drafter, Persistent):
             self._requests = int(facts["requests"])
 
     def _check(self, path: Path, weights: dict[str, Array], windows: dict[str, Array]) -> None:
-        """Refuse weights of other names or shapes, and windows of other layers or sizes."""
+        """Refuse weights with other names or shapes, and windows with other layers or sizes."""
         own = {name: tuple(weight.shape) for name, weight in self._learner.live.named_parameters()}
         found = {name: tuple(array.shape) for name, array in weights.items()}
         wrong = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
@@ -183,7 +182,7 @@ class OnlineSession(Session):
             return self.inner.propose_after(tokens, budget)
 
     def observe(self, verified: Verified) -> None:
-        """Pass on what the inner session asked for, and record the round."""
+        """Forward the round to the inner session, and record it."""
         own = replace(verified, hidden=verified.hidden[:, : self._layers] if self._layers else None)
         with self._drafter.lock():
             self.inner.observe(own)
@@ -205,7 +204,7 @@ class OnlineSession(Session):
 
 
 def _to_array(weight: torch.Tensor) -> Array:
-    """Return weights as a memory file holds them: Float32, or 16-bit floats."""
+    """Return weights in a memory file's form: Float32, or 16-bit floats."""
     if weight.dtype in (torch.float32, torch.float16):
         return weight.detach().cpu().clone().numpy()
     return weight.detach().to(torch.bfloat16).cpu().view(torch.int16).numpy().view(np.uint16)

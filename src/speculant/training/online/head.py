@@ -1,8 +1,8 @@
-"""A head learns: forward KL to the target's own distributions at the depths at which its drafts were wrong.
+"""Online learning of a head: forward KL to the target's distributions at the depths at which its drafts were wrong.
 
-The target's hidden states are stored, so its distributions are complete, and the head is run by its recipe as in
-training. A draft of depth d that was wrong after token i was begun by the root d - 1 tokens before, so the recipe's
-anchor is d rows before i; only the depth that was wrong counts.
+The target's hidden states are stored, so its distributions are complete, and the head runs by its recipe as in
+training. A wrong draft of depth d after token i started from the root d - 1 tokens before, so the recipe's anchor is d
+rows before i; only the wrong depth counts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from speculant.training.online.learner import Learner, accepted
 from speculant.training.online.recorder import from_16_bits
 from speculant.training.online.window import TextWindow
 
-_LAST = -1  # decoder layer
-_ANCHORS = 32  # of a window, by which acceptance is measured
+_LAST = -1  # index of the last decoder layer
+_ANCHORS = 32  # maximum anchors per window for measuring acceptance
 
 
 class HeadLearner(Learner):
@@ -42,10 +42,10 @@ class HeadLearner(Learner):
         """Copy a head.
 
         Args:
-            head: that drafts.
+            head: the drafting head.
             recipe: returns the recipe of a head.
-            target: of the head.
-            feature_weight: of the recipe's own loss, such as the distance of hidden states.
+            target: target of the head.
+            feature_weight: weight of the recipe's own loss, such as the distance of hidden states.
         """
         self.live, self._target, self._feature_weight = head, target, feature_weight
         self.copy = copy.deepcopy(head).float().eval().requires_grad_(True)
@@ -69,7 +69,7 @@ class HeadLearner(Learner):
 
     @torch.no_grad()
     def acceptance(self, window: TextWindow) -> tuple[float, int]:
-        """Return what chains of the recipe's depth would gain, and after how many roots."""
+        """Return the gain of chains of the recipe's depth, and the number of roots measured."""
         rows = anchors_of(window, self._recipe.depth)
         if not rows:
             return 0.0, 0
@@ -97,15 +97,15 @@ class HeadLearner(Learner):
 
 
 def with_last(taps: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the layers whose states are stored: those that a head taps, and the last, which p is computed from."""
+    """Return the layers whose states are stored: those that a head taps, and the last, from which p is computed."""
     return taps if _LAST in taps else (*taps, _LAST)
 
 
 def wrong_anchors(window: TextWindow, depth: int) -> tuple[list[int], list[int]]:
-    """Return the anchors below which drafts were wrong, and at which depth of the recipe each was.
+    """Return the anchors below which drafts were wrong, and the wrong depth of each.
 
-    Anchors without states, or with too little text behind them for the recipe, are left out. What was wrong deeper
-    than the recipe reaches is trained at its last depth.
+    Anchors without states, or with too little text after them for the recipe, are skipped. Errors deeper than the
+    recipe's depth are trained at its last depth.
     """
     usable = set(anchors_of(window, depth))
     anchors, depths = list[int](), list[int]()
@@ -118,6 +118,6 @@ def wrong_anchors(window: TextWindow, depth: int) -> tuple[list[int], list[int]]
 
 
 def anchors_of(window: TextWindow, depth: int) -> list[int]:
-    """Return the rows after which a draft of so many tokens has text to be compared with, in what the target wrote."""
+    """Return the rows after which a draft of this depth can be compared with text that the target wrote."""
     last = len(window.tokens) - depth - 2
     return [row for row in range(last) if window.known[row + 1]]

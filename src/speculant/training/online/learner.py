@@ -1,4 +1,4 @@
-"""The contract of what learns: a copy of a drafter's weights, and its loss and acceptance on a window."""
+"""The interface of learners: a copy of a drafter's weights, and its loss and acceptance on a window."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Learner(Protocol):
     """A drafter's weights, copied for training.
 
     Attributes:
-        live: the module that drafts; its weights are only ever replaced as a whole, by `publish`.
+        live: the drafting module; its weights are only replaced as a whole, by `publish`.
         copy: the module that is trained, in float32.
-        states: whether it learns from the target's hidden states; else from its best tokens.
+        states: whether it learns from the target's hidden states; otherwise from its top tokens.
     """
 
     live: nn.Module
@@ -24,27 +24,27 @@ class Learner(Protocol):
     states: bool
 
     def loss(self, window: TextWindow) -> Tensor | None:
-        """Return the forward KL of the target's distributions to the copy's where drafts were wrong; None: nowhere."""
+        """Return the forward KL from the target to the copy where drafts were wrong; None if none were."""
 
     def acceptance(self, window: TextWindow) -> tuple[float, int]:
-        """Return how many drafted tokens of the copy the target would accept, and how many were counted.
+        """Return how many of the copy's drafted tokens the target would accept, and how many were measured.
 
-        All positions whose distribution by the target is known count, right ones too: an update that gains where
-        drafts were wrong and loses elsewhere is none. Where decoding was greedy, a draft is accepted that is the
-        target's best token; else with the probability sum min(p, q).
+        All positions with a known target distribution count, including correct ones: an update that gains only where
+            drafts were wrong and loses elsewhere is no gain. With greedy decoding, a draft is accepted if it is the
+            target's top token; otherwise with probability sum min(p, q).
         """
 
 
 @torch.no_grad()
 def publish(learner: Learner) -> None:
-    """Copy the trained weights into the module that drafts, in place: recorded CUDA graphs read them where they are."""
+    """Copy the trained weights into the drafting module in place: recorded CUDA graphs read fixed addresses."""
     for live, trained in zip(learner.live.parameters(), learner.copy.parameters(), strict=True):
         live.copy_(trained)
 
 
 @torch.no_grad()
 def revert(learner: Learner) -> None:
-    """Copy the weights that draft back into the copy."""
+    """Reset the copy to the drafting weights."""
     for live, trained in zip(learner.live.parameters(), learner.copy.parameters(), strict=True):
         trained.copy_(live)
 

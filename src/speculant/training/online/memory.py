@@ -1,4 +1,4 @@
-"""The memory files of online distillation: a drafter's weights, and the windows it learns from."""
+"""The memory files of online distillation: a drafter's weights, and the windows that it learns from."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from speculant.training.online.drafter import KIND
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return how many weights and windows a memory holds, and how many requests wait for the next update."""
+    """Return the number of weights, windows and tokens in a memory."""
     weights = sum(array.size for name, array in memory.arrays.items() if name.startswith("weights/"))
     windows = memory.arrays.get("windows/lengths", np.empty(0, np.int32))
     return {"weights": weights, "windows": len(windows), "tokens": int(windows.sum())}
 
 
 def empty(_memory: Memory) -> Contents:
-    """Return a memory without weights, which leaves a drafter's as they are, and without windows."""
+    """Return a memory without windows and weights, which leaves a drafter's weights unchanged."""
     arrays: dict[str, Array] = {
         "windows/lengths": np.empty(0, np.int32),
         "windows/numbers": np.empty(0, np.int64),
@@ -30,7 +30,7 @@ def empty(_memory: Memory) -> Contents:
 
 
 def merge(_memories: Sequence[Memory], _limit: int) -> Contents:
-    """Refuse: the weights of two drafters have no sum.
+    """Raise an error: the weights of two drafters cannot be merged.
 
     Raises:
         UnsupportedError: always.

@@ -1,4 +1,4 @@
-"""From what a speculator drafts with to a drafter that learns meanwhile."""
+"""Wraps a speculator's drafter in one that learns online."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def open_learning(
     keeps_logits: bool = False,
     head: LoadedHead | None = None,
 ) -> OnlineDrafter:
-    """Return a drafter that owns another and distils its model or head.
+    """Return a drafter that wraps another and distils its model or head.
 
     Args:
-        drafter: what drafts.
+        drafter: the drafter to wrap.
         online: True, `OnlineSettings` or a dict of some of them.
-        tokenizer: fingerprint that saved memories are tied to.
-        model: of the drafter, if it has one.
-        keeps_logits: whether the model takes `logits_to_keep`.
-        head: of the drafter, if it has one.
+        tokenizer: fingerprint of the tokenizer for saved memories.
+        model: model of the drafter, if it has one.
+        keeps_logits: whether the model accepts `logits_to_keep`.
+        head: head of the drafter, if it has one.
 
     Raises:
         UsageError: there is no such setting.

@@ -1,4 +1,4 @@
-"""Records one request round by round, and cuts it into windows."""
+"""Records one request round by round, and cuts its text into windows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.tree import ROOT, Float32, Int32
 from speculant.training.online.window import Array, TextWindow
 
-_CONTEXT = 4  # a window begins with context, a quarter of its tokens: the prompt's end, or that of the window before
+_CONTEXT = 4  # a window starts with a quarter of context: the end of the prompt or of the previous window
 
 
 class RejectionRecorder:
-    """One request. The tokens have rows but for the last, the root.
+    """Records one request. All tokens but the last, the root, have rows.
 
     Hidden states stay on their device until a window is complete, so that no round waits for a transfer.
     """
@@ -24,13 +24,13 @@ class RejectionRecorder:
     def __init__(
         self, start: SessionRequest, emit: Callable[[TextWindow], None], *, maximum: int, states: bool
     ) -> None:
-        """Begin a request.
+        """Start a request.
 
         Args:
-            start: of its session.
-            emit: takes a window.
-            maximum: tokens of a window, about.
-            states: whether hidden states are stored, else the target's best tokens.
+            start: start of its session.
+            emit: receives each window.
+            maximum: approximate maximum tokens per window.
+            states: whether to store hidden states; otherwise the target's top tokens.
         """
         self._emit, self._maximum, self._states = emit, maximum, states
         self._greedy = not start.sampling.temperature
@@ -41,7 +41,7 @@ class RejectionRecorder:
         self._hidden: list[Tensor] = []
 
     def observe(self, verified: Verified) -> None:
-        """Take a round; the first time the prompt's pass, with the token that follows."""
+        """Record a round; the first call has the prompt's pass and the token after it."""
         accepted, hidden = verified.path.tolist(), verified.hidden
         rows = [0, *(node + 1 for node in accepted)]
         if not self._known:
@@ -56,7 +56,7 @@ class RejectionRecorder:
         self._known += [True] * len(rows)
         self._wrong += [0] * len(accepted) + [len(accepted) + 1 if rejected(verified) else 0]
         if self._states:
-            self._hidden.append(hidden.clone())  # a part of a pass must not keep all of it
+            self._hidden.append(hidden.clone())  # cloned, since a slice would keep the whole pass alive
         else:
             assert verified.top_ids is not None
             assert verified.top_logits is not None
@@ -103,14 +103,14 @@ class RejectionRecorder:
 
 
 def rejected(verified: Verified) -> bool:
-    """Return whether something was drafted where the accepted path ends, and is not what the text goes on with."""
+    """Return whether tokens were drafted at the end of the accepted path, and all differ from the text's next token."""
     end = int(verified.path[-1]) if len(verified.path) else ROOT
     children = verified.tree.tokens[verified.tree.parents == end]
     return len(children) > 0 and int(verified.tokens[-1]) not in children
 
 
 def to_16_bits(hidden: Tensor) -> Array:
-    """Return states on the host, as Float16, or as the bits of bfloat16 where they come in that or are too large."""
+    """Return states on the host as Float16, or as bfloat16 bits if they have that dtype or are too large."""
     values = hidden.detach().float().cpu()
     if hidden.dtype is not torch.bfloat16 and float(values.abs().max()) < float(np.finfo(np.float16).max):
         return values.numpy().astype(np.float16)
@@ -118,7 +118,7 @@ def to_16_bits(hidden: Tensor) -> Array:
 
 
 def from_16_bits(states: Array) -> Tensor:
-    """Return states Float32 of what `to_16_bits` returned."""
+    """Return the result of `to_16_bits` as Float32 states."""
     if states.dtype == np.uint16:
         return torch.from_numpy(states.view(np.int16).copy()).view(torch.bfloat16).float()
     return torch.from_numpy(states.astype(np.float32))

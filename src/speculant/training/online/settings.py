@@ -14,21 +14,21 @@ WHEN = ("thread", "idle", "manual")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineSettings:
-    """How a drafter learns while it serves.
+    """Settings for a drafter's learning while it serves.
 
     Attributes:
-        every: an update follows so many requests.
-        steps: optimiser steps of an update.
+        every: number of requests between updates.
+        steps: optimizer steps per update.
         batch: windows of text per step.
-        lr: the constant learning rate of AdamW; a bundled-size draft model takes ten times the default.
-        buffer: bytes of text and of the target's output that are kept, the oldest go first; "64MB" works, too.
-        window: the most tokens of a stored window; longer texts make several.
-        top_k: tokens per position whose probability by the target is kept, for draft models; heads keep hidden states.
-        held_out: windows that judge an update, of those that are never trained on.
-        when: "idle" for a thread that waits while any request is open; "thread" for one that works beside requests,
-            which rounds never wait for, but share processor and interpreter with; "manual" for updates when
+        lr: constant learning rate of AdamW; a draft model of the bundled one's size takes ten times the default.
+        buffer: maximum bytes of stored text and target outputs, evicting the oldest first; "64MB" also works.
+        window: maximum tokens of a stored window; longer texts make several.
+        top_k: number of the target's top tokens stored per position, for draft models; heads store hidden states.
+        held_out: number of windows that evaluate an update, from those that are never trained on.
+        when: "idle" for a thread that waits while any request is open; "thread" for one that works alongside requests,
+            sharing processor and interpreter with rounds, which never wait for it; "manual" for updates when
             `OnlineDrafter.update` is called.
-        seed: of the choice of windows.
+        seed: seed of the choice of windows.
 
     Raises:
         UsageError: a setting is out of range.
@@ -61,10 +61,10 @@ class OnlineSettings:
 
 
 def settings_of(online: Any) -> OnlineSettings:
-    """Return the settings that a user gave: True for the defaults, an `OnlineSettings`, or a dict of some of them.
+    """Return the settings for a user's argument: True for the defaults, an `OnlineSettings`, or a dict of settings.
 
     Raises:
-        UsageError: it is something else, or there is no such setting.
+        UsageError: it is something else, or has an unknown setting.
     """
     if isinstance(online, OnlineSettings):
         return online

@@ -1,9 +1,9 @@
-"""One update: a few optimiser steps on a copy of the weights, judged on held-out text before they are used.
+"""One update: a few optimizer steps on a copy of the weights, evaluated on held-out text before they are used.
 
-Liu et al.: "Online Speculative Decoding", ICML 2024, arXiv 2310.07177: forward KL to the target at the positions that
-the draft had wrong, AdamW with a constant rate. The judge is this project's: an update that lowers the acceptance on
-windows that are never trained on is dropped, so an input that poisons the buffer costs speed at most. Text it cannot
-change, since the verifier is given the q that tokens were really drawn from, whatever the weights.
+Liu et al.: "Online Speculative Decoding", ICML 2024, arXiv 2310.07177: forward KL to the target at wrongly drafted
+positions, AdamW with a constant rate. The evaluation is this project's addition: an update that lowers the acceptance
+on windows that are never trained on is dropped, so an input that poisons the buffer costs at most speed. It cannot
+change the text, since the verifier always gets the q that tokens were actually drawn from.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from speculant.training.online.learner import Learner, publish, revert
 from speculant.training.online.settings import OnlineSettings
 from speculant.training.online.window import TextWindow
 
-_CLIP = 1.0  # norm of the gradients
+_CLIP = 1.0  # maximum gradient norm
 BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update did.
+    """The report of an update.
 
     Attributes:
-        steps: optimiser steps that were taken.
-        loss: the mean of their losses.
-        before, after: mean acceptance on the windows held out; for heads the tokens that a chain would gain.
-        used: whether the new weights draft now.
+        steps: number of optimizer steps taken.
+        loss: mean of their losses.
+        before, after: mean acceptance on the held-out windows; for heads the tokens that a chain would gain.
+        used: whether the new weights are used for drafting.
         error: why it failed; "" if it did not.
     """
 
@@ -45,29 +45,29 @@ class Update:
 
 
 class Updater:
-    """Makes the updates of one drafter, one at a time."""
+    """Runs the updates of one drafter, one at a time."""
 
     def __init__(
         self, learner: Learner, buffer: WindowBuffer, settings: OnlineSettings, lock: AbstractContextManager[object]
     ) -> None:
-        """Take what learns and what from.
+        """Take the learner and its data.
 
         Args:
             learner: the weights.
             buffer: the windows.
-            settings: of the updates.
-            lock: held while the weights that draft are replaced.
+            settings: settings of the updates.
+            lock: held while the drafting weights are replaced.
         """
         self._learner, self._buffer, self._settings, self._lock = learner, buffer, settings, lock
         self._random = np.random.default_rng(settings.seed)
         self._optimizer, self._trained = self._new_optimizer(), 0  # windows from this number on were never trained on
 
     def update(self, proceed: Callable[[], bool]) -> Update | None:
-        """Make an update, and use it if it keeps the acceptance; None where there is too little to learn from.
+        """Run an update, and use it if it does not lower the acceptance; None if there is too little to learn from.
 
         Args:
-            proceed: called before every step and every window that judges; waits for its time, and returns whether to
-                go on. If not, what was learned is dropped.
+            proceed: called before every step and every evaluated window; waits for its turn, and returns whether to
+                continue. If not, the update is dropped.
         """
         train, held_out = self._buffer.split()
         train = [(number, window) for number, window in train if window.wrong.any()]
@@ -102,16 +102,16 @@ class Updater:
         return Update(len(losses), float(np.mean(losses)) if losses else 0.0, before, after, used)
 
     def reset(self) -> None:
-        """Go back to the weights that draft."""
+        """Reset to the drafting weights."""
         revert(self._learner)
         self._optimizer = self._new_optimizer()
 
     def _finite(self) -> bool:
-        """Return whether all weights are numbers: a finite loss may have gradients that are none."""
+        """Return whether all weights are finite: a finite loss may have gradients that are not."""
         return all(bool(weight.isfinite().all()) for weight in self._learner.copy.parameters())
 
     def _step(self, windows: Sequence[TextWindow]) -> float | None:
-        """Take an optimiser step on the mean loss of some windows; gradients are computed for the copy alone."""
+        """Take an optimizer step on the mean loss of some windows; gradients are computed for the copy alone."""
         parameters = [*self._learner.copy.parameters()]
         sums: list[torch.Tensor] | None = None
         total, count = 0.0, 0
@@ -133,7 +133,7 @@ class Updater:
         return total / count
 
     def _drawn(self, fresh: Sequence[TextWindow], known: Sequence[TextWindow]) -> list[TextWindow]:
-        """Return the windows of a step: half of those that came since the last update, half of all."""
+        """Return the windows of a step: half from those added since the last update, half from all."""
         count = self._settings.batch
         groups = (fresh, count - count // 2), (known, count // 2)
         return [
@@ -143,7 +143,7 @@ class Updater:
         ]
 
     def _acceptance(self, windows: Sequence[TextWindow], proceed: Callable[[], bool]) -> float | None:
-        """Return the mean acceptance; None if it is to stop."""
+        """Return the mean acceptance; None if interrupted."""
         found = list[tuple[float, int]]()
         for window in windows:
             if not proceed():

@@ -1,4 +1,4 @@
-"""The thread that makes updates, so that no round waits for one."""
+"""The thread that runs updates, so that no round waits for one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable
 from speculant.training.online.updates import Update, Updater
 
 _LOG = logging.getLogger(__name__)
-MAX_FAULTS = 3  # in a row; then updates end
+MAX_FAULTS = 3  # consecutive failures that end updates
 
 
 class Worker:
-    """Makes an update whenever one is asked for; the thread begins with the first.
+    """Runs requested updates; the thread starts with the first.
 
     Attributes:
-        updates: what was done so far, the last 256.
+        updates: reports of the last 256 updates.
     """
 
     def __init__(self, updater: Updater, *, idle: bool) -> None:
-        """Take what makes the updates.
+        """Take the updater.
 
         Args:
-            updater: which only this worker uses.
+            updater: an updater used only by this worker.
             idle: whether steps wait while requests are open.
         """
         self.updates: list[Update] = []
@@ -34,17 +34,17 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether an update is asked for or made."""
+        """Whether an update is requested or running."""
         return self._asked or self._running.locked()
 
     def opened(self, change: int) -> None:
-        """Count open requests."""
+        """Change the count of open requests."""
         with self._condition:
             self._open += change
             self._condition.notify_all()
 
     def ask(self) -> None:
-        """Ask for an update; return at once."""
+        """Request an update; return at once."""
         with self._condition:
             if self._closed or self._faults >= MAX_FAULTS:
                 return
@@ -55,7 +55,7 @@ class Worker:
             self._condition.notify_all()
 
     def run(self, proceed: Callable[[], bool] = lambda: True) -> Update | None:
-        """Make an update now; what it raises becomes part of its report, since text does not depend on it."""
+        """Run an update now; exceptions become part of its report, since text does not depend on it."""
         with self._running:
             try:
                 done = self._updater.update(proceed)
@@ -70,12 +70,12 @@ class Worker:
             return done
 
     def replaced(self) -> None:
-        """Learn from the weights that draft, since others were loaded."""
+        """Continue from the drafting weights after others were loaded."""
         with self._running:
             self._updater.reset()
 
     def close(self) -> None:
-        """End the thread, after the step that it may be in."""
+        """End the thread after its current step."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -96,7 +96,7 @@ class Worker:
         return not (self._idle and self._open)
 
     def _proceed(self) -> bool:
-        """Wait until a step may be taken; return False where the thread should end."""
+        """Wait until a step may run; return False if the thread should end."""
         with self._condition:
             self._condition.wait_for(lambda: self._closed or self._ready())
             return not self._closed
