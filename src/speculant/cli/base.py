@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 HELP = """\
 Make frozen bases; list, add and remove those in your folder of bases.
 
-A base is what the method mix knows of a language before its first request. Those in the folder are found by the
-tokenizer of a model. The folder is $SPECULANT_BASES, or speculant/bases among your data (~/.local/share). Nothing is
+A base gives the method mix knowledge of a language before its first request. Bases in your folder are matched to models
+by their tokenizer. The folder is $SPECULANT_BASES, or speculant/bases in your data folder (~/.local/share). Nothing is
 ever downloaded."""
-LIST = "List the bases in your folder, with the tokenizer they are for and the license that their builder named."
-ADD = "Copy a base into your folder, once its checksums are verified."
+LIST = "List the bases in your folder with their tokenizers and licenses."
+ADD = "Verify a base and copy it into your folder."
 REMOVE = "Delete a base from your folder. Processes that use it keep it until they end."
 EXAMPLES = """
 speculant base learn --model your/model --minutes 30 -o own.base
@@ -33,11 +33,11 @@ speculant base list
 """
 LIST_EXAMPLES = """
 speculant base list
-speculant base list --json  # all that their headers say
+speculant base list --json  # everything in their headers
 """
 ADD_EXAMPLES = """
 speculant base add chat.base
-speculant base add chat.base --name chat --force  # in place of an older one
+speculant base add chat.base --name chat --force  # replaces an older one
 """
 REMOVE_EXAMPLES = """
 speculant base remove chat
@@ -84,11 +84,13 @@ def list_all(as_json: JsonFlag = False) -> int:
 
 
 def add(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a base, as `corpus build --kind mix-base` writes it")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="base written by `corpus build --kind mix-base` or `base learn`")
+    ],
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="what to call it; default: the file's name")
+        str | None, typer.Option("--name", metavar="NAME", help="name of the base; default: the file's name")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a base of that name")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a base of the same name")] = False,
 ) -> int:
     """Copy a base into the folder."""
     from speculant.memory.bases import add_base, bases_folder
@@ -98,7 +100,7 @@ def add(
     return 0
 
 
-def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="as `speculant base list` names it")]) -> int:
+def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="name from `speculant base list`")]) -> int:
     """Delete a base from the folder."""
     from speculant.memory.bases import bases_folder, remove_base
 

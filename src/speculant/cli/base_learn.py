@@ -27,17 +27,15 @@ if TYPE_CHECKING:
     from speculant.corpus.sources import TextSource
 
 HELP = """\
-Let a model answer prompts, and make a frozen base of what it writes.
+Let a model answer prompts, and build a frozen base from its answers.
 
-A token of the model's own is worth several of other texts, most on prompts like
-those that will come. The prompts are some that come with the package, on many
-subjects, or yours; a model without a chat template continues them as plain text.
-Answers are sampled, so that prompts can come again, and appended to FILE.jsonl as
-they come: given again, an interrupted command goes on there, and a larger --tokens
-adds to them. Ctrl-C makes the base of what there is.
+The model's own text is worth several times as much other text, most of all on prompts like those to come. The prompts
+are the package's own, on many subjects, or yours; a model without a chat template continues them as plain text. Answers
+are sampled, so that prompts can be repeated, and appended to FILE.jsonl: the same command continues an interrupted run,
+and a larger --tokens adds answers. After Ctrl-C the base is built from the answers so far.
 
---answers takes answers that you have, such as logs of a server, in the forms of `speculant corpus build`; without
---minutes and --tokens the base is made of them alone, and no model is loaded."""
+--answers takes existing answers, such as a server's log, in the formats of `speculant corpus build`; without --minutes
+and --tokens the base is built from them alone, and no model is loaded."""
 
 EXAMPLES = """
 speculant base learn --model your/model --minutes 30 -o own.base
@@ -58,32 +56,33 @@ class LearnCommand(Command):
 
 def register_learn(group: typer.Typer) -> None:
     """Add the command to its group."""
-    short = "make a base of what a model answers"
+    short = "build a base from a model's answers"
     group.command("learn", cls=LearnCommand, help=HELP, short_help=short, epilog=EXAMPLES)(bind(learn))
 
 
 def learn(
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="the base to write")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="base to write")],
     minutes: Annotated[
         float | None,
         typer.Option(
-            "--minutes", metavar="N", parser=parse(kinds.number(0, above=True, metavar="N")), help="answer for so long"
+            "--minutes",
+            metavar="N",
+            parser=parse(kinds.number(0, above=True, metavar="N")),
+            help="minutes to answer prompts",
         ),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(
-            "--tokens", metavar="N", parser=parse(kinds.whole(1)), help="until there are so many tokens of answers"
-        ),
+        typer.Option("--tokens", metavar="N", parser=parse(kinds.whole(1)), help="tokens of answers to reach"),
     ] = None,
     prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompts", metavar="FILE ...", help="prompts, as of `generate`; default: the package's own"),
+        typer.Option("--prompts", metavar="FILE ...", help="prompts, as for `generate`; default: the package's own"),
     ] = None,
     answers: Annotated[
         list[str] | None,
         typer.Option(
-            "--answers", metavar="SOURCE ...", help="learn these answers, too, as of `corpus build`; SOURCE@WEIGHT"
+            "--answers", metavar="SOURCE ...", help="also learn these answers, as for `corpus build`; SOURCE@WEIGHT"
         ),
     ] = None,
     batch: Annotated[
@@ -96,11 +95,11 @@ def learn(
             "--budget",
             metavar="BYTES",
             parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
-            help="most bytes of the base; default: 64MB",
+            help="maximum size of the base; default: 64MB",
         ),
     ] = BUDGET,
     license_: Annotated[
-        str | None, typer.Option("--license", metavar="TEXT", help="the license of the answers, kept in the base")
+        str | None, typer.Option("--license", metavar="TEXT", help="license of the answers, recorded in the base")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing base")] = False,
     *,

@@ -33,10 +33,10 @@ DRAFTING = Take(
 HELP = """\
 Time methods against plain decoding in the same process.
 
-With --forced the model runs every pass, but the next tokens come from recorded outputs: the true cost of any model,
-with random weights from --config if need be, at the true acceptance of the recorded text. DIR gets result.json,
-table.md and report.html; called again, an interrupted run goes on. Memory is empty at the start of each task and kept
-within it."""
+With --forced, the model runs every pass but the next tokens come from recorded outputs: the true cost of any model,
+even with random weights from --config, at the true acceptance of the recorded text. DIR gets result.json, table.md
+and report.html; the same command continues an interrupted run. Memory starts empty for each task and is kept within
+it."""
 
 EXAMPLES = """
 speculant bench your/model --tasks humaneval --methods none,mix --out results

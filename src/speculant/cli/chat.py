@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 HELP = """\
-Talk with a model, one line a turn, from the terminal or a pipe.
+Chat with a model, one line per turn, from the terminal or a pipe.
 
-/help lists what else there is."""
+/help lists further commands."""
 
 EXAMPLES = """
 speculant chat --model your/model --memory chat.speculant

@@ -16,18 +16,18 @@ from speculant.options.drafting import DraftingOptions
 from speculant.options.model import MODEL_HELP, ModelOptions
 
 HELP = """\
-Decode greedily with drafts, then force every emitted token through the plain model, one pass a token, and report its
-margin: the highest logit minus the token's own.
+Decode greedily with drafts, then check every token with the plain model, one pass per token, and report its margin: the
+highest logit minus the token's own.
 
-In float32 every token has the highest logit; in bfloat16 passes of different sizes round differently, so some are
-near-ties, and they are counted. Ends with 1 if a token is neither. Of a model with quantised weights, the text is
-lossless against the same quantised weights without drafts: what quantising changed is another matter.
+In float32 every token has the highest logit. In bfloat16, passes of different sizes round differently, so some tokens
+are near-ties, which are counted. The exit code is 1 if a token is neither. With quantised weights, the text is compared
+with that of the same quantised weights; what quantising changed is not measured.
 
 With --draft-model and no --method: report whether that draft model fits, its vocabulary, the methods that can use it,
-and how many of its tokens the model accepts. Ends with 1 if none can.
+and how many of its tokens the model accepts. The exit code is 1 if no method can use it.
 
-With --head and no --method: report the head's format, kind, size and what it reads of the model, whether it fits, and
-how many tokens a pass yields with it. Ends with 1 if it does not fit."""
+With --head and no --method: report the head's format, kind and size, what it reads of the model, whether it fits, and
+how many tokens per pass it yields. The exit code is 1 if it does not fit."""
 
 EXAMPLES = """
 speculant check your/model --method mix
@@ -55,7 +55,7 @@ def check(
     named: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
     prompts: Annotated[
         str | None,
-        typer.Option("--prompts", metavar="FILE", help="as for generate --prompts; default: three short ones"),
+        typer.Option("--prompts", metavar="FILE", help="prompts, as for generate --prompts; default: three short ones"),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
@@ -63,10 +63,10 @@ def check(
             "--max-new-tokens",
             metavar="N",
             parser=parse(kinds.whole(1)),
-            help="for each prompt; default: 128, for pairs 32",
+            help="maximum tokens per prompt; default: 128, for pairs 32",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, without any text")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON that contains no text")] = False,
     *,
     drafting: Annotated[DraftingOptions, Take(without=("memory", "online", "share"))],
     model: ModelOptions,

@@ -12,10 +12,10 @@ from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
 
 HELP = """\
-Print the ratios of B to A, per task and method that both have.
+Print the ratios of B to A for each task and method in both.
 
-Each is a result.json of `speculant bench`, or its folder. tokens/s of two runs can be compared only where machine and
-settings are the same; speed-ups are each over plain decoding of their own run."""
+Each is a result.json of `speculant bench`, or its folder. Compare tokens/s only between runs on the same machine with
+the same settings; speed-ups are relative to plain decoding in their own run."""
 
 
 def register(app: typer.Typer) -> None:

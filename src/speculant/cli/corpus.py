@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 HELP = """\
 Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
 
-Texts are learned as prompts (for the method mix), their tri-grams counted (for aded), their suffixes sorted (for rest),
-the contexts of mix counted and pruned to a read-only base, or token ids ranked by frequency (for --set vocabulary=FILE
-of heads). Text files may hold several documents, divided by lines that hold only <|endoftext|>, in .txt files by each.
-Rows of .jsonl files and of lists in .json files are {"text": ...}, {"messages": [{"role", "content"}]}, {"prompt",
-"output"}, or token ids: {"ids": [...]} or {"prompt_ids": [...], "output_ids": [...]}. All of these may be compressed
-(.gz). Folders stand for the text files in them, hidden ones left out; hf:ORG/NAME[:SPLIT] for a dataset of the Hugging
-Face hub, which is streamed. Binary and empty files are left out with a warning.
+--kind selects what is built: a memory of mix that has read the texts, trigram counts (aded), sorted suffixes (rest), a
+suffix automaton (sam), a read-only base of mix, or token ids ranked by frequency (for --set vocabulary=FILE of heads).
+
+Sources are text files, folders of them (hidden files are skipped), and hf:ORG/NAME[:SPLIT] for a dataset of the
+Hugging Face hub, which is streamed. Text files may contain several documents, separated by lines with only
+<|endoftext|>, in .txt files by any <|endoftext|>. Rows of .jsonl files and of lists in .json files are {"text": ...},
+{"messages": [{"role", "content"}]}, {"prompt", "output"}, or token ids: {"ids": [...]} or {"prompt_ids": [...],
+"output_ids": [...]}. All files may be compressed (.gz). Binary and empty files are skipped with a warning.
 
 For bases, SOURCE@2 counts every text of a source twice, conversations are learned in the tokenizer's chat template, and
-an interrupted build continues where it was when the same command is given again."""
+the same command continues an interrupted build."""
 
 EXAMPLES = """
 speculant corpus build --model your/model -o code.speculant src/*.py
@@ -85,18 +86,18 @@ def build(
         list[str],
         typer.Argument(metavar="SOURCE", help="files, folders, hf:ORG/NAME[:SPLIT]; for bases also SOURCE@WEIGHT"),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="the memory file to write")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="memory file to write")],
     kind: Annotated[
         CorpusKind,
         typer.Option(
             "--kind",
             metavar="mix|trigram|suffix|sam|mix-base|vocabulary",
-            help="for the methods mix (default), aded, rest and sam; mix-base: a frozen base under mix; vocabulary: "
-            "ranked token ids, for heads that draft frequent tokens alone",
+            help="mix (default), trigram (aded), suffix (rest), sam; mix-base: a frozen base for mix; vocabulary: "
+            "ranked token ids, for heads that draft only frequent tokens",
         ),
     ] = CorpusKind.MIX,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="the tokenizer, where there is no model")
+        str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="tokenizer, instead of --model")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing memory file")] = False,
     budget: Annotated[
@@ -105,7 +106,7 @@ def build(
             "--budget",
             metavar="BYTES",
             parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
-            help="most bytes of the file, as 64MB (default) or 256MB",
+            help="maximum size of the file, as 64MB (default) or 256MB",
             rich_help_panel="Bases",
         ),
     ] = None,
@@ -114,24 +115,24 @@ def build(
         typer.Option(
             "--exclude",
             metavar="FILE ...",
-            help="leave out documents that share 13 tokens in a row with these files of text or rows",
+            help="skip documents that share 13 consecutive tokens with these files of text or rows",
             rich_help_panel="Bases",
         ),
     ] = None,
     license_: Annotated[
         str | None,
         typer.Option(
-            "--license", metavar="TEXT", help="the license of the texts, kept in the file", rich_help_panel="Bases"
+            "--license", metavar="TEXT", help="license of the texts, recorded in the file", rich_help_panel="Bases"
         ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
-            "--source", metavar="TEXT", help="where the texts are from, kept in the file", rich_help_panel="Bases"
+            "--source", metavar="TEXT", help="origin of the texts, recorded in the file", rich_help_panel="Bases"
         ),
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="drop the work of an interrupted build", rich_help_panel="Bases")
+        bool, typer.Option("--restart", help="discard the work of an interrupted build", rich_help_panel="Bases")
     ] = False,
     *,
     named: Annotated[ModelOptions, Take(only=("model",), panel="Options")],

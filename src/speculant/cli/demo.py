@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from speculant.bench.demo import DemoAnswer, Measured
 
 HELP = """\
-Show in about a minute what drafting does, on the bundled model; the first time kernels are compiled for another.
+Show in about a minute what drafting does, on the bundled model. The first run takes another minute to compile kernels.
 
-A session whose memory fills, an edit, and stories with a base that knows the language beforehand, each decoded with
-drafts and without."""
+It decodes a session whose memory fills, an edit, and stories with a base that already knows the language, each with and
+without drafts."""
 EXAMPLES = """
 speculant demo
 speculant demo --json demo.json   # everything measured
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="write everything measured here too")
+        str | None, typer.Option("--json", metavar="FILE", help="also write all measurements to this file")
     ] = None,
 ) -> int:
     """Decode three kinds of requests with and without drafts, and print the speeds."""

@@ -18,7 +18,7 @@ from speculant.cli.terminal import importing
 
 FLOATS = ("f32", "f16", "bf16")  # llama.cpp's types of unquantised weights
 PACKAGES = ("transformers", "numba", "numpy")
-HELP = "Describe this machine and the versions in use, for bug reports. Names nobody and no folder."
+HELP = "Describe this machine and the versions in use, for bug reports. The output names no user or folder."
 
 
 def register(app: typer.Typer) -> None:

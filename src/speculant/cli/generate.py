@@ -19,9 +19,9 @@ from speculant.options.sampling import ConstraintOptions, SamplingOptions
 HELP = """\
 Continue a prompt.
 
-The text goes to standard output while it is generated, everything else to standard error. Ctrl-C ends the text early;
-what was learned is saved all the same. With --prompts and standard output going to a file or pipe, each prompt's text
-is a line of JSON."""
+The text is written to standard output while it is generated, everything else to standard error. Ctrl-C ends the text
+early; what was learned is still saved. With --prompts and output to a file or pipe, each prompt's text is a line of
+JSON."""
 
 EXAMPLES = """
 speculant generate "Once upon a time" --compare   # is drafting faster here?
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="the text to continue; - reads standard input")
+        str | None, typer.Argument(metavar="PROMPT", help="text to continue; - reads standard input")
     ] = None,
     prompts: Annotated[
         str | None,
@@ -60,29 +60,31 @@ def generate(
         ),
     ] = 1,
     chat: Annotated[
-        bool, typer.Option("--chat", help="send the prompt as a user's message, in the model's chat template")
+        bool, typer.Option("--chat", help="send the prompt as a user message, in the model's chat template")
     ] = False,
     image: Annotated[
         list[str] | None,
-        typer.Option("--image", metavar="FILE", help="an image before the prompt, as a chat message; may be repeated"),
+        typer.Option(
+            "--image", metavar="FILE", help="image to put before the prompt, as a chat message; may be repeated"
+        ),
     ] = None,
     audio: Annotated[
         list[str] | None,
-        typer.Option("--audio", metavar="FILE", help="a recording before the prompt; may be repeated, as --image"),
+        typer.Option(
+            "--audio", metavar="FILE", help="recording to put before the prompt; may be repeated, like --image"
+        ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="decode without drafts too, in turns: speed-up, and same tokens?")
+        bool, typer.Option("--compare", help="also decode without drafts, in turns: speed-up, and same tokens?")
     ] = False,
     color: Annotated[
-        bool, typer.Option("--color", help="show on a terminal where each token came from; NO_COLOR turns it off")
+        bool, typer.Option("--color", help="color tokens on a terminal by their origin; NO_COLOR disables it")
     ] = False,
     json: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="write the result as JSON; - prints it in place of the text"),
+        typer.Option("--json", metavar="FILE", help="write the result as JSON; - prints it instead of the text"),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="report where time and drafts went, sizes and threads")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="report times, drafts, sizes and threads")] = False,
     *,
     sampling: SamplingOptions,
     constraint: ConstraintOptions,

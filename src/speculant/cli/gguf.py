@@ -16,8 +16,8 @@ from speculant.options.model import ModelOptions
 HELP = """\
 Write a model and its tokenizer as a GGUF file, which llama.cpp runs.
 
-Llama, Mistral, Qwen2 and Qwen3 models with a tokenizer of the Llama 2 kind can be written, in the checkpoint's weights
-or in others. Needs the packages of speculant[llamacpp]."""
+Llama, Mistral, Qwen2 and Qwen3 models with a tokenizer of the Llama 2 kind can be written, with the checkpoint's
+weights or in another format. Requires speculant[llamacpp]."""
 
 EXAMPLES = """
 speculant gguf your/model -o model.gguf           # the checkpoint's weights
@@ -33,12 +33,14 @@ def register(app: typer.Typer) -> None:
 
 
 def gguf(
-    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="the new file, called .gguf")],
+    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="new file, ending in .gguf")],
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help=f"of the weights: {FORMATS}; default: the checkpoint's own"),
+        typer.Option(
+            "--format", metavar="NAME", help=f"format of the weights: {FORMATS}; default: the checkpoint's own"
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a GGUF file of that name")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing GGUF file")] = False,
     *,
     named: Annotated[ModelOptions, Take(only=("model",), arguments={"model": "MODEL"})],
 ) -> int:

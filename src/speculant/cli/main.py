@@ -27,26 +27,26 @@ from speculant.core.errors import SpeculantError
 NAME = "speculant"
 USAGE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 2, 130, 141, 143
 COMMANDS = {  # each registered by the module of this name
-    "demo": "see on the bundled model what drafting does",
+    "demo": "show what drafting does, on the bundled model",
     "generate": "continue a prompt",
-    "chat": "talk with a model in several turns",
-    "rag": "answer from documents, searched again every few tokens",
+    "chat": "chat with a model",
+    "rag": "answer from documents that are searched every few tokens",
     "transcribe": "turn speech into text with a Whisper model",
     "methods": "list the drafting methods and their settings",
     "bench": "time methods on a model",
     "compare": "compare two benchmark results",
-    "check": "prove that drafts change nothing",
-    "replay": "measure methods on recorded answers, without a model",
+    "check": "verify that drafts do not change the output",
+    "replay": "evaluate methods on recorded answers, without a model",
     "gguf": "write a model as a GGUF file",
-    "quantize": "write a model with weights of 8 or 4 bits",
-    "tune": "measure what a target pass costs here",
-    "tune-layers": "search the layers that layer-skip leaves out",
-    "train": "train a head that drafts for a model",
-    "corpus": "build a memory from texts",
+    "quantize": "write a model with 8-bit or 4-bit weights",
+    "tune": "measure the cost of target passes on this machine",
+    "tune-layers": "find the layers that layer-skip should skip",
+    "train": "train a head or draft model",
+    "corpus": "build a memory or base from texts",
     "memory": "inspect, merge and clear memory files",
     "env": "describe this machine and the versions in use",
-    "serve": "serve a model over HTTP, as OpenAI's API does",
-    "base": "list, add and remove frozen bases",
+    "serve": "serve a model over OpenAI's and Anthropic's HTTP APIs",
+    "base": "make, list, add and remove frozen bases",
 }
 OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 EXAMPLES = """

@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from speculant.memory.file import Memory
 
 MERGE = """\
-Make one memory of several of one kind and tokenizer.
+Merge memories of one kind and tokenizer into one.
 
-Name the latest last: where two cannot stay, later files and what was used more win. A file that began as a copy of
-another holds it already; what both hold counts twice."""
+Name the latest last: where not everything fits, later files and more used entries win. If one file began as a copy of
+another, what both contain counts twice."""
 CLEAR = """\
-Replace a memory by an empty one of the same kind and tokenizer, all or nothing.
+Replace a memory by an empty one of the same kind and tokenizer, atomically.
 
-A process that has loaded the file still knows what it held and writes it again when it saves: end it first. Copies and
-backups stay."""
+A process that has loaded the file writes its contents again when it saves: stop it first. Copies and backups remain."""
 EXAMPLES = """
 speculant memory info chat.speculant
 speculant memory merge mon.speculant tue.speculant -o week.speculant
@@ -52,7 +51,7 @@ speculant memory clear chat.speculant --yes  # without a terminal to ask on
 """
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="a memory file")]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="memory file")]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,9 +59,9 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(
         cls=Group, help="Inspect, merge and clear memory files.", epilog=EXAMPLES, rich_markup_mode=None
     )
-    verify = "Verify a memory file's checksums and describe what it holds."
-    group.command("info", cls=Command, help=verify, short_help="describe what a file holds", epilog=INFO_EXAMPLES)(info)
-    group.command("merge", cls=Command, help=MERGE, short_help="make one file of several", epilog=MERGE_EXAMPLES)(
+    verify = "Verify a memory file's checksums and describe its contents."
+    group.command("info", cls=Command, help=verify, short_help="describe a file's contents", epilog=INFO_EXAMPLES)(info)
+    group.command("merge", cls=Command, help=MERGE, short_help="merge several files into one", epilog=MERGE_EXAMPLES)(
         bind(merge)
     )
     group.command("clear", cls=Command, help=CLEAR, short_help="empty a file", epilog=CLEAR_EXAMPLES)(clear)
@@ -95,8 +94,8 @@ def info(file: FileArgument, as_json: JsonFlag = False) -> int:
 
 
 def merge(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="two or more, the latest last")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="a new file, or one of those merged")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="two or more files, the latest last")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="new file, or one of those merged")],
     *,
     drafting: Annotated[DraftingOptions, Take(only=("memory_limit",), panel="Options")],
 ) -> int:
@@ -138,7 +137,9 @@ def merge(
 
 def clear(
     file: FileArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask; needed where there is no terminal")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="do not ask for confirmation; required without a terminal")
+    ] = False,
 ) -> int:
     """Replace a memory by an empty one.
 

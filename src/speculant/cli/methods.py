@@ -17,7 +17,7 @@ from speculant.registry import METHODS, VERIFIERS, Method, find_method
 if TYPE_CHECKING:
     from speculant.cli.settings import Setting
 
-HELP = "List the drafting methods; with a NAME, what that method does and its settings for --set."
+HELP = "List the drafting methods, or describe one with its settings for --set."
 EXAMPLES = """
 speculant methods        # all of them
 speculant methods mix    # one, with its settings
@@ -35,7 +35,7 @@ def methods(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="a method to describe",
+            help="method to describe",
             autocompletion=lambda incomplete: [each for each in METHODS if each.startswith(incomplete)],
         ),
     ] = None,

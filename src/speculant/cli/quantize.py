@@ -14,10 +14,10 @@ from speculant.core.hub import asking
 from speculant.options.model import ModelOptions
 
 HELP = """\
-Write a model with quantised weights into a new folder, which is loaded on CPUs as any other model is.
+Write a model with quantised weights into a new folder, which loads on CPUs like any other model.
 
-Checkpoints of GPTQ, AWQ, compressed-tensors and torchao are packed without rounding them again. Without this command,
---quantize rounds a model while it is loaded and keeps the result in the cache folder."""
+GPTQ, AWQ, compressed-tensors and torchao checkpoints are packed without requantising. Without this command, --quantize
+rounds a model on loading and keeps the result in the cache folder."""
 
 EXAMPLES = """
 speculant quantize your/model --to small                    # int8
@@ -32,10 +32,10 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    to: Annotated[str, typer.Option("--to", metavar="FOLDER", help="the new folder")],
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER", help="new folder")],
     sample: Annotated[
         str | None,
-        typer.Option("--sample", metavar="FILE", help="text on which the loss is measured; default: a built-in one"),
+        typer.Option("--sample", metavar="FILE", help="text on which to measure the change; default: a built-in one"),
     ] = None,
     *,
     named: Annotated[ModelOptions, Take(only=("model", "quantize"), arguments={"model": "MODEL"})],

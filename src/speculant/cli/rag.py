@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from speculant.retrieval.retriever import Retriever
 
 HELP = """\
-Answer a question from documents, which are searched again every few tokens.
+Answer a question from documents that are searched every few tokens.
 
-Searches are guessed from the documents that earlier ones found, and verified several at once beside decoding (RaLMSpec,
-arXiv 2401.14021): the answer is that of searching each time, sooner. The answer goes to standard output, the figures to
-standard error. Needs the packages of speculant[rag]."""
+Search results are guessed from earlier ones and verified several at once during decoding (RaLMSpec, arXiv 2401.14021):
+the answer is that of searching each time, sooner. The answer is written to standard output, statistics to standard
+error. Requires speculant[rag]."""
 
 EXAMPLES = """
 speculant rag "Who built it?" --documents notes.txt --model your/model --chat
@@ -41,13 +41,13 @@ def register(app: typer.Typer) -> None:
 
 
 def rag(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="the question; - reads standard input")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="question; - reads standard input")],
     documents: Annotated[
         str,
         typer.Option(
             "--documents",
             metavar="FILE",
-            help='.jsonl with a text or {"text": ...} in each row; any other file is cut into passages of 100 words',
+            help='.jsonl with a text or {"text": ...} per row; other files are split into passages of 100 words',
         ),
     ],
     retriever: Annotated[
@@ -56,19 +56,20 @@ def rag(
             "--retriever",
             metavar="NAME",
             parser=parse(kinds.choice(*RETRIEVERS)),
-            help="bm25, by words; dense or graph, by vectors of --encoder, exactly or nearly; default: bm25",
+            help="bm25 (words), dense or graph (vectors of --encoder, exact or approximate); default: bm25",
         ),
     ] = "bm25",
     encoder: Annotated[
         str | None,
-        typer.Option("--encoder", metavar="PATH|ID", help="a model of sentence-transformers, for dense and graph"),
+        typer.Option("--encoder", metavar="PATH|ID", help="sentence-transformers model, for dense and graph"),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="search before every interval too: speed-up, and same answer?")
+        bool,
+        typer.Option("--compare", help="also decode with a search before every interval: speed-up, and same answer?"),
     ] = False,
     json: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="write answer, documents and figures as JSON; - prints them"),
+        typer.Option("--json", metavar="FILE", help="write answer, documents and statistics as JSON; - prints them"),
     ] = None,
     *,
     retrieval: RetrievalOptions,

@@ -22,17 +22,17 @@ DRAFTING = Take(
 )
 
 HELP = """\
-Play recorded answers as if the model were giving them now, and report what each method would have got accepted.
+Replay recorded answers, and report how many tokens of each method would have been accepted. No model is run.
 
-Memory is empty at the start of each file and method. Rows hold token ids, {"prompt_ids", "output_ids"}, or text for
---tokenizer: {"messages": [...]}, whose last answer is the output, or {"prompt", "output"}. No model is run."""
+Memory starts empty for each file and method. Rows hold token ids, {"prompt_ids", "output_ids"}, or text for
+--tokenizer: {"messages": [...]}, whose last answer is the output, or {"prompt", "output"}."""
 
 EXAMPLES = """
 speculant replay log.jsonl --tokenizer your/model   # your own chat logs
 speculant replay log.jsonl --tokenizer your/model --html gain.html
 speculant replay traces/*.jsonl --method mix,aded,lookup --json out.json
-speculant replay log.jsonl --chain --tree --nodes 5,20  # as in vLLM; as trees
-speculant replay traces/*.jsonl --unite recorded:eagle  # united with a head
+speculant replay log.jsonl --chain --tree --nodes 5,20  # chains, and trees
+speculant replay traces/*.jsonl --unite recorded:eagle  # combined with a head
 """
 
 

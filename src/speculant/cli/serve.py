@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from speculant.registry import Method
 
 HELP = """\
-Serve a model over HTTP, as OpenAI's API does.
+Serve a model over OpenAI's and Anthropic's HTTP APIs.
 
-Settings of the server, limits and memory can also come from environment variables, or from lines of the file that
---config names: SPECULANT_ and the option's name, such as SPECULANT_PORT=9000 and SPECULANT_SAVE_SECONDS=60.
+Options can also be set by environment variables or by lines of the --config file: SPECULANT_ and the option's name,
+such as SPECULANT_PORT=9000 and SPECULANT_SAVE_SECONDS=60.
 
-SIGTERM or Ctrl-C lets requests end and saves what was learned; a second one ends at once. SIGHUP reads the file of
-keys, the memory and the bases again."""
+SIGTERM or Ctrl-C lets requests finish and saves what was learned; a second one ends the server at once. SIGHUP reloads
+the file of API keys, the memory and the bases."""
 
 EXAMPLES = """
 speculant serve                         # the bundled model, on this machine
 speculant serve your/model --memory my.speculant  # learns from its traffic
 speculant serve your.gguf --host 0.0.0.0          # SPECULANT_API_KEYS is set
-speculant serve --parameters            # of requests: which are honoured
+speculant serve --parameters            # request parameters and their support
 """
 
 
@@ -53,7 +53,7 @@ def serve(
             "--served-model-name",
             metavar="NAME",
             parser=parse(kinds.text("it is empty")),
-            help="what clients call the model; default: its folder or id",
+            help="the model's name for clients; default: its folder or id",
             rich_help_panel="Server",
         ),
     ] = None,
@@ -63,7 +63,7 @@ def serve(
             "--config",
             metavar="FILE",
             parser=parse(kinds.text("name a file, or leave the option out")),
-            help="lines SPECULANT_NAME=value; flags and the environment come first",
+            help="file of lines SPECULANT_NAME=value; flags and environment take precedence",
             rich_help_panel="Server",
         ),
     ] = None,

@@ -97,7 +97,7 @@ def train(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="an option of new weights of this kind; may be repeated; a wrong name lists them",
+            help="option of a new head or model; may be repeated; a wrong name lists them",
             rich_help_panel="Training",
         ),
     ] = None,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from speculant.cli.prompts import Prompt
 
 HELP = """\
-Let a model write texts for its heads to be trained on.
+Let a model write the texts on which its heads are trained.
 
-DIR gets shards of token ids, each whole or absent: called again, an interrupted run goes on with the first missing
-shard and gives the same texts. A larger --texts adds to them."""
+DIR gets shards of token ids, each written completely or not at all: the same command continues an interrupted run with
+the first missing shard and gives the same texts. A larger --texts adds to them."""
 
 EXAMPLES = """
 speculant train data --model your/model --prompts chats.jsonl --out texts
@@ -47,19 +47,19 @@ def register_data(group: typer.Typer) -> None:
 
 def data(
     prompts: Annotated[
-        list[str], typer.Option("--prompts", metavar="FILE...", help="prompts, as of `generate --prompts`")
+        list[str], typer.Option("--prompts", metavar="FILE...", help="prompts, as for `generate --prompts`")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="the folder that gets the texts")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="folder for the texts")],
     texts: Annotated[
         int | None,
         typer.Option(
-            "--texts", metavar="N", parser=parse(kinds.whole(1)), help="how many; default: one for every prompt"
+            "--texts", metavar="N", parser=parse(kinds.whole(1)), help="number of texts; default: one per prompt"
         ),
     ] = None,
     new_tokens: Annotated[
         int,
         typer.Option(
-            "--new-tokens", metavar="N", parser=parse(kinds.whole(1)), help="of a text, at most; default: 256"
+            "--new-tokens", metavar="N", parser=parse(kinds.whole(1)), help="maximum new tokens per text; default: 256"
         ),
     ] = 256,
     temperatures: Annotated[
@@ -67,7 +67,7 @@ def data(
         typer.Option(
             "--temperature",
             metavar="T|mix",
-            help="0 for greedily, shares as in 0:0.5,1:0.5, or mix (default): half at 0, a quarter each at 0.8 and 1",
+            help="0 for greedy, shares as in 0:0.5,1:0.5, or mix (default): half at 0, a quarter each at 0.8 and 1",
         ),
     ] = MIX,
     opening: Annotated[
@@ -75,13 +75,13 @@ def data(
         typer.Option(
             "--opening",
             metavar="N-M",
-            help="continue only the first N to M tokens of a prompt, drawn anew each time it comes",
+            help="use only the first N to M tokens of a prompt, drawn anew each time it is used",
         ),
     ] = None,
     rows: Annotated[
         int | None,
         typer.Option(
-            "--rows", metavar="N", parser=parse(kinds.whole(1)), help="texts written at once; default: up to 64"
+            "--rows", metavar="N", parser=parse(kinds.whole(1)), help="texts written at a time; default: up to 64"
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="default: 0")] = 0,

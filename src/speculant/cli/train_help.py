@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HELP = """\
-Train heads or a draft model for a model. First let the model write texts, with `data`; then train on them."""
+Train heads or a draft model for a target model. First let the target write texts with `data`, then train on them."""
 
 EXAMPLES = """
 speculant train data --model your/model --prompts chats.jsonl --out texts
@@ -14,9 +14,9 @@ speculant generate "Why?" --model your/model --head head
 HEAD_HELP = """\
 Train a head of kind {name} for a model ({source}).
 
-Ends after --steps or --minutes with the weights that were accepted most on held-out texts, in DIR: the head in its
-public layout, a model card, and training.json. Ctrl-C saves; the same command with --resume goes on. With --steps, a
-training that was interrupted gives the same head as one that was not."""
+Training ends after --steps or --minutes and writes the weights with the best held-out acceptance to DIR: the head in
+its public layout, a model card and training.json. Ctrl-C saves; --resume continues. With --steps, an interrupted
+training gives the same head as an uninterrupted one."""
 
 HEAD_EXAMPLES = """
 speculant train {name} --model your/model --data texts --out head
@@ -27,10 +27,10 @@ torchrun --nproc-per-node 8 -m speculant train {name} --model your/model --data 
 DRAFT_MODEL_HELP = """\
 Train a draft model: a small language model with the target's vocabulary ({source}).
 
-It is new, in the shape of --like and --set, or one to be aligned, by --init. Ends after --steps or --minutes with the
-weights that were accepted most on held-out texts, in DIR: a model as transformers and vLLM load it, with the target's
-tokenizer, a model card, and training.json. Ctrl-C saves; the same command with --resume goes on. With --steps, a
-training that was interrupted gives the same model as one that was not."""
+It starts from new weights in the shape of --like and --set, or from the model of --init. Training ends after --steps or
+--minutes and writes the weights with the best held-out acceptance to DIR: a model that transformers and vLLM load, with
+the target's tokenizer, a model card and training.json. Ctrl-C saves; --resume continues. With --steps, an interrupted
+training gives the same model as an uninterrupted one."""
 
 DRAFT_MODEL_EXAMPLES = """
 speculant train draft-model --model your/model --data texts --out draft

@@ -17,8 +17,8 @@ from speculant.options.model import ModelOptions
 HELP = """\
 Transcribe a recording of any length with a Whisper model.
 
-The text goes to standard output, everything else to standard error. It is that of plain decoding: segments, timestamps
-and the fallback to higher temperatures are transformers'. Needs the packages of speculant[media]."""
+The text is written to standard output, everything else to standard error. It equals plain decoding's: segments,
+timestamps and the fallback to higher temperatures are transformers'. Requires speculant[media]."""
 
 EXAMPLES = """
 speculant transcribe talk.wav --model openai/whisper-small
@@ -33,14 +33,16 @@ def register(app: typer.Typer) -> None:
 
 
 def transcribe(
-    audio: Annotated[str, typer.Argument(metavar="AUDIO", help="a WAV, FLAC, OGG or MP3 file")],
+    audio: Annotated[str, typer.Argument(metavar="AUDIO", help="WAV, FLAC, OGG or MP3 file")],
     language: Annotated[
-        str | None, typer.Option("--language", metavar="NAME", help="of the speech; default: the model finds out")
+        str | None, typer.Option("--language", metavar="NAME", help="spoken language; default: detected by the model")
     ] = None,
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="transcribe, or translate into English")
     ] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", help="a line for each segment, with its times")] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="print one line per segment, with its times")
+    ] = False,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="write text and segments as JSON; - prints it instead")
     ] = None,

@@ -13,10 +13,10 @@ from speculant.options import kinds
 from speculant.options.model import ModelOptions
 
 HELP = """\
-Measure what a pass of the model over 0 to N drafted tokens costs on this machine, at a few lengths of text.
+Measure the cost of passes over 0 to N drafted tokens on this machine, at a few text lengths.
 
-The result is kept: decoding then knows from the first round how many tokens to draft, which the first rounds find out
-otherwise."""
+The result is stored, so that decoding knows from the first round how many tokens to draft; otherwise the first rounds
+find out."""
 
 EXAMPLES = """
 speculant tune your/model
@@ -36,18 +36,16 @@ def tune(
             "--nodes",
             metavar="N",
             parser=parse(kinds.whole(1, kinds.MAX_NODES)),
-            help="of the largest draft; default: 64",
+            help="tokens of the largest draft; default: 64",
         ),
     ] = 64,
     seconds: Annotated[
         int,
-        typer.Option(
-            "--seconds", metavar="S", parser=parse(kinds.whole(1)), help="at each length of text; default: 15"
-        ),
+        typer.Option("--seconds", metavar="S", parser=parse(kinds.whole(1)), help="time per text length; default: 15"),
     ] = 15,
     json: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="write the curve here too, as `replay --step-cost` reads it"),
+        typer.Option("--json", metavar="FILE", help="also write the curve to this file, for `replay --step-cost`"),
     ] = None,
     *,
     model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],

@@ -13,10 +13,10 @@ from speculant.options import kinds
 from speculant.options.model import ModelOptions
 
 HELP = """\
-Search the decoder layers that the method layer-skip should leave out, on a few typical prompts.
+Find the decoder layers that the method layer-skip should skip, on a few typical prompts.
 
-Each prompt is decoded once; every set of layers is then judged by the share of these tokens that the other layers
-predict, and by the share of the weights that they read. Needs optuna: pip install 'speculant[search]'."""
+Each prompt is decoded once. Every set of layers is then judged by the share of these tokens that the remaining layers
+predict, and by the share of the weights that they read. Requires optuna: pip install 'speculant[search]'."""
 
 EXAMPLES = """
 speculant tune-layers your/model --prompts typical.jsonl
@@ -32,12 +32,15 @@ def register(app: typer.Typer) -> None:
 def tune_layers(
     prompts: Annotated[
         str | None,
-        typer.Option("--prompts", metavar="FILE", help="typical prompts, as of `generate --prompts`"),
+        typer.Option("--prompts", metavar="FILE", help="typical prompts, as for `generate --prompts`"),
     ] = None,
     max_new_tokens: Annotated[
         int,
         typer.Option(
-            "--max-new-tokens", metavar="N", parser=parse(kinds.whole(2)), help="to decode of each prompt; default: 64"
+            "--max-new-tokens",
+            metavar="N",
+            parser=parse(kinds.whole(2)),
+            help="tokens to decode per prompt; default: 64",
         ),
     ] = 64,
     trials: Annotated[
@@ -45,9 +48,11 @@ def tune_layers(
         typer.Option("--trials", metavar="N", parser=parse(kinds.whole(1)), help="sets of layers to try; default: 200"),
     ] = 200,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="of the search; default: 0")
+        int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="seed of the search; default: 0")
     ] = 0,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the result here too")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="also write the result to this file")
+    ] = None,
     *,
     model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
 ) -> int:
