@@ -74,7 +74,7 @@ class Pass:
         top_ids: Int32[R, k], the most probable tokens, best first; None if not requested. On the host, but valid only
             after the engine's next `read`, which waits for the device.
         top_logits: Float32[R, k], their logits.
-        early: the share of the pass that was run before, when its rows were drafted; see `core.exit_cache`.
+        early: share of the pass that already ran while its rows were drafted; see `core.exit_cache`.
     """
 
     logits: Array

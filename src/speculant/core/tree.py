@@ -257,7 +257,7 @@ class DraftTree:
         )
 
     def within(self, *, depth: int, trees: bool = True) -> DraftTree:
-        """Return the nodes at most `depth` deep, or only those on the best chain unless `trees`; and all queries.
+        """Return the nodes at most `depth` deep (unless `trees`, only those on the best chain) and all queries.
 
         For drafters whose search ignores a budget's limits, before they return a draft of chosen tokens.
 

@@ -126,7 +126,7 @@ class Sequence:
         self._claimed = True
 
     def begin(self, session: Session, sizing: SizingState, token: int, result: Pass, *, ended: bool) -> None:
-        """Open drafting and commit the first token, which the prompt's pass `result` yielded outside of any round."""
+        """Set session and sizing, and commit the first token, which the prompt's pass `result` yielded."""
         if self._recorder is not None:
             self.logprobs = self._recorder.record(result.logits, [0], [token])
         self.session, self.sizing, self.root, self.ended = session, sizing, token, ended
@@ -134,7 +134,7 @@ class Sequence:
         self.stats.tokens = 1
 
     def resume(self, session: Session, sizing: SizingState, root: int, *, began: float) -> None:
-        """Open drafting and continue after a root whose text is already cached; no prompt is read."""
+        """Set session and sizing, and continue after a root whose text is already cached; no prompt is read."""
         self.session, self.sizing, self.root = session, sizing, root
         self.began, self.ended = began, self.sampler.room == 0
 

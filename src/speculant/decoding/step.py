@@ -330,7 +330,7 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         stats.draft_seconds += rounds.draft_seconds / len(each)
         stats.target_seconds += rounds.target_seconds
         stats.seconds = parts.clock() - (sequence.began or 0.0)
-    # What drafting has run of the pass is time of the pass: it is not what the draft costs.
+    # The part of the pass that ran during drafting counts as time of the pass, not of drafting.
     pass_seconds = rounds.target_seconds / (1 - rounds.early)
     drafting = rounds.draft_seconds + rounds.observe_seconds - (pass_seconds - rounds.target_seconds)
     parts.sizing.observe(

@@ -74,18 +74,18 @@ def create_app(
     spans: TracerProvider | None = None,
     further: Sequence[FurtherModel] = (),
 ) -> FastAPI:
-    """Return the application that serves a model; its lifespan starts and ends the decoding.
+    """Return the application that serves a model; its lifespan starts and stops decoding.
 
     Args:
-        speculator: the model and its drafter; the server is its only user from now on.
+        speculator: the model and its drafter; from now on the server must be its only user.
         settings: limits, keys, memory.
         model: the name that clients use.
-        method_settings: of the drafter, for memories that are made for each key.
+        method_settings: settings of the drafter, for memories created per key.
         further: models that are loaded when requests name them.
-        spans: what makes and sends OpenTelemetry's spans; None for none. It is shut down with the application.
+        spans: provider of OpenTelemetry spans, shut down with the application; None for no tracing.
 
     Raises:
-        SpeculantError: the memory cannot be kept as the settings say, or the models do not fit into their limit.
+        SpeculantError: the memory cannot be kept as configured, or the models do not fit into their limit.
     """
     keys = KeyRing(settings)
     tenants = list(keys.tenants.values()) if settings.memory_scope == "key" else []
@@ -127,9 +127,9 @@ def create_app(
 
 
 def _body_bytes(settings: ServingOptions, media: MediaReader | None) -> int:
-    """Return how large a body may be: that of one file beside what a request without media may have.
+    """Return the maximum size of a body: one media file plus the limit of a request without media.
 
-    `media` reads those of the only model; None for several, of which some may take media.
+    `media` is the reader of a single model; None for several models, some of which may take media.
     """
     takes = media is None or media.rate or media.kinds
     return settings.max_body_bytes + (settings.max_media_bytes * 4 // 3 if takes else 0)
@@ -233,7 +233,7 @@ def _add_token_routes(app: FastAPI, models: ModelPool) -> None:
 def _add_server_routes(app: FastAPI, models: ModelPool) -> None:
     @app.get("/v1/models", responses=errors(*READING))
     async def list_models() -> ModelList:
-        """Return the served models, the first one first."""
+        """Return the served models, beginning with the first one."""
         return ModelList(data=models.cards())
 
     @app.get("/v1/models/{name:path}", responses=errors(*READING, 404))
@@ -243,7 +243,7 @@ def _add_server_routes(app: FastAPI, models: ModelPool) -> None:
 
     @app.post("/load_model", include_in_schema=False)
     async def load_model(body: Annotated[LoadRequest, Body()], request: Request) -> Response:
-        """Load a model, and answer in the form of `transformers serve`, which `transformers chat` waits for."""
+        """Load a model, and report it as `transformers serve` does; `transformers chat` waits for this."""
         async with models.lend(body.model, request) as lent:
             ready = event({"status": "ready", "model": lent.service.model, "cached": True})
             return Response(ready, headers={"Content-Type": EventStream.media_type})

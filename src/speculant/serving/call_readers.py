@@ -115,14 +115,14 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class TagSection:
-    """Calls one after the other, whose arguments are tags that hold values as they are.
+    """Reads consecutive calls whose arguments are tags that contain values verbatim.
 
     Attributes:
-        end: matches the mark that ends them; the end of the answer will do too.
+        end: matches the mark that ends them; the end of the answer is accepted too.
         call: matches a call, with the groups `name` and `arguments`.
-        argument: matches an argument, with the groups `name` and `value`, and perhaps `string`, which is "true" for
-            text and "false" for JSON; else the tool's schema says what a value is.
-        opens, closes: what is around a value; `end` is part of a value within them.
+        argument: matches an argument, with the groups `name` and `value`, and optionally `string`, which is "true" for
+            text and "false" for JSON; without it, the tool's schema determines the type of a value.
+        opens, closes: delimiters of a value; an `end` mark between them is part of the value.
     """
 
     end: re.Pattern[str]
@@ -151,7 +151,7 @@ class TagSection:
         return length, calls
 
     def _read(self, text: str, tool: str, schemas: Schemas) -> dict[str, Any] | None:
-        """Return the arguments of a call; None where they are none."""
+        """Parse the arguments of a call; return None if they are invalid."""
         arguments = dict[str, Any]()
         for each in _joined(self.argument, text):
             if each is None:
@@ -163,7 +163,7 @@ class TagSection:
 
 
 def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | None]:
-    """Yield the matches that a text is made of, with nothing but space between; at last None where there is more."""
+    """Yield the matches that a text consists of, separated only by whitespace; finally None if other text is left."""
     rest = 0
     for found in pattern.finditer(text):
         if text[rest : found.start()].strip():

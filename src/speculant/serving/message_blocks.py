@@ -14,13 +14,13 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def read_messages(system: str | Sequence[Block] | None, messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
-    """Return the messages of a chat.
+    """Convert messages to those of a chat.
 
-    Thinking of earlier turns goes to the template, which knows what of it models are shown. `cache_control` is left
-    out: whatever prompts have in common is cached.
+    Thinking of earlier turns is passed to the template, which decides how much of it the model sees. `cache_control` is
+    dropped, because common prefixes of prompts are cached anyway.
 
     Raises:
-        ApiError: a block is of a kind that is not known, or incomplete.
+        ApiError: a block is of an unknown type, or incomplete.
     """
     found = list[dict[str, Any]]()
     if system:

@@ -104,7 +104,7 @@ class Families:
         self._watched.add(WatchedMetric(self.name(name, own=own), text, value, counts, labels or {}))
 
     def unwatch(self) -> None:
-        """Leave out what is read when metrics are asked for."""
+        """Remove all metrics that are read at scrape time."""
         self._watched.clear()
 
     def _labelled(self, metric: T) -> T:
@@ -133,7 +133,7 @@ class Watched(Collector):
         self._metrics.setdefault(metric.name, []).append(metric)
 
     def clear(self) -> None:
-        """Collect none of them any more."""
+        """Remove all metrics."""
         self._metrics.clear()
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -148,7 +148,7 @@ class Watched(Collector):
 
 
 class Merged(Collector):
-    """Collects several registries as one; metrics of one name are one family."""
+    """Collects several registries as one; metrics with the same name form one family."""
 
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self._registries = registries
@@ -164,5 +164,5 @@ class Merged(Collector):
 
 
 def merged_page(registries: Sequence[CollectorRegistry]) -> bytes:
-    """Return the metrics of registries in Prometheus' text format, as if they were one."""
+    """Return the metrics of several registries in Prometheus' text format, as if they were one."""
     return generate_latest(registries[0] if len(registries) == 1 else Merged(registries))

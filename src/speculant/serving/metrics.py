@@ -98,11 +98,11 @@ class Metrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """All of them."""
+        """The registry of all metrics."""
         return self._families.registry
 
     def unwatch(self) -> None:
-        """Leave out what is read when metrics are asked for, of a model that is unloaded."""
+        """Remove all metrics that are read at scrape time, when the model is unloaded."""
         self._families.unwatch()
         if self._families.vllm:
             self._add_constants()

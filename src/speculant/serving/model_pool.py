@@ -1,8 +1,8 @@
-"""The models of a server: the first one is always there, further ones are loaded when a request names them.
+"""The models of a server: the first one is always loaded, further ones are loaded when a request names them.
 
-Loads come one after the other, on a thread beside decoding. Where a model would not fit into the limit beside those
-that are loaded, the one that was not used for longest goes, after its last text; new requests for it wait for it to be
-loaded again. Each has a thread, a prefix cache and memories of its own, so nothing of one model is ever another's.
+Models are loaded one at a time, on a thread, while decoding continues. If a model would not fit into the memory limit
+with those already loaded, the least recently used one is unloaded after its last text; new requests for it wait until
+it is loaded again. Each model has its own thread, prefix cache and memories, so models never share state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from speculant.options.serving import ServingOptions
 
 _LOG = logging.getLogger(__name__)
-LOOK = 0.02  # seconds between two looks at whether a model has become idle
+LOOK = 0.02  # seconds between checks whether a model has become idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class FurtherModel:
     """A model that is loaded when a request names it.
 
     Attributes:
-        name: that clients use.
-        parent: name of the model that it is an adapter of; None for a model of its own.
-        size: bytes that its weights should take.
-        load: returns it with the settings of its drafter, given a number of CPU threads.
+        name: the name that clients use.
+        parent: name of the model that it is an adapter of; None if it is not an adapter.
+        size: estimated size of its weights in bytes.
+        load: loads it with a given number of CPU threads; returns it with the settings of its drafter.
     """
 
     name: str
@@ -57,17 +57,17 @@ class FurtherModel:
 
 
 class _Entry:
-    """A model, loaded or not, and who uses it."""
+    """A model, loaded or not, and its users."""
 
     def __init__(self, name: str, metrics: ScopedMetrics, source: FurtherModel | None) -> None:
         self.name, self.metrics, self.source = name, metrics, source
         self.size = 0 if source is None else source.size
         self.served: ServedModel | None = None
         self.loading: asyncio.Task[ApiError | None] | None = None
-        self.leaving = False  # whether it is to be unloaded, so that new requests wait
-        self.waiting = self.leases = 0  # requests that wait for it, and that use it beside its engine's texts
-        self.used = 0.0  # when it was last
-        self.length: int | None = None  # of its texts, once it was loaded
+        self.leaving = False  # whether it is being unloaded, so that new requests wait
+        self.waiting = self.leases = 0  # requests that wait for it, and that use it besides its engine's texts
+        self.used = 0.0  # time of the last use
+        self.length: int | None = None  # maximum length of its texts, once it has been loaded
         self.takes = ["text"]
 
     @property
@@ -92,19 +92,19 @@ class ModelPool:
         method_settings: Any = None,
         further: Sequence[FurtherModel] = (),
     ) -> None:
-        """Take the first model.
+        """Create the pool with its first model.
 
         Args:
-            speculator: the first model; the pool is its only user from now on.
-            settings: of the server.
-            name: of the first model.
-            tenants: whose memories and metrics are kept apart.
-            method_settings: of its drafter.
-            further: models that are loaded when they are asked for.
+            speculator: the first model; from now on the pool must be its only user.
+            settings: settings of the server.
+            name: name of the first model.
+            tenants: tenants with separate memories and metrics.
+            method_settings: settings of the first model's drafter.
+            further: models that are loaded on demand.
 
         Raises:
-            UsageError: one of them does not fit into the limit beside the first.
-            SpeculantError: the memory cannot be kept as the settings say.
+            UsageError: one of them does not fit into the limit together with the first.
+            SpeculantError: the memory cannot be kept as configured.
         """
         self._settings, self._tenants, self._created = settings, tenants, now()
         self._entries = {name: self._entry(name, None)} | {each.name: self._entry(each.name, each) for each in further}
@@ -146,7 +146,7 @@ class ModelPool:
 
     @property
     def loaded(self) -> list[ServedModel]:
-        """The models that are loaded, the first one first."""
+        """The loaded models, beginning with the first one."""
         return [each.served for each in self._entries.values() if each.served is not None]
 
     def metrics_page(self, tenant: str) -> bytes:
@@ -154,14 +154,14 @@ class ModelPool:
         return merged_page([each.metrics.of(tenant).registry for each in self._entries.values()])
 
     def cards(self) -> list[ModelCard]:
-        """Return a card for each name, that of the first model first."""
+        """Return a card for each name, beginning with the first model's."""
         return [self.card(name) for name in (self._first.name, *self._aliases, *list(self._entries)[1:])]
 
     def card(self, name: str) -> ModelCard:
         """Return the card of a name.
 
         Raises:
-            ApiError: nothing is called so.
+            ApiError: there is no model of that name.
         """
         entry = self._find(name)
         return ModelCard(
@@ -176,12 +176,12 @@ class ModelPool:
 
     @asynccontextmanager
     async def lend(self, name: str | None, request: Request) -> AsyncIterator[ServedModel]:
-        """Lend the model of a name, which is loaded before if it is not; None for the first one.
+        """Lend the model of a name, loading it first if necessary; None for the first model.
 
-        It stays as long as it is lent, and as its engine has texts.
+        It stays loaded while it is lent or its engine has texts.
 
         Raises:
-            ApiError: nothing is called so, the model cannot be loaded, or not in time.
+            ApiError: there is no model of that name, or it cannot be loaded, or not in time.
         """
         entry = self._first if name is None else self._find(name)
         if len(self._entries) > 1:
@@ -210,7 +210,7 @@ class ModelPool:
         return entry
 
     async def _wait(self, entry: _Entry) -> None:
-        """Return once a model can be used."""
+        """Wait until a model can be used."""
         until = time.monotonic() + self._settings.request_seconds
         while not entry.ready:
             if self._stopping:
@@ -249,7 +249,7 @@ class ModelPool:
             return None
 
     def _open(self, entry: _Entry, source: FurtherModel, loop: asyncio.AbstractEventLoop) -> ServedModel:
-        """Load a model and start its thread; on a thread of its own."""
+        """Load a model and start its thread; called on a separate thread."""
         speculator, method_settings = source.load(self._threads)
         entry.size = weight_bytes(speculator) or source.size
         served = self._serve(entry, speculator, method_settings)
@@ -257,16 +257,16 @@ class ModelPool:
         return served
 
     async def _make_room(self, entry: _Entry) -> None:
-        """Unload models until one fits beside those that stay."""
+        """Unload models until `entry` fits together with the remaining ones."""
         limit = self._settings.models_memory
         while limit and entry.size + sum(each.size for each in self._further()) + self._first.size > limit:
             others = sorted(self._further(), key=lambda each: (each.busy, each.used))
             if not others:
-                return  # it was larger than estimated: it is alone beside the first one
+                return  # larger than estimated, but only the first model is left besides it
             chosen = next((each for each in others if not each.waiting), None)
             if chosen is not None:
                 await self._unload(chosen)
-            else:  # requests that waited for them are about to go on
+            else:  # requests that waited for them are about to continue
                 await asyncio.sleep(LOOK)
 
     def _further(self) -> Iterator[_Entry]:
@@ -288,7 +288,7 @@ class ModelPool:
         _LOG.info("model unloaded", extra={"facts": {"model": entry.name, "bytes": entry.size}})
 
     def start(self) -> None:
-        """Begin to decode; on the event loop."""
+        """Start decoding; called on the event loop."""
         import torch
 
         self._threads = torch.get_num_threads()
@@ -296,9 +296,9 @@ class ModelPool:
         self.first.keep()
 
     async def stop(self) -> None:
-        """End all models: texts that are decoded may do so in the time that the settings give."""
+        """Stop all models; texts being decoded may finish within the configured time."""
         self._stopping = True
-        async with self._lock:  # a load that has begun ends first
+        async with self._lock:  # waits for a load in progress
             await asyncio.gather(*(each.stop(self._settings.drain_seconds) for each in self.loaded))
         for entry in self._further():
             assert entry.served is not None
@@ -306,7 +306,7 @@ class ModelPool:
 
 
 def weight_bytes(speculator: Speculator) -> int:
-    """Return how many bytes a model's weights take; 0 where another library holds them."""
+    """Return the size of a model's weights in bytes; 0 if another library holds them."""
     from speculant.engines.hf.quantized.model_weights import count_bytes
 
     return count_bytes(speculator.model) if any(True for _ in speculator.model.parameters()) else 0
@@ -315,8 +315,8 @@ def weight_bytes(speculator: Speculator) -> int:
 def own_settings(settings: ServingOptions, source: FurtherModel) -> ServingOptions:
     """Return the server's settings with the files of a further model.
 
-    Its memory stands beside that of the first model. Corpora and bases that are named are of one tokenizer, which an
-    adapter's model shares.
+    Its memory is saved next to the first model's. Corpora and bases that are named belong to one tokenizer, which only
+    adapters share.
     """
     memory, corpus, base = settings.memory, settings.corpus, settings.base
     if memory is not None:
@@ -327,7 +327,7 @@ def own_settings(settings: ServingOptions, source: FurtherModel) -> ServingOptio
 
 
 def _collect() -> None:
-    """Let go of a model that nothing refers to but itself."""
+    """Free a model that only cyclic references keep alive."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -276,7 +276,7 @@ class PromptEncoder:
             raise
         except Exception as error:  # templates raise errors of their own
             plainer = [_without_thoughts(row) for row in rows]
-            if plainer != rows:  # that of GPT-OSS takes reasoning or text beside a call, not both
+            if plainer != rows:  # GPT-OSS's template accepts either reasoning or text with a call, not both
                 return self._apply_template(plainer, options)
             message = f"the model's chat template does not take these messages: {error}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
@@ -374,7 +374,7 @@ def _row(message: Message, place: int, read: Iterator[dict[str, Any]] | None = N
 
 
 def _without_thoughts(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without reasoning where it has text and calls beside it."""
+    """Return a message without its reasoning if it has both text and calls."""
     if not row.get("tool_calls") or not row["content"]:
         return row
     return {name: value for name, value in row.items() if name not in THOUGHTS}

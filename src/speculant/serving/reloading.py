@@ -42,13 +42,13 @@ class Reloader:
         tenants: Sequence[str],
         memories: Callable[[], Sequence[MemoryReloader]],
     ) -> None:
-        """Take the parts of the server.
+        """Set the parts of the server.
 
         Args:
-            keys: that requests must carry one of.
-            settings: of the server.
-            tenants: that memories are kept for.
-            memories: returns those of the models that are loaded.
+            keys: the active API keys.
+            settings: settings of the server.
+            tenants: tenants with separate memories.
+            memories: returns the reloaders of the loaded models.
         """
         self._keys, self._settings, self._tenants, self._memories = keys, settings, {*tenants}, memories
         self._lock = asyncio.Lock()
@@ -85,7 +85,7 @@ class Reloader:
 
 
 class MemoryReloader:
-    """Reads the memories of one model again."""
+    """Reloads the memories of one model."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class MemoryReloader:
         settings: ServingOptions,
         method_settings: Any = None,
     ) -> None:
-        """Take the parts of a model.
+        """Set the parts of a model.
 
         Args:
             speculator: the model.
-            drafters: by tenant, in which new ones take the places of old ones.
+            drafters: drafters by tenant, replaced in place.
             keeper: knows the memories' files.
-            settings: of the server.
-            method_settings: of the drafter.
+            settings: settings of the server.
+            method_settings: settings of the drafter.
         """
         self._speculator, self._drafters, self._keeper = speculator, drafters, keeper
         self._settings, self._method_settings = settings, method_settings

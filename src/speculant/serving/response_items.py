@@ -114,13 +114,13 @@ def _named(tool: ToolName) -> dict[str, Any]:
 
 
 def read_items(items: str | Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the messages of an input.
+    """Convert an input to chat messages.
 
-    Reasoning belongs to the message or the call behind it, and goes to the template, which knows what of it models are
-    shown.
+    Reasoning belongs to the message or call that follows it, and is passed to the template, which decides how much of
+    it the model sees.
 
     Raises:
-        ApiError: an item is of a kind that is not known, or incomplete.
+        ApiError: an item is of an unknown type, or incomplete.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
@@ -150,7 +150,7 @@ def read_items(items: str | Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _reasoning(item: Item) -> str:
-    """Return the text of an item of reasoning, or else its summary; "" for one that is encrypted."""
+    """Return the text of a reasoning item, or else its summary; "" if it is encrypted."""
     if isinstance(item.content, str):
         return item.content
     parts = item.content or item.summary or []

@@ -168,12 +168,12 @@ class ModelCard(BaseModel):
     """A served model.
 
     Attributes:
-        id: a name of it.
-        root: its own name, which answers carry.
-        parent: of an adapter the model that it belongs to.
-        max_model_len: positions; null for no limit, and for a model that was not loaded yet.
-        modalities: what its requests may hold; "transcription" for one that turns speech into text.
-        loaded: whether it is loaded now; others are when a request names them.
+        id: a name of the model.
+        root: its own name, which responses use.
+        parent: for an adapter, the model that it belongs to.
+        max_model_len: maximum positions; null for no limit, and for a model that has not been loaded yet.
+        modalities: kinds of input that it takes; "transcription" for a speech-to-text model.
+        loaded: whether it is loaded now; other models are loaded when a request names them.
     """
 
     id: str

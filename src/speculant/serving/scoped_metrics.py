@@ -39,7 +39,7 @@ class ScopedMetrics:
             metrics.watch(name, text, partial(value, tenant), counts=counts, own=own)
 
     def unwatch(self) -> None:
-        """Leave out what `watch` added, of a model that is unloaded."""
+        """Remove the metrics that `watch` added, when the model is unloaded."""
         for metrics in (self._all, *self._own.values()):
             metrics.unwatch()
 

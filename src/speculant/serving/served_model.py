@@ -1,4 +1,4 @@
-"""A model that is loaded, and all that belongs to it alone: its thread, encoder, memories, prefix cache, recordings."""
+"""A loaded model and everything that belongs to it alone: thread, encoder, memories, prefix cache, transcriber."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ServedModel:
     """The parts of one model.
 
     Attributes:
-        speculator: the model and its drafter; this is its only user.
-        service: what endpoints of texts share.
-        embeddings, transcriber: what endpoints of vectors and recordings ask.
-        drafters: memories by tenant, "" for the shared one.
-        keeper, reloader: keep the memories on disk, and read them again.
-        metrics: of the model.
-        takes: what requests may hold; "transcription" for a model that turns speech into text.
+        speculator: the model and its drafter, which nothing else uses.
+        service: state shared by the text endpoints.
+        embeddings, transcriber: used by the endpoints for embeddings and recordings.
+        drafters: drafters by tenant, "" for the shared one.
+        keeper, reloader: save and reload the memories.
+        metrics: metrics of the model.
+        takes: kinds of input that requests may contain; "transcription" for a speech-to-text model.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class ServedModel:
         tenants: Sequence[str],
         method_settings: Any = None,
     ) -> None:
-        """Put the parts together; `start` begins to decode.
+        """Create the parts; `start` starts decoding.
 
         Args:
             speculator: the model.
-            settings: of the server; its files of memories and bases are this model's.
-            name: that clients use.
-            metrics: of the model.
-            tenants: whose memories are kept apart.
-            method_settings: of the drafter, for memories that are made for each key.
+            settings: settings of the server, with this model's files of memories and bases.
+            name: the name that clients use.
+            metrics: metrics of the model.
+            tenants: tenants with separate memories.
+            method_settings: settings of the drafter, for memories created per key.
 
         Raises:
-            SpeculantError: the memory cannot be kept as the settings say.
+            SpeculantError: the memory cannot be kept as configured.
         """
         self.speculator, self.metrics = speculator, metrics
         self.drafters = route(speculator, tenants=tenants, memory_limit=settings.memory_limit, settings=method_settings)
@@ -111,16 +111,16 @@ class ServedModel:
         self._saving: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to decode with the threads that PyTorch has here; what is decoded goes to this event loop."""
+        """Start decoding with the calling thread's number of PyTorch threads; deltas go to this event loop."""
         self.service.engine.start(loop)
 
     def keep(self) -> None:
-        """Begin to save memories now and then, and prepare grammars; on the event loop."""
+        """Start saving memories periodically, and prepare grammars; called on the event loop."""
         self.service.grammars.warm_up()
         self._saving = asyncio.create_task(self.keeper.run())
 
     async def stop(self, seconds: float) -> None:
-        """End: texts that are decoded may do so within so many seconds; then what was learned is saved."""
+        """Stop: texts being decoded may finish within `seconds`; then memories are saved."""
         service = self.service
         await service.engine.stop(seconds)
         if self._saving is not None:

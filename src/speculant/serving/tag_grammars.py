@@ -1,7 +1,7 @@
-r"""Calls whose arguments are tags, as rules of a grammar: the format of Qwen3-Coder.
+r"""Grammar rules of calls whose arguments are tags, in the format of Qwen3-Coder.
 
 A call is `<tool_call>\n<function=NAME>\n`, a `<parameter=KEY>\nVALUE\n</parameter>\n` for each argument in the order of
-the schema, and `</function>\n</tool_call>`. Texts stand there as they are, other values as JSON.
+the schema, and `</function>\n</tool_call>`. Strings are written verbatim, other values as JSON.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from speculant.serving.schemas import FunctionDefinition
 
 _NOTES = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "$schema"}) | _NOTES
-_NAMES = frozenset('<>"\n')  # what names of functions and arguments must not hold
+_NAMES = frozenset('<>"\n')  # characters that names of functions and arguments must not contain
 CLOSES = "\n</parameter>\n"
 
 
 def tag_rules(functions: Sequence[FunctionDefinition], end: str, layout: Mapping[str, Any]) -> list[str] | None:
-    """Return the rules of `body`, a call without its beginning; None where tags cannot say what a schema does.
+    """Return the grammar rules of `body`, a call without its beginning; None if tags cannot express a schema.
 
     Args:
-        functions: that may be called.
-        end: what ends a call, as the grammar has it.
-        layout: of JSON, in llguidance's options.
+        functions: functions that may be called.
+        end: grammar symbol that ends a call.
+        layout: JSON layout, in llguidance's options.
     """
     rules = [f"body: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
     rules.append(f"tagged[lazy]: TAGGED {json.dumps(CLOSES)}")
@@ -51,7 +51,7 @@ def tag_rules(functions: Sequence[FunctionDefinition], end: str, layout: Mapping
 
 
 def _value(schema: Any, whole: Mapping[str, Any], layout: Mapping[str, Any]) -> str | None:
-    """Return what derives a value and the tag behind it; None where nothing does."""
+    """Return the grammar expression of a value and its closing tag; None if there is none."""
     if not isinstance(schema, dict):
         return None
     known = {name: value for name, value in schema.items() if name not in _NOTES}
@@ -64,7 +64,7 @@ def _value(schema: Any, whole: Mapping[str, Any], layout: Mapping[str, Any]) -> 
     if known == {"type": "string"}:
         return "tagged"
     kinds = known.get("type")
-    if not isinstance(kinds, str) or kinds == "string":  # texts that are bounded, or beside other kinds
+    if not isinstance(kinds, str) or kinds == "string":  # constrained strings, or unions with other types
         return None
     shared = {name: whole[name] for name in ("$defs",) if name in whole}
     return f"%json {json.dumps(known | shared | {'x-guidance': layout})} {json.dumps(CLOSES)}"

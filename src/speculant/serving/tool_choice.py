@@ -1,7 +1,7 @@
-r"""Which calls an answer may hold, by `tools`, `tool_choice` and `parallel_tool_calls`, as a grammar of the answer.
+r"""Tool calls allowed by `tools`, `tool_choice` and `parallel_tool_calls`, expressed as a grammar of the answer.
 
-A call is `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, as Qwen's and Hermes' chat templates ask for it.
-`tag_grammars` has Qwen3-Coder's. Where the model is free to call what it likes as it likes, there is no grammar.
+A call is `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, as in Qwen's and Hermes' chat templates;
+`tag_grammars` has the format of Qwen3-Coder. If the model may call any tool in its own format, there is no grammar.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """What tools mean for an answer.
+    """The effect of tools on an answer.
 
     Attributes:
-        offered: for the chat template.
-        allowed: names of those that may be called, None for all.
-        limit: of the number of calls, None for any.
-        format: what the answer must match because of them; None for nothing.
-        forced: whether the answer is calls and nothing else.
-        tagged: whether the format's calls are in the model's own form, with tags.
+        offered: tools for the chat template.
+        allowed: names of tools that may be called; None for all.
+        limit: maximum number of calls; None for no limit.
+        format: constraint that they impose on the answer; None for none.
+        forced: whether the answer consists only of calls.
+        tagged: whether the constraint's calls are in the model's own format, with tags.
     """
 
     offered: Sequence[Tool] = ()
@@ -45,7 +45,7 @@ class ToolPlan:
 
     @property
     def own(self) -> bool:
-        """Whether calls are in the model's own form, not in that of Hermes."""
+        """Whether calls are in the model's own format rather than Hermes'."""
         return self.format is None or self.tagged
 
 
@@ -57,18 +57,18 @@ def plan_tools(
     own: bool = False,
     tagged: bool = False,
 ) -> ToolPlan:
-    """Return what a request's tools mean.
+    """Return the plan for a request's tools.
 
     Args:
         body: the request.
-        answer: what an answer without calls must match; None for anything.
-        text_tokens: that free text may hold although they are special to llguidance, such as `<think>`.
-        own: whether the model writes calls in a format of its own, which grammars do not know: where it is free to
-            call, they are only counted and compared with the allowed ones.
-        tagged: whether that format is Qwen3-Coder's, which grammars know as far as `tag_grammars` does.
+        answer: constraint on an answer without calls; None for none.
+        text_tokens: tokens that free text may contain although llguidance treats them as special, such as `<think>`.
+        own: whether the model writes calls in its own format, which grammars do not support: if calling is optional,
+            calls are then only counted and checked against the allowed tools.
+        tagged: whether that format is Qwen3-Coder's, which grammars support as far as `tag_grammars` does.
 
     Raises:
-        ApiError: a tool or the choice of one cannot be honoured.
+        ApiError: a tool or tool choice is not supported.
     """
     tools, choice = body.tools or [], body.tool_choice
     if not tools:

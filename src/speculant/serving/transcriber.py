@@ -1,7 +1,7 @@
-"""Turns the recordings of all clients into text.
+"""Transcription of the recordings of all clients.
 
-Recordings are decoded one after the other, on a thread of their own that alone touches the model: Whisper's long-form
-decoding is transformers' and takes a recording to its end, see `speculant.api.transcription`.
+Recordings are decoded one after the other, on a separate thread that is the only user of the model: Whisper's long-form
+decoding is that of transformers and processes a recording to its end, see `speculant.api.transcription`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEARS = "this model turns speech into text; send recordings to /v1/audio/transcr
 
 
 def hears(speculator: Speculator) -> bool:
-    """Return whether a model turns recordings into text, and does nothing else."""
+    """Return whether a model is a speech-to-text model and nothing else."""
     model, processor = speculator.model, speculator.processor
     return (
         getattr(model, "main_input_name", "") == "input_features"
@@ -37,15 +37,15 @@ def hears(speculator: Speculator) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a client asks of a recording.
+    """The parameters of a transcription request.
 
     Attributes:
         task: "transcribe" or "translate".
-        language: of the speech; None to find out.
+        language: language of the speech; None to detect it.
         prompt: text that the transcript continues; "" for none.
         temperature: 0 for greedy decoding.
-        form: of the answer.
-        stream: whether it comes as events.
+        form: format of the response.
+        stream: whether the response is streamed as events.
     """
 
     task: str
@@ -57,19 +57,19 @@ class Asked:
 
 
 class Transcriber:
-    """Turns the recordings of all clients into text.
+    """Transcribes the recordings of all clients.
 
     Attributes:
-        works: whether the model does that at all.
+        works: whether the model can transcribe at all.
     """
 
     def __init__(self, speculator: Speculator, *, queue: int, seconds: float) -> None:
-        """Prepare.
+        """Create the transcriber.
 
         Args:
-            speculator: the model; nothing else uses it while this works.
-            queue: maximum number of recordings that are decoded or wait.
-            seconds: maximum time of one, waiting included.
+            speculator: the model, which nothing else may use at the same time.
+            queue: maximum number of recordings being decoded or waiting.
+            seconds: maximum time of a recording, including waiting.
         """
         self._speculator, self._queue, self._seconds = speculator, queue, seconds
         self.works = hears(speculator)
@@ -77,14 +77,14 @@ class Transcriber:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speculant-transcriber")
 
     def close(self) -> None:
-        """End the thread, once its recording has ended."""
+        """Stop the thread, once its current recording has ended."""
         self._thread.shutdown(cancel_futures=True)
 
     async def transcribe(self, sound: Any, asked: Asked) -> Transcript:
-        """Return the transcript of samples Float32[N]; a client that leaves ends the decoding.
+        """Return the transcript of samples Float32[N]; decoding ends if the client disconnects.
 
         Raises:
-            ApiError: there is no room, it took too long, or the model refuses an option.
+            ApiError: the queue is full, it took too long, or the model refuses an option.
         """
         if self._waiting >= self._queue:
             raise queue_full(self._queue, "recordings")

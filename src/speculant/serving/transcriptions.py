@@ -1,4 +1,4 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`, where the model turns speech into text."""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`, for speech-to-text models."""
 
 from __future__ import annotations
 
