@@ -223,7 +223,7 @@ class _Walk:
     """Walks through a text in rounds with trees, with chains, with wrong drafts and with none, in turn."""
 
     def __init__(self, runner: ModelRunner, text: ProbeText, *, read: bool = True) -> None:
-        """Start with a text, whose prompt is read unless the passes over it are going to be given to `begin`."""
+        """Start with a text; its prompt is read unless the passes over it will be given to `begin`."""
         self._vocabulary, self._trees = runner.capabilities.vocabulary, runner.capabilities.trees
         text, self.ids = _fitting(text, runner)
         self.text = text
