@@ -24,7 +24,7 @@ def load_memory(drafter: Drafter, *, memory: Path | None, corpus: Path | None) -
     """Load the memory file, or the corpus if there is none yet; return whether saving is safe.
 
     An unusable memory file is logged and kept: the engine decodes anyway, and nothing is saved over a file that may
-        still be wanted.
+    still be wanted.
 
     Raises:
         MemoryFileError, FileError, UnsupportedError: the corpus cannot be used.
