@@ -28,8 +28,8 @@ def open_bases(
     Args:
         method: the drafter's method.
         base: files, "bundled" for the one that comes with the package, or already open bases, whose tokenizer is not
-            checked again; "auto" for the matching ones in the user's folder plus the bundled one, if the method takes
-            any; None for none.
+            checked again; "auto" for those in the user's folder and the bundled one, as far as they match and the
+            method takes any; None for none.
         vocabulary: V, the number of token ids.
         tokenizer: fingerprint of the tokenizer.
 

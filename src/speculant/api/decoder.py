@@ -1,8 +1,8 @@
 """Decoder: a model, a drafter and a tokenizer, ready to decode.
 
 `generate` and `stream` let transformers' own `generate` do all preparation (configs, processors, criteria, cache), take
-over where its decoding loop would start, and run the round of `speculant.decoding`. `custom_generate=speculator` does
-the same from the other side.
+over in place of its decoding loop, and run the rounds of `speculant.decoding`. `custom_generate=speculator` does the
+same starting from transformers.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """Decodes with drafts. The memory it learns is shared by all its requests.
+    """Decodes with drafts. The learned memory is shared by all its requests.
 
     Attributes:
         engine: runs the model.
-        processor: the model's, for images and other media; None where there is none.
+        processor: the model's processor for images and other media; None if there is none.
         drafter: proposes tokens; owns the memory.
         verifier: the acceptance rule.
         method: the drafting method's name.
-        nodes: most nodes per draft, or "auto".
+        nodes: maximum nodes per draft, or "auto".
         bases: the frozen bases under the drafter's memory.
-        last_stats: of the last request that was prepared.
+        last_stats: statistics of the last prepared request.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class Decoder:
         bases: Sequence[MixBase] = (),
         processor: Any = None,
     ) -> None:
-        """Put the parts together; the constructors of `Speculator` are the usual ways in.
+        """Assemble the parts; users normally call a constructor of `Speculator`.
 
         Args:
             model, tokenizer: see `Speculator.from_transformers`.
-            drafter, verifier: what `registry` builds.
+            drafter, verifier: built by `registry`.
             method: the drafting method's name.
             options: how drafts are sized and passes are run; None for the defaults.
-            notes: what the user should know of the drafter; they join the notes of every request.
-            bases: those that the drafter was built with.
-            processor: the model's, for images and other media; or None.
+            notes: messages for the user about the drafter, added to the notes of every request.
+            bases: the bases that the drafter was built with.
+            processor: the model's processor for images and other media; or None.
 
         Raises:
-            UnsupportedError: the model cannot be decoded; or, if `strict`, drafts cannot be verified on it.
+            UnsupportedError: the model cannot be decoded; or, with `strict`, drafts cannot be verified on it.
         """
-        from speculant.api.engines import open_engine  # here, since these load transformers and the engine
+        from speculant.api.engines import open_engine  # imported here, since these load transformers and the engine
         from speculant.api.requests import Preparation
         from speculant.api.sizes import Sizes, max_rows
         from speculant.api.tuning import stored_step_cost
@@ -101,7 +101,7 @@ class Decoder:
 
     @property
     def fast(self) -> CpuAcceleration:
-        """The prepared model, which speculators of one model may share."""
+        """The prepared model, which several speculators of one model may share."""
         return self._fast
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Result:
@@ -122,14 +122,14 @@ class Decoder:
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
-            UnsupportedError, UsageError: an option cannot be honoured.
+            UnsupportedError, UsageError: an option is not supported or invalid.
         """
         from speculant.api.result import Stream
 
         return Stream(self.prepare(prompt, **options), self.parts())
 
     def prepare(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Generation:
-        """Return a request that is ready to be decoded by a batch; `options` as in `stream`."""
+        """Prepare a request for decoding by a batch; `options` as in `stream`."""
         self.probe()
         generation = self._preparation.request(prompt, RequestOptions.of(options))
         self.last_stats = generation.sequence.stats
@@ -143,18 +143,18 @@ class Decoder:
         prefix_cache: PrefixCache | int | float | str | None = None,
         prompt_chunk: int | None = None,
     ) -> Batch:
-        """Return an empty batch, which decodes up to `size` requests in one target pass a round.
+        """Return an empty batch, which decodes up to `size` requests with one target pass per round.
 
-        Requests are added at any time and leave when their texts end; each yields what it would yield alone. Where
-        `nodes` is a number, it is shared by all drafts of a pass. With `keep_caches` results hold their caches for a
+        Requests can be added at any time and leave when their texts end; each yields the same as if decoded alone. If
+        `nodes` is a number, it is shared by all drafts of a pass. With `keep_caches`, results keep their caches for a
         next turn's `cache=`.
 
-        With `prefix_cache`, bytes such as "1GB" or a `speculant.PrefixCache` that further batches may share, prompts
-        that begin like earlier texts begin with copies of what is cached of those. Not used where a method reads the
-        hidden states of the whole prompt, as trained heads do, or where the model's rows depend on the whole text.
+        With `prefix_cache` (bytes such as "1GB", or a `speculant.PrefixCache` that several batches may share), prompts
+        that share a prefix with earlier texts start with copies of the cached rows. This is not used if a method reads
+        the hidden states of the whole prompt, as trained heads do, or if the model's rows depend on the whole text.
 
-        Between two rounds at most `prompt_chunk` tokens of prompts are read, of the shortest remainder first; None for
-        as many as suit the device.
+        Between two rounds at most `prompt_chunk` prompt tokens are read, shortest remainder first; None for a value
+        that suits the device.
         """
         from speculant.api.batch import Batch
         from speculant.api.prefix_cache import open_prefix_cache
@@ -179,17 +179,17 @@ class Decoder:
         )
 
     def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
-        """Return the whole continuations of many prompts, up to `size` of them decoded together.
+        """Return the complete continuations of many prompts, decoding up to `size` of them together.
 
         Args:
             prompts: each as in `stream`.
-            size: the most requests in a pass.
-            options: of every request, see `stream`. With a `seed`, request i draws with seed + i. Every request gets
-                copies of `logits_processor` and `stopping_criteria`, so that one's state is not another's.
+            size: maximum requests per pass.
+            options: options of every request, see `stream`. With a `seed`, request i samples with seed + i. Every
+                request gets copies of `logits_processor` and `stopping_criteria`, so that they do not share state.
 
         Raises:
-            BatchError: some failed; it holds the results of all.
-            PromptError, UnsupportedError, UsageError: a request cannot be decoded; nothing was.
+            BatchError: some requests failed; it has the results of all.
+            PromptError, UnsupportedError, UsageError: a request cannot be decoded; nothing was decoded.
         """
         if isinstance(prompts, str):
             raise UsageError("the prompts are one text; put it into a list, or use `generate`.")
@@ -213,13 +213,13 @@ class Decoder:
         seed: int | None = None,
         tokenizer: Any = None,
     ) -> Bound:
-        """Return a callable for `model.generate(custom_generate=...)` with what `generate` drops for callables.
+        """Return a callable for `model.generate(custom_generate=...)` with the options `generate` drops for callables.
 
         Args:
-            streamer: gets the prompt, then every token, then end(); for one row. Do not pass it to `generate` as well.
+            streamer: receives the prompt, then every token, then end(); for one row. Do not also pass it to `generate`.
             stop: strings that end the text.
-            seed: of a random stream of its own; with several rows, row i draws with seed + i.
-            tokenizer: for `stop`; the speculator's own if None.
+            seed: seed of a separate random stream; with several rows, row i samples with seed + i.
+            tokenizer: tokenizer for `stop`; None for the speculator's own.
         """
         from speculant.api.custom_generate import Bound
 
@@ -244,59 +244,59 @@ class Decoder:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Stand in for transformers' decoding loop: `model.generate(..., custom_generate=speculator)`; see `Bound`."""
+        """Replace transformers' decoding loop: `model.generate(..., custom_generate=speculator)`; see `Bound`."""
         return self.bind()(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
     def save(self, path: str | Path) -> None:
         """Write the drafter's memory.
 
         Raises:
-            UnsupportedError: the method keeps no memory.
-            FileError: it cannot be written; an older file is unchanged.
+            UnsupportedError: the method has no memory.
+            FileError: it cannot be written; an existing file is unchanged.
         """
         self._persistent().save(_path(path))
 
     def load(self, path: str | Path) -> None:
-        """Replace the drafter's memory by a file's.
+        """Replace the drafter's memory by that in a file.
 
         Raises:
-            UnsupportedError: the method keeps no memory.
+            UnsupportedError: the method has no memory.
             FileError, MemoryFileError: the file cannot be used.
         """
         self._persistent().load(_path(path))
 
     def probe(self, texts: int = 1) -> None:
-        """Check the model as it is now, which every request does; a batch checks it for as many texts as share a pass.
+        """Check the model's current state, as every request does; a batch checks it for the texts that share a pass.
 
         Args:
-            texts: how many texts will be decoded together. To call it with the largest number first saves a check.
+            texts: number of texts decoded together. Calling this with the largest number first saves a check.
 
         Raises:
-            UnsupportedError: the model is to be drafted for in any case (`strict`), and cannot be.
+            UnsupportedError: drafting is required (`strict`) but not possible.
         """
         nodes = self.nodes if isinstance(self.nodes, int) else self.drafter.needs.max_nodes
         self.engine.probe(rows=nodes + texts * (1 + self.drafter.needs.queries))
 
     def draft_with(self, drafter: Drafter) -> None:
-        """Let another drafter make the drafts, as one that stands around the first does.
+        """Replace the drafter that makes the drafts, for instance by one that wraps it.
 
         Args:
-            drafter: with the same needs. Requests that were prepared before keep their sessions.
+            drafter: a drafter with the same needs. Requests prepared before keep their sessions.
 
         Raises:
-            UsageError: it needs something else of passes, by which draft sizes and caches were set up.
+            UsageError: it has other needs than those for which draft sizes and caches were set up.
         """
         if drafter.needs != self.drafter.needs:
             raise UsageError("the drafter needs something else of the target's passes; make a Speculator with it.")
         self.drafter = drafter
 
     def close(self) -> None:
-        """End what works beside requests, such as online distillation and sharing; it can still generate."""
+        """Stop background work, such as online distillation and sharing; generation remains possible."""
         if isinstance(self.drafter, Background):
             self.drafter.close()
 
     def parts(self, size: int = 1) -> DecodingComponents:
-        """Return what decodes a stream (size 1) or a batch."""
+        """Return the components that decode a stream (size 1) or a batch."""
         from speculant.decoding.step import DecodingComponents
         from speculant.drafters.forced import ForcedDrafter
 
@@ -317,16 +317,16 @@ class Decoder:
     def compile_constraint(
         self, constraint: Constraint, *, eos_token_id: Sequence[int] | None = None
     ) -> CompiledConstraint:
-        """Return a constraint that takes no time where requests use it, for servers; safe on any thread.
+        """Compile a constraint so that requests with it start without delay, for servers; thread-safe.
 
         Args:
-            constraint: what texts must match.
-            eos_token_id: the tokens that end them; None for those of the model's generation config.
+            constraint: the constraint on texts.
+            eos_token_id: ids of the tokens that end them; None for those in the model's generation config.
 
         Raises:
-            UsageError: the constraint is no valid one, or too complex, or nothing ends the texts.
+            UsageError: the constraint is invalid or too complex, or nothing ends the texts.
             TokenizerError: there is no tokenizer.
-            UnsupportedError: llguidance is not installed, or does not know this kind of tokenizer.
+            UnsupportedError: llguidance is not installed, or does not support this kind of tokenizer.
         """
         return self._preparation.compile_constraint(constraint, eos_token_id)
 
@@ -338,7 +338,7 @@ class Decoder:
         return self.drafter
 
     def _drafts(self, call: Any) -> bool:
-        """Return whether drafts can be verified on what `generate` prepared."""
+        """Return whether drafts can be verified on a request prepared by `generate`."""
         self.probe()
         return self._preparation.drafts(call)
 

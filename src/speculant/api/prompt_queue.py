@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from speculant.api.prefix_cache import BLOCK, shared_prefix
 from speculant.api.result import Generation
 
-AGED = 4  # every this many passes, the least recently read prompt is read
+AGED = 4  # one pass in this many reads the least recently read prompt
 CPU_CHUNK = 128  # tokens per pass: on CPUs larger passes are not cheaper per token
 GPU_CHUNK = 512  # smaller passes leave the device idle
 

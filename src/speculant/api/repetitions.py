@@ -16,7 +16,7 @@ def max_repeats(pattern: str) -> int:
     """Return the maximum product of counts `{m,n}` along nested groups; 1 without counts.
 
     Also works on grammars, in which patterns appear among other text: anything that looks like a group is taken for
-        one.
+    one.
     """
     within = [1]  # by open group
     place, last = 0, 1  # last: count of the previous part

@@ -1,7 +1,7 @@
-"""From a prompt and its options to a request that is ready to be decoded.
+"""Prepares a request for decoding from a prompt and its options.
 
-transformers' own `generate` does the preparation (configs, processors, criteria, cache) and is stopped where its
-decoding loop would start; what it prepared is checked for what this loop can honour.
+transformers' own `generate` does the preparation (configs, processors, criteria, cache) and is stopped before its
+decoding loop; the result is checked for what our loop supports.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestOptions
 from speculant.registry import METHODS, find_method
 
-WATCHED_CHUNK = 128  # rows of a prompt whose logits, V floats each, are held at a time
-DRAFTING_STREAM = 1  # the spawn key of drafters' random numbers, apart from the sampler's
+WATCHED_CHUNK = 128  # maximum prompt rows whose logits, V floats each, are kept at a time
+DRAFTING_STREAM = 1  # spawn key of drafters' random numbers, separate from the sampler's
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor | Mapping[str, Any]
@@ -48,19 +48,19 @@ class Preparation:
         """Take the parts that all requests share.
 
         Args:
-            engine: runs the model.
+            engine: engine of the model.
             tokenizer: the model's, or None.
-            method: the drafting method's name, for the records.
-            processor: the model's, for images and other media; or None.
+            method: the drafting method's name, for records.
+            processor: the model's processor for images and other media; or None.
         """
         self._engine, self._tokenizer, self._method, self._processor = engine, tokenizer, method, processor
         self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
-        heads = method in METHODS and bool(find_method(method).heads)  # which read the states of every row
+        heads = method in METHODS and bool(find_method(method).heads)  # heads read the states of every row
         placeholders = media_tokens(engine.whole.config) if engine.capabilities.media and not heads else {}
         self._unread = [token for ids in placeholders.values() for token in ids]
 
     def request(self, prompt: Prompt, asked: RequestOptions) -> Generation:
-        """Return a request, not begun yet.
+        """Prepare a request; its decoding has not started.
 
         Args:
             prompt: as in `Speculator.stream`.
@@ -68,7 +68,7 @@ class Preparation:
 
         Raises:
             PromptError: the prompt is empty or longer than the model's positions.
-            UnsupportedError, UsageError: an option cannot be honoured.
+            UnsupportedError, UsageError: an option is not supported or invalid.
         """
         options = dict(asked.generation)
         check_options(options, asked)
@@ -133,12 +133,12 @@ class Preparation:
         prediction: Sequence[int] | None = None,
         special: SpecialTokens = LEFT_OUT,
     ) -> Generation:
-        """Return the request of one row that `generate` prepared.
+        """Return the request for one row prepared by `generate`.
 
-        A constraint's mask and the bias come before the processors of transformers, in that order, as in vLLM.
+        A constraint's mask and the bias come before transformers' processors, in that order, as in vLLM.
 
         Raises:
-            UsageError: it is for another model.
+            UsageError: it belongs to another model.
             PromptError, UnsupportedError: it cannot be decoded.
         """
         engine = self._engine
@@ -157,7 +157,7 @@ class Preparation:
         if bias:
             first.append(LogitBias(bias, call.ids.device))
         call.processors = [*first, *call.processors]
-        known = undrafted or engine.capabilities.media  # all of its inputs
+        known = undrafted or engine.capabilities.media  # all of its inputs are supported
         plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=known)
         cache = engine.open_prepared(call, plain=undrafted)
         if not cache.unread:
@@ -201,20 +201,20 @@ class Preparation:
 
     @property
     def by_slot(self) -> bool:
-        """Whether the model takes positions by cache slot, so that padding counts."""
+        """Whether the model counts positions by cache slot, including padding."""
         return self._engine.capabilities.by_slot
 
     @property
     def reads_padding(self) -> bool:
-        """Whether padding in front of a row decides its text."""
+        """Whether padding in front of a row affects its text."""
         return self._engine.capabilities.reads_padding
 
     def drafts(self, call: Call) -> bool:
-        """Return whether drafts can be verified on what `generate` prepared."""
+        """Return whether drafts can be verified on a request prepared by `generate`."""
         return self._engine.capabilities.drafts and not self._engine.obstacle(call)
 
     def compile_constraint(self, constraint: Constraint, ends: Sequence[int] | None) -> CompiledConstraint:
-        """Return the constraint for texts that these tokens end, None for those of the model's generation config."""
+        """Compile a constraint for texts ended by these tokens; None for those in the model's generation config."""
         if ends is None:
             own = self._engine.model.generation_config.eos_token_id
             ends = [] if own is None else [own] if isinstance(own, int) else own
@@ -234,7 +234,7 @@ class Preparation:
         return ids
 
     def _encode(self, prompt: Prompt) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the ids Int64[1, T] of a prompt, and its other inputs where it has media."""
+        """Return the ids Int64[1, T] of a prompt, and its other inputs if it has media."""
         if isinstance(prompt, Mapping):
             inputs = check_inputs(prompt)
         elif _is_chat(prompt) and (has_media(prompt) or self._by_processor):
@@ -249,7 +249,7 @@ class Preparation:
 
     @property
     def _by_processor(self) -> bool:
-        """Whether the processor alone has a chat template, so that it encodes messages of text too."""
+        """Whether only the processor has a chat template, so that it also encodes text messages."""
         own = getattr(self._tokenizer, "chat_template", None)
         return not own and bool(getattr(self._processor, "chat_template", None))
 
@@ -287,20 +287,20 @@ class Preparation:
             raise PromptError(f"the prompt has {length} tokens, the model {positions} positions. Shorten it.")
 
     def _positions_taken(self, ids: torch.Tensor, padding: Any) -> int:
-        """Return how many positions a prompt takes: padding takes some where the model counts the rows of its cache."""
+        """Return how many positions a prompt takes; padding counts if the model counts cache rows."""
         return int(ids.shape[1]) if padding is None or self.by_slot else int(padding[0].sum())
 
     def _padding_read(self, call: Call) -> int:
-        """Return how many tokens in front of a prompt are padding that only moves positions; no drafter sees them."""
+        """Return the number of padding tokens in front of a prompt that only shift positions; hidden from drafters."""
         if call.padding is None or not self.by_slot:
             return 0
         return int(call.padding[0, call.start :].bool().int().argmax())
 
 
 def _read_by_drafters(call: Call, ids: torch.Tensor, unread: Sequence[int]) -> Int32:
-    """Return the text that drafts go on from, Int32[T]: what an encoder reads stands before the decoder's tokens.
+    """Return the text that drafts continue, Int32[T]: an encoder's input precedes the decoder's tokens.
 
-    Tokens `unread` stand for media, of which drafters see nothing; memories would learn that they repeat themselves.
+    Tokens `unread` are placeholders of media, hidden from drafters; memories would learn their repetition.
     """
     read = ids if call.source is None else torch.cat([call.source[0], ids])
     text = read.to(torch.int32).cpu().numpy().astype(np.int32)
@@ -322,8 +322,8 @@ def _generator(device: torch.device, seed: int) -> torch.Generator:
 def _drafting_seed(seed: int | None) -> np.random.SeedSequence:
     """Return the seed of a request's drafter.
 
-    It is derived, so that drafts never share a random stream with acceptance. Where the request draws from torch's
-    default stream, it follows from that stream's state, which differs from request to request.
+    It is derived, so that drafts never share a random stream with acceptance. If the request uses torch's default
+    stream, the seed follows from that stream's state, which differs between requests.
     """
     if seed is None:
         state = torch.get_rng_state().numpy().tobytes()

@@ -77,7 +77,7 @@ def measure_step_cost(
     """Time passes over drafts of up to `maximum` nodes.
 
     Sizes alternate, rising and falling: every pass follows one of similar size, as in decoding. A plain pass that
-        always followed the largest one would be timed with cold caches.
+    always followed the largest one would be timed with cold caches.
 
     Args:
         engine: engine of the model.

@@ -1,4 +1,4 @@
-"""What `--add-model` and `--lora` of `speculant serve` name: checked before the first model is loaded, loaded later."""
+"""The models named by `--add-model` and `--lora` of `speculant serve`: checked before the first loads, loaded later."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 def find_further_models(
     loading: ModelOptions, drafting: DraftingOptions, serving: ServingOptions, *, name: str
 ) -> list[FurtherModel]:
-    """Return the further models of a server, which their configs and the adapters' weights show to be loadable.
+    """Return the further models of a server, checked by their configs and the adapters' weights.
 
     Args:
         loading, drafting, serving: the server's options.
-        name: of the first model.
+        name: name of the first model.
 
     Raises:
         UsageError: two models have the same name, or options do not apply.
-        SpeculantError: a model or an adapter is not there, or does not fit.
+        SpeculantError: a model or an adapter does not exist, or does not fit.
     """
     models, adapters = split_named(serving.add_models), split_named(serving.loras)
     if not models and not adapters:
@@ -76,11 +76,11 @@ def find_further_models(
 
 
 def drafting_of(drafting: DraftingOptions, *, adapter: bool) -> DraftingOptions:
-    """Return how a further model drafts: without what was made for the first, such as heads and draft models.
+    """Return the drafting options of a further model, without those specific to the first: heads, draft models.
 
     Args:
-        drafting: how the first one does.
-        adapter: whether it is that one with an adapter, so that bases of its tokenizer fit.
+        drafting: options of the first model.
+        adapter: whether it is the first model with an adapter, so that bases for its tokenizer fit.
     """
     named = drafting.method is not None and (
         drafting.method == "none" or drafts_from_text(find_method(drafting.method))
@@ -97,7 +97,7 @@ def _check_base(loading: ModelOptions) -> None:
     """Check that adapters can be merged into a model.
 
     Raises:
-        UnsupportedError: its weights are quantised.
+        UnsupportedError: the model's weights are quantised.
     """
     quantised = is_gguf_model(loading.model) or loading.quantize is not None
     if quantised or getattr(load_config(find_model(loading.model)), "quantization_config", None) is not None:
@@ -114,6 +114,6 @@ def _size(loading: ModelOptions) -> int:
 def _load(
     loading: ModelOptions, drafting: DraftingOptions, texts: int, adapter: str | None, threads: int
 ) -> tuple[Speculator, Any]:
-    """Load a model as `FurtherModel.load` does."""
+    """Load a model; see `FurtherModel.load`."""
     loaded = load_speculator(replace(loading, threads=threads), drafting, texts=texts, adapter=adapter)
     return loaded.speculator, loaded.settings

@@ -134,7 +134,7 @@ class Pace:
         """Estimated seconds until the end; None if the total is unknown, or too little is done.
 
         Work before the first unit, such as compiling, is excluded once enough units have followed: a tenth of all
-            units, or units for `STEADY` seconds, determine the pace.
+        units, or units for `STEADY` seconds, determine the pace.
         """
         if self.total is None or self._first is None or self.done <= self._found:
             return None

@@ -1,4 +1,4 @@
-"""`speculant train`: heads and draft models that draft for a model, trained on what it writes."""
+"""`speculant train`: trains heads and draft models on texts that their target writes."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 from speculant.training.settings import TrainSettings
 
 DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", "temperature", "opening", "new_tokens")
-HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths in one
+HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths at once
 
 
 class TrainCommand(Command):
-    """The command, whose --data takes all values up to the next option.
+    """The command, with --data taking all values up to the next option.
 
     Attributes:
-        without: parameters of `train` that it does not have.
+        without: parameters of `train` that this command lacks.
     """
 
     lists = ("--data", "--before")
     without: ClassVar[Sequence[str]] = DRAFT_ONLY
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of this kind."""
+        """Return the options for this kind."""
         return [param for param in super().get_params(ctx) if param.name not in self.without]
 
 
 class DraftModelCommand(TrainCommand):
-    """The command of draft models."""
+    """The command for draft models."""
 
     without = HEADS_ONLY
 
@@ -106,7 +106,7 @@ def train(
     files: Annotated[dict[str, Any], Take(Files)],
     given: Annotated[dict[str, Any], Take(TrainSettings)],
 ) -> int:
-    """Load, train, write."""
+    """Load the data and the model, train, write the result."""
     from speculant.cli.loading import check_named, load, model_name, model_title
     from speculant.cli.terminal import importing, say
     from speculant.cli.train_progress import show_training
@@ -178,10 +178,10 @@ def train(
 
 
 def check_data(paths: Sequence[str]) -> None:
-    """Check before anything is loaded that the files and folders of texts are there.
+    """Check that the files and folders of texts exist, before anything is loaded.
 
     Raises:
-        FileError: one is not.
+        FileError: one does not.
     """
     for path in paths:
         if not Path(path).exists():
@@ -189,10 +189,10 @@ def check_data(paths: Sequence[str]) -> None:
 
 
 def head_options(kind: TrainingKind, given: Sequence[str]) -> dict[str, Any]:
-    """Return the options of new heads that "name=value" texts set.
+    """Parse "name=value" texts into options of new heads.
 
     Raises:
-        UsageError: there is no such option, or the value is of another type.
+        UsageError: there is no such option, or the value has the wrong type.
     """
     from speculant.cli.settings import Setting, parse
 

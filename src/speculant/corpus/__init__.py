@@ -1,1 +1,1 @@
-"""Texts for memories and bases: where they are, how they are read and encoded, and what is built from them."""
+"""Texts for memories and bases: finding, reading and encoding them, and building from them."""

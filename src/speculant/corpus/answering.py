@@ -1,7 +1,7 @@
-"""A model answers prompts, over and over, until there are as many tokens as a base is to be made of.
+"""Lets a model answer prompts repeatedly until there are enough tokens for a base.
 
-Prompts come in an order of their own in each turn. Answers are sampled, so that a prompt that comes again is answered
-otherwise; greedily decoded, all are asked once. Drafting is on, and what was answered drafts what is being answered.
+Each pass over the prompts has its own order. Answers are sampled, so that a repeated prompt is answered differently;
+with greedy decoding, each prompt is used once. Drafting is on, and earlier answers serve as drafts for later ones.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweringSettings:
-    """How prompts are answered, and until when.
+    """How prompts are answered, and for how long.
 
     Attributes:
-        tokens: of all answers in the file; None for as many as come.
-        seconds: of this run; None for any time.
-        batch: requests decoded together.
-        repeat: whether prompts come again, which is for sampled answers.
-        seed: of the order of prompts; request i draws its answer with seed + i.
-        options: of `Speculator.stream`, without a seed.
+        tokens: tokens of all answers in the file; None for no limit.
+        seconds: duration of this run; None for no limit.
+        batch: number of requests decoded together.
+        repeat: whether prompts are repeated, for sampled answers.
+        seed: seed of the order of prompts; request i samples its answer with seed + i.
+        options: options of `Speculator.stream`, without a seed.
     """
 
     tokens: int | None
@@ -51,19 +51,19 @@ def answer_prompts(
     advance: Callable[[int], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Answer prompts and append what was answered, at the end or an interrupt also what was not finished.
+    """Answer prompts and append the answers; at the end or an interrupt, also unfinished ones.
 
     Args:
-        speculator: answers.
+        speculator: the answering speculator.
         prompts: token ids.
-        answers: takes the answers; the requests go on where it ends.
-        settings: how, and until when.
-        advance: takes how many more tokens were written.
+        answers: file of the answers; requests continue where it ends.
+        settings: how to answer, and for how long.
+        advance: called with the number of further tokens written.
         clock: returns seconds.
 
     Raises:
         FileError: the answers cannot be written.
-        Exception: what a request failed with; the answers so far are kept.
+        Exception: the error of a failed request; the answers so far are kept.
     """
     end = None if settings.seconds is None else clock() + settings.seconds
     held, asked = answers.tokens, _requests(prompts, answers.place, settings)
@@ -97,10 +97,10 @@ def fitting_prompts(prompts: Sequence[Sequence[int]], positions: int | None) -> 
 
     Args:
         prompts: token ids.
-        positions: of the model; None if they are not bounded.
+        positions: positions of the model; None for no limit.
 
     Raises:
-        PromptError: none does.
+        PromptError: no prompt does.
     """
     fitting = [ids for ids in prompts if len(ids) and (positions is None or 2 * len(ids) <= positions)]
     if not fitting:
@@ -116,7 +116,7 @@ def _append(answers: AnswerFile, generation: Generation, place: int, prompt: Seq
 def _requests(
     prompts: Sequence[Sequence[int]], begin: int, settings: AnsweringSettings
 ) -> Iterator[tuple[int, Sequence[int]]]:
-    """Yield requests with their places, from one on: all prompts in a drawn order, then in another one."""
+    """Yield requests with their numbers, starting from one: all prompts in a random order, then in another one."""
     turn, place = divmod(begin, len(prompts))
     while settings.repeat or not turn:
         order = np.random.default_rng((settings.seed, turn)).permutation(len(prompts))

@@ -1,8 +1,8 @@
-"""The answers that a model has written for a base: a .jsonl file that grows by a row for each, and is never rewritten.
+"""The answers that a model has written for a base: an append-only .jsonl file with a row for each.
 
 A row is {"prompt_ids", "output_ids", "place", "tokenizer"}: token ids as the model read and wrote them, which is also a
-row of a corpus and of recorded answers; which request it was; and the fingerprint of the tokenizer. An interrupted run
-goes on behind the last row.
+valid row for a corpus and for recorded answers; the number of the request; and the fingerprint of the tokenizer. An
+interrupted run continues after the last row.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from speculant.core.errors import FileError, UsageError
 
 
 class AnswerFile:
-    """The file, open for more rows.
+    """The file, open for appending.
 
     Attributes:
-        path: of the file.
-        rows, tokens: that it holds; tokens are those of the answers, without prompts.
-        place: of the next request.
+        path: path of the file.
+        rows, tokens: number of rows, and of answer tokens without prompts.
+        place: number of the next request.
     """
 
     def __init__(self, path: Path, *, tokenizer: str) -> None:
-        """Open a file, or begin one.
+        """Open or create a file.
 
         Args:
-            path: of the file. A row that was cut off by the end of a process is removed.
+            path: path of the file. A row truncated when a process ended is removed.
             tokenizer: the fingerprint of the tokenizer.
 
         Raises:
-            UsageError: it holds something else, or answers of another tokenizer.
+            UsageError: it has other contents, or answers of another tokenizer.
             FileError: it cannot be read or written.
         """
         self.path, self._tokenizer = path, tokenizer
@@ -81,14 +81,14 @@ class AnswerFile:
         self.place = max(self.place, place + 1)
 
     def close(self) -> None:
-        """Close the file; one that holds nothing is removed."""
+        """Close the file; an empty one is removed."""
         self._file.close()
         if not self.rows:
             self.path.unlink(missing_ok=True)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return a row of such a file, None for other lines."""
+    """Parse a row of such a file; None for other lines."""
     try:
         row: dict[str, Any] = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """`speculant corpus build --kind mix-base`: reads sources of any size in bounded memory and builds a frozen base.
 
-Documents go to a `BaseBuilder`, which keeps them on disk, in a work folder beside the output. There the position within
-the sources and the builder's state are stored at intervals, so that the same command continues after an interruption.
+Documents go to a `BaseBuilder`, which keeps them on disk, in a work folder next to the output. The position in the
+sources and the builder's state are stored there at intervals, so that the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from speculant.drafters.mix.base_builder import BaseBuilder
 
 INTERVAL = 10.0  # seconds between two stored states
-SCORES_SHARE = 4  # a network takes at most this part of the file
-HEADER = 4096  # bytes of the file around its lines, without what is noted of the sources
+SCORES_SHARE = 4  # a network takes at most 1 / SCORES_SHARE of the file
+HEADER = 4096  # bytes of the file besides its lines and the description of the sources
 
 
 @dataclass(slots=True)
 class Position:
-    """How far the sources were read.
+    """The reading position in the sources.
 
     Attributes:
-        source, file, place: the last row that was learned; what is read next comes after it.
-        tallies: of each source: documents and tokens that were learned, documents that were excluded.
-        left_out: files and rows that could not be used.
-        refused: conversations that the chat template did not take.
+        source, file, place: the last learned row; reading continues after it.
+        tallies: for each source: documents and tokens learned, documents excluded.
+        left_out: unusable files and rows.
+        refused: conversations that the chat template rejected.
         builder: the builder's state.
     """
 
@@ -58,16 +58,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSummary:
-    """What a base that was built holds.
+    """A summary of a built base.
 
     Attributes:
-        tokens: of its texts.
-        sources: what its header says of each.
-        entries: successors that it holds.
-        lacking, surplus: successors that were left out, in full lines and beyond 16 a context.
+        tokens: number of tokens of its texts.
+        sources: header entry of each source.
+        entries: number of successors.
+        lacking, surplus: successors omitted because lines were full, and beyond 16 per context.
         size: bytes of the file.
-        network: tokens that have vectors of their own, and its bytes; None if there is none.
-        refused: conversations that the chat template did not take.
+        network: number of tokens with their own vectors, and its bytes; None if there is none.
+        refused: conversations that the chat template rejected.
     """
 
     tokens: int
@@ -90,20 +90,20 @@ def build_base(
     console: Console,
     restart: bool = False,
 ) -> BuildSummary:
-    """Build a base, or continue to, and write it.
+    """Build a base, continuing unfinished work, and write it.
 
     Args:
-        path: of the base.
+        path: path of the base.
         sources: its texts.
-        tokenizer: of the model that the base is for.
-        settings: how it is built.
-        rejected: takes what cannot be used.
+        tokenizer: tokenizer of the base's model.
+        settings: settings of the base.
+        rejected: receives what cannot be used.
         console: shows messages and progress.
-        restart: whether unfinished work is dropped.
+        restart: whether to drop unfinished work.
 
     Raises:
-        UsageError: the sources hold no text, or the unfinished work for this output is of another command.
-        FileError: a source cannot be read any more, or the disk is full. The work is kept.
+        UsageError: the sources have no text, or the unfinished work for this output is from another command.
+        FileError: a source can no longer be read, or the disk is full. The work is kept.
     """
     from speculant.drafters.mix.base import write_base
     from speculant.drafters.mix.base_builder import BaseBuilder
@@ -165,7 +165,7 @@ def build_base(
 
 
 class Reading:
-    """Moves what sources hold into a builder."""
+    """Reads the contents of sources into a builder."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Reading:
         self._saved = time.monotonic()
 
     def run(self, position: Position, vocabulary: int) -> None:
-        """Read the sources from a position on, and store positions at intervals and at the end.
+        """Read the sources from a position on, storing positions at intervals and at the end.
 
         Raises:
             FileError: a source cannot be read, or the disk is full.
@@ -229,10 +229,10 @@ class Reading:
 def read_excluded_texts(
     paths: Sequence[Path], tokenizer: Any, reject: Callable[[str], object], console: Console
 ) -> Exclusions | None:
-    """Return the exclusions of files; None without files.
+    """Read the exclusions of files; None without files.
 
     Raises:
-        UsageError: the files hold no text that is long enough.
+        UsageError: the files have no text that is long enough.
         FileError: one cannot be read.
     """
     if not paths:
@@ -248,19 +248,19 @@ def read_excluded_texts(
 
 
 def bytes_before(sources: Sequence[TextSource], position: Position) -> int:
-    """Return the bytes of the files that are read already."""
+    """Return the bytes of the files that have been read."""
     before = [file.size for source in sources[: position.source] for file in source.files]
     here = [file.size for source in sources[position.source : position.source + 1] for file in source.files]
     return sum(before) + sum(here[: position.file])
 
 
 def size_of(numbered: tuple[int, CorpusRow]) -> int:
-    """Return how much a row of a source holds, in characters or ids."""
+    """Return the size of a source's row, in characters or ids."""
     return 1 + sum(map(len, numbered[1].documents))
 
 
 def without_blanks(row: CorpusRow) -> CorpusRow:
-    """Return a row without the documents that hold no text."""
+    """Return a row without its blank documents."""
     kept = [each for each in row.documents if each and not (isinstance(each, str) and each.isspace())]
     return row if len(kept) == len(row.documents) else replace(row, documents=kept, chat=row.chat if kept else None)
 
@@ -274,7 +274,7 @@ def without_tokens(position: Position) -> str:
 
 
 def described(settings: BaseSettings, sources: Sequence[TextSource], position: Position) -> dict[str, Any]:
-    """Return what the header of a base says of its texts."""
+    """Return the header's description of a base's texts."""
     origins: list[dict[str, Any]] = []
     for source, tally in zip(sources, position.tallies, strict=True):
         origins.append({"name": source.name, "weight": source.weight, **tally})

@@ -1,4 +1,4 @@
-"""The plan of a base: what decides whether a command continues the unfinished work of an earlier one."""
+"""The plan of a base, which decides whether a command continues the unfinished work of an earlier one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SOURCES, FILES, EXCLUDED = "the sources", "the files", "the excluded files"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseSettings:
-    """What a base is built with.
+    """The settings of a base.
 
     Attributes:
         tokenizer: the fingerprint of the tokenizer.
         template: its chat template; None if it has none.
         vocabulary: V, the number of token ids.
-        budget: bytes that the file may take.
-        exclude: files whose texts it must not hold.
-        license: of the texts, in the builder's words; None if it was not named.
-        source: where they are from, likewise.
+        budget: maximum bytes of the file.
+        exclude: files whose texts must not be included.
+        license: license of the texts, in the builder's words; None if not given.
+        source: their origin, likewise.
     """
 
     tokenizer: str
@@ -40,7 +40,7 @@ class BaseSettings:
 
 
 def make_plan(settings: BaseSettings, sources: Sequence[TextSource]) -> dict[str, Any]:
-    """Return everything that the result depends on, as JSON; what can be long is kept as a list of [name, ...].
+    """Return everything that affects the result, as JSON; long items are lists of [name, ...].
 
     Raises:
         FileError: an excluded file cannot be read.
@@ -63,17 +63,17 @@ def make_plan(settings: BaseSettings, sources: Sequence[TextSource]) -> dict[str
 def open_work(
     output: Path, settings: BaseSettings, sources: Sequence[TextSource], *, restart: bool
 ) -> tuple[WorkFolder, list[TextSource], dict[str, Any] | None]:
-    """Return the work folder, the sources to read, and the state to continue from; None at the beginning.
+    """Return the work folder, the sources to read, and the state to continue from; None at the start.
 
     Args:
         output: the base to build.
-        settings: what it is built with.
-        sources: as they are now. A dataset is read on at the revision at which it was begun.
-        restart: whether earlier unfinished work is dropped.
+        settings: settings of the base.
+        sources: the current sources. A dataset continues at the revision at which it was started.
+        restart: whether to drop earlier unfinished work.
 
     Raises:
-        UsageError: the folder holds the work of another command, or on files that have changed since, or another
-            process is building the base.
+        UsageError: the folder has the work of another command, or of files that have changed since, or another process
+            is building the base.
         FileError: it cannot be written, or an excluded file cannot be read.
     """
     plan = make_plan(settings, sources)

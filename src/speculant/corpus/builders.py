@@ -1,4 +1,4 @@
-"""What `speculant corpus build` makes of texts: tri-gram tables, contexts, suffix arrays and automata, ranked ids."""
+"""The outputs of `speculant corpus build`: tri-gram tables, contexts, suffix arrays and automata, ranked ids."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from speculant.core.drafter import Drafter
     from speculant.drafters.suffix.sam import SamDrafter
 
-RANKS = (1024, 4096, 8192, 16384, 32768, 65536)  # of a ranking, how many tokens of the texts these ids are is printed
+RANKS = (1024, 4096, 8192, 16384, 32768, 65536)  # the share of tokens covered by these ranks is printed
 
 
 class Builder(Protocol):
-    """Takes the documents of a corpus."""
+    """Receives the documents of a corpus."""
 
     tokens: int
 
     def add(self, ids: Any) -> None:
-        """Take a document of ids, Int[T]."""
+        """Add a document of ids, Int[T]."""
 
 
 def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Count tri-grams, write their table, and return what to print of it.
+    """Count tri-grams, write their table, and return the lines to print about it.
 
     Raises:
-        UsageError: the texts hold none.
+        UsageError: the texts have none.
         FileError: the table cannot be written.
     """
     from speculant.drafters.aded.corpus import TrigramCounter, count_trigrams
@@ -55,7 +55,7 @@ def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, voc
 
 
 class Documents:
-    """Has a history learn documents."""
+    """Teaches documents to a history."""
 
     def __init__(self, drafter: SamDrafter) -> None:
         self.tokens = 0
@@ -70,7 +70,7 @@ class Documents:
 
 
 class Prompts:
-    """Has a drafter learn documents as if they were prompts."""
+    """Teaches documents to a drafter as prompts."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.tokens = 0
@@ -87,10 +87,10 @@ class Prompts:
 
 
 def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Learn the contexts that `mix` looks up, write them, and return what to print of it.
+    """Learn the contexts that `mix` looks up, write them, and return the lines to print about them.
 
     Raises:
-        UsageError: the texts hold none.
+        UsageError: the texts have none.
         FileError: the memory cannot be written.
     """
     from speculant.drafters.mix.drafter import MixDrafter
@@ -106,12 +106,12 @@ def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
 
 
 def build_automaton(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Learn documents into the suffix automata of `sam`, write them, and return what to print of it.
+    """Learn documents into the suffix automata of `sam`, write them, and return the lines to print about them.
 
-    Of texts that exceed the limit of a memory, the latest are kept.
+    If the texts exceed the memory limit, the latest are kept.
 
     Raises:
-        UsageError: the texts hold none.
+        UsageError: the texts have none.
         FileError: the memory cannot be written.
     """
     from speculant.drafters.suffix.sam import SamDrafter
@@ -131,10 +131,10 @@ def build_automaton(read: Callable[[Builder], None], path: Path, tokenizer: Any,
 
 
 def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Sort suffixes, write them, and return what to print of them; sorted blocks wait in a folder beside the file.
+    """Sort suffixes, write them, and return the lines to print; sorted blocks are kept in a folder next to the file.
 
     Raises:
-        UsageError: the texts hold none.
+        UsageError: the texts have none.
         FileError: the disk is full.
     """
     from speculant.drafters.suffix.array import SuffixArrayBuilder
@@ -163,7 +163,7 @@ class TokenCounter:
     """Counts the tokens of documents.
 
     Attributes:
-        counts: Int64[V], by token id.
+        counts: Int64[V], counts by token id.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -180,9 +180,9 @@ class TokenCounter:
 
 
 def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, vocabulary: int) -> list[str]:
-    """Write the token ids of texts as a JSON list, the most frequent first, and return what to print of it.
+    """Write the token ids of texts as a JSON list, most frequent first, and return the lines to print about it.
 
-    The end of a text comes first: no document has it, and every answer ends with it.
+    The end-of-text token comes first: it occurs in no document, but ends every answer.
 
     Raises:
         UsageError: the texts are empty.
@@ -212,7 +212,7 @@ def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, v
 
 
 def feed(builder: Builder, documents: Iterable[Document], tokenizer: Any) -> None:
-    """Add documents to a builder; texts are tokenised as prompts are, many at a time."""
+    """Add documents to a builder; texts are tokenised like prompts, many at a time."""
     for batch in batches(documents, len):
         texts = [document for document in batch if isinstance(document, str)]
         for ids in tokenizer(texts)["input_ids"] if texts else []:

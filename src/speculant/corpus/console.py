@@ -1,4 +1,4 @@
-"""How long work on a corpus tells what it is doing; the command line's terminal is one."""
+"""The interface by which long corpus work reports its progress, implemented by the command line's terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Console(Protocol):
-    """Where messages and progress go."""
+    """Shows messages and progress."""
 
     def say(self, message: str) -> None:
         """Show a message."""
@@ -16,11 +16,11 @@ class Console(Protocol):
     def progress(
         self, what: str, total: int | None, unit: str, *, done: int = 0
     ) -> AbstractContextManager[Callable[[int], object]]:
-        """Show the progress of some work; the context takes how many more units are done.
+        """Show the progress of some work; the context yields a function for the number of further units done.
 
         Args:
-            what: the work.
-            total: units in all; None if that is not known.
-            unit: "bytes", or the plural of what is counted.
-            done: units that an earlier run has done.
+            what: description of the work.
+            total: total number of units; None if unknown.
+            unit: "bytes", or the plural of the units.
+            done: number of units done by an earlier run.
         """

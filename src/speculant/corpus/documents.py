@@ -1,4 +1,4 @@
-"""The files of a corpus, read piece by piece: text, JSON lines and JSON lists, compressed by gzip or not."""
+"""Reads the files of a corpus piece by piece: text, JSON lines and JSON lists, optionally compressed by gzip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEPARATOR = b"<|endoftext|>"
 LONGEST = 4 << 20
 LONGEST_ROW = 64 << 20
 SNIFFED = 1 << 16
-MAX_FOREIGN = 0.1  # share of characters that are no UTF-8, up to which a file counts as text
+MAX_FOREIGN = 0.1  # maximum share of non-UTF-8 characters in a text file
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 Advance = Callable[[int], object]
@@ -27,7 +27,7 @@ Reject = Callable[[str], object]
 
 
 def why_no_text(path: Path) -> str:
-    """Return why a file holds no text: "is empty", "is binary" or "is damaged"; empty if it may hold some.
+    """Return why a file has no text: "is empty", "is binary" or "is damaged"; empty if it may have some.
 
     Raises:
         FileError: it cannot be read.
@@ -50,10 +50,10 @@ def read_rows(path: Path, *, vocabulary: int, advance: Advance, reject: Reject, 
 
     Args:
         path: see `read_values`.
-        vocabulary: ids must be below.
-        advance: is given how many bytes of the file were read.
-        reject: is given file, place and reason of each row that cannot be used.
-        skip: rows up to this place are left out.
+        vocabulary: upper bound of ids.
+        advance: called with the number of bytes read.
+        reject: called with file, place and reason of each unusable row.
+        skip: rows up to this place are skipped.
 
     Raises:
         FileError: the file cannot be read.
@@ -66,15 +66,15 @@ def read_rows(path: Path, *, vocabulary: int, advance: Advance, reject: Reject, 
 
 
 def read_values(path: Path, *, advance: Advance, reject: Reject, skip: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file as JSON values, each with its place: the lines or entries read with it.
+    """Yield the rows of a file as JSON values, each with its place: the number of lines or entries read with it.
 
     Args:
-        path: .jsonl holds a row per line, .json a list of rows or one row. Every other file, and other JSON, is text,
-            cut into rows {"text"} by lines that hold only <|endoftext|>, a .txt file by every <|endoftext|>, and after
-            4 MB in any case, so that it need not fit into memory. Each may be compressed, as .jsonl.gz is.
-        advance: is given how many bytes of the file were read.
-        reject: is given file, place and reason of what is no JSON, and of a damaged end.
-        skip: rows up to this place are left out.
+        path: .jsonl has a row per line, .json a list of rows or one row. Every other file, and other JSON, is text,
+            split into rows {"text"} at lines that contain only <|endoftext|>, a .txt file at every <|endoftext|>, and
+            after 4 MB in any case, so that it need not fit into memory. Each may be compressed, as .jsonl.gz is.
+        advance: called with the number of bytes read.
+        reject: called with file, place and reason of invalid JSON, and of a damaged end.
+        skip: rows up to this place are skipped.
 
     Raises:
         FileError: the file cannot be read.
@@ -98,7 +98,7 @@ def read_values(path: Path, *, advance: Advance, reject: Reject, skip: int = 0) 
                         if place > skip:
                             yield place, value
                 else:
-                    # In code and markup the separator within a line is a quotation.
+                    # In code and markup a separator within a line is a quotation.
                     for place, text in _texts(file, advanced, within_lines=inner_suffix(path) == ".txt"):
                         if place > skip:
                             yield place, {"text": text}
@@ -110,7 +110,7 @@ def read_values(path: Path, *, advance: Advance, reject: Reject, skip: int = 0) 
 
 
 def inner_suffix(path: Path) -> str:
-    """Return a file's suffix without that of its compression."""
+    """Return a file's suffix, ignoring that of its compression."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
@@ -163,8 +163,8 @@ def _lines(
 
 
 def _texts(file: BinaryIO, advanced: Callable[[], None], *, within_lines: bool) -> Iterator[tuple[int, str]]:
-    """Yield documents with their places, which count lines, and separators within lines."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a long line may be cut within a character
+    """Yield documents with their places, which count lines plus separators within lines."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a long line may be split within a character
     lines: list[bytes] = []
     size = number = 0
     while line := file.readline(LONGEST):

@@ -1,4 +1,4 @@
-"""Token ids of the rows of a corpus: conversations by the chat template, and rows with excluded texts left out."""
+"""Encodes the rows of a corpus: conversations by the chat template, skipping rows with excluded texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRow:
-    """The ids of a row's documents, and whether it is left out since it shares an n-gram with an excluded text."""
+    """The ids of a row's documents, and whether it is skipped because it shares an n-gram with an excluded text."""
 
     documents: list[Ids]
     excluded: bool
@@ -25,19 +25,19 @@ class RowEncoder:
     """Encodes rows.
 
     Attributes:
-        refused: how many conversations the chat template did not take; their messages were documents of their own.
+        refused: number of conversations that the chat template rejected; their messages became separate documents.
     """
 
     def __init__(self, tokenizer: Any, *, vocabulary: int, exclusions: Exclusions | None = None) -> None:
-        """Take what the encoding depends on.
+        """Take the parameters of the encoding.
 
         Args:
-            tokenizer: with or without a chat template.
-            vocabulary: ids must be below.
-            exclusions: texts that no row may share an n-gram with; None for none.
+            tokenizer: a tokenizer, with or without a chat template.
+            vocabulary: upper bound of ids.
+            exclusions: texts with which no row may share an n-gram; None for none.
 
         Raises:
-            UnsupportedError: chat templates cannot be applied here.
+            UnsupportedError: chat templates cannot be rendered here.
         """
         self.refused = 0
         self._tokenizer, self._vocabulary, self._exclusions = tokenizer, vocabulary, exclusions
@@ -48,7 +48,7 @@ class RowEncoder:
     def encode(self, rows: Sequence[CorpusRow]) -> list[EncodedRow]:
         """Return the ids of rows.
 
-        With exclusions, the contents of messages are compared, without the words that a template puts around them.
+        With exclusions, the contents of messages are compared, without the template's own words.
 
         Raises:
             TokenizerError: the tokenizer returns ids beyond the vocabulary.
@@ -73,12 +73,12 @@ class RowEncoder:
             return None
         try:
             return str(self._tokenizer.apply_chat_template(list(chat), tokenize=False))
-        except Exception:  # templates may raise anything, for roles that they do not know or take in another order
+        except Exception:  # templates may raise anything for unknown roles or another order of roles
             self.refused += 1
             return None
 
     def _chat_ids(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of rendered conversations, begun once: most templates write the first token themselves."""
+        """Return the ids of rendered conversations, each with one begin token: most templates write it themselves."""
         start = self._tokenizer.bos_token
         begun = [start is not None and text.startswith(start) for text in texts]
         with_start = iter(self._ids([text for text, is_begun in zip(texts, begun, strict=True) if not is_begun]))
@@ -103,11 +103,11 @@ def check_templates(tokenizer: Any) -> None:
     """Check that chat templates can be rendered.
 
     Raises:
-        UnsupportedError: a package is missing for that.
+        UnsupportedError: a required package is missing.
     """
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
     except ImportError as error:
         raise UnsupportedError(f"the tokenizer's chat template needs the package jinja2: {error}") from error
     except Exception:
-        return  # a template may refuse this conversation and take others
+        return  # a template may reject this conversation and accept others

@@ -1,4 +1,4 @@
-"""Texts that a corpus must not hold, and what shares an n-gram of tokens with one of them (`--exclude`)."""
+"""Texts excluded from a corpus, with everything that shares an n-gram of tokens with them (`--exclude`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ID_NAMES = ("ids", "prompt_ids", "output_ids")
 class Exclusions:
     """The n-grams of excluded texts, in tokens of one tokenizer.
 
-    Ids are cut at special tokens, which templates put between messages, and n-grams of the template itself are not
-    compared: all conversations of a model share them.
+    Ids are split at special tokens, which templates put between messages, and n-grams of the template itself are
+    ignored: all conversations of a model share them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -28,7 +28,7 @@ class Exclusions:
 
     @property
     def length(self) -> int:
-        """Tokens of an n-gram."""
+        """The number of tokens per n-gram."""
         return self._ngrams.length
 
     def __len__(self) -> int:
@@ -47,13 +47,13 @@ class Exclusions:
         return any(map(self._ngrams.shares, self._parts(ids)))
 
     def drop_template(self) -> None:
-        """Forget the n-grams that the tokenizer's chat template writes by itself."""
+        """Drop the n-grams of the tokenizer's chat template itself."""
         if not getattr(self._tokenizer, "chat_template", None):
             return
         try:
             chat = [{"role": "user", "content": ""}]
             text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        except Exception:  # a template that takes no empty message; its words are compared then
+        except Exception:  # a template that rejects empty messages; its words are then compared
             return
         for part in self._parts(self._tokenizer(text, add_special_tokens=False)["input_ids"]):
             self._ngrams.remove(part)
@@ -71,13 +71,13 @@ class Exclusions:
 def read_exclusions(
     paths: Sequence[Path], tokenizer: Any, *, advance: Callable[[int], object], reject: Callable[[str], object]
 ) -> Exclusions:
-    """Return the exclusions of files: text, or rows of any form, of which every string and the token ids count.
+    """Read exclusions from files: text, or rows of any form, using every string and the token ids.
 
     Args:
-        paths: of the files.
-        tokenizer: of the corpus; ids in rows are taken to be its own, as in recordings of its model.
-        advance: is given how many bytes were read.
-        reject: is given the reason for what cannot be read.
+        paths: paths of the files.
+        tokenizer: tokenizer of the corpus; ids in rows are assumed to be its own, as in recordings of its model.
+        advance: called with the number of bytes read.
+        reject: called with the reason for what cannot be read.
 
     Raises:
         FileError: a file cannot be read.
@@ -93,7 +93,7 @@ def read_exclusions(
 
 
 def texts_of(value: Any) -> Iterator[str | list[int]]:
-    """Yield every string in a JSON value, and the token ids of rows that have some."""
+    """Yield every string in a JSON value, and the token ids of rows that have them."""
     match value:
         case str() if is_text(value):
             yield value

@@ -23,10 +23,10 @@ class HubDataset:
 
     Attributes:
         repository: "ORG/NAME".
-        configuration: for datasets that have several; None for the only one.
-        split: of the dataset.
-        revision: the commit that is read.
-        size: bytes of the split, as the hub counts them; None if it does not.
+        configuration: name, for datasets with several; None for the only one.
+        split: split of the dataset.
+        revision: the commit to read.
+        size: bytes of the split according to the hub; None if unknown.
     """
 
     repository: str
@@ -37,10 +37,10 @@ class HubDataset:
 
 
 def find_dataset(name: str) -> HubDataset:
-    """Return the dataset that `hf:ORG/NAME[/CONFIGURATION][:SPLIT]` names, as the hub has it now.
+    """Find the dataset named by `hf:ORG/NAME[/CONFIGURATION][:SPLIT]`, in its current revision.
 
     Raises:
-        UsageError: the name is of another form.
+        UsageError: the name has another form.
         UnsupportedError: the package `datasets` is not installed.
         FileError: there is no such dataset, or the hub cannot be reached.
     """
@@ -88,21 +88,21 @@ def read_dataset(
     """Yield the rows of a dataset.
 
     Args:
-        dataset: as found.
-        vocabulary: ids must be below.
-        advance: is given how many bytes of text were read.
-        reject: is given number and reason of each row that cannot be used.
-        skip: so many rows are left out.
+        dataset: a found dataset.
+        vocabulary: upper bound of ids.
+        advance: called with the number of bytes of text read.
+        reject: called with number and reason of each unusable row.
+        skip: number of rows to skip.
 
     Raises:
-        FileError: the hub cannot be reached any more.
+        FileError: the hub can no longer be reached.
     """
     name = f"{PREFIX}{dataset.repository}"
     with _explain_errors(dataset.repository):
         rows = _open(dataset.repository, dataset.configuration, dataset.split, dataset.revision)
         places = iter(rows.skip(skip) if skip else rows)
     for place in range(skip + 1, 1 << 62):
-        with _explain_errors(dataset.repository):  # around the network alone, not around what is done with a row
+        with _explain_errors(dataset.repository):  # around network access only, not around the use of rows
             value = next(places, None)
         if value is None:
             return
@@ -123,7 +123,7 @@ def _open(repository: str, configuration: str | None, split: str, revision: str)
 
 @contextmanager
 def _explain_errors(repository: str) -> Iterator[None]:
-    """Turn whatever the hub's packages raise into an error with its reason and the way out."""
+    """Convert any exception of the hub's packages to an error with its reason and a remedy."""
     try:
         yield
     except Exception as error:  # HTTP, the file formats of datasets and their scripts fail in many ways

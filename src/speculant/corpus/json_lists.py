@@ -1,4 +1,4 @@
-"""Reads a list of JSON objects one after the other, so that the file need not fit into memory."""
+"""Reads a list of JSON objects one at a time, so that the file need not fit into memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BETWEEN = " \t\r\n,"
 def read_entries(
     file: BinaryIO, advanced: Callable[[], None], reject: Callable[[str], object]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the entries of a list, or one value that is none, each with its number from 1.
+    """Yield the entries of a list, or a value that is not a list, each with its number from 1.
 
     Args:
-        file: UTF-8; what is not is replaced.
-        advanced: is called when more of the file was read.
-        reject: is given the reason if the rest cannot be read.
+        file: UTF-8 file; invalid bytes are replaced.
+        advanced: called when more of the file was read.
+        reject: called with the reason if the rest cannot be read.
     """
     decoder, parser = codecs.getincrementaldecoder("utf-8-sig")("replace"), json.JSONDecoder()
     text, at, number, ended = "", 0, 0, False
@@ -55,7 +55,7 @@ def read_entries(
                 reason = f"not JSON ({error.msg})" if ended else f"longer than {LONGEST >> 20} MB"
                 reject(f"entry {number + 1} is {reason}; the rest is left out.")
                 return
-            read(max(CHUNK, len(text) - at))  # twice as much, so that long entries are not parsed many times
+            read(max(CHUNK, len(text) - at))  # doubles, so that long entries are not parsed many times
             continue
         number += 1
         yield number, value

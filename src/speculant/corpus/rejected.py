@@ -1,4 +1,4 @@
-"""What of a corpus cannot be used: shown for the first files and rows, counted for all."""
+"""Reports unusable parts of a corpus: shown for the first files and rows, counted for all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Rejected:
     """Shows why the first files and rows cannot be used, and counts them all.
 
     Attributes:
-        count: how many there were.
+        count: number of unusable files and rows.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
-        """Begin with none.
+        """Start with none.
 
         Args:
             say: shows a message.
@@ -23,7 +23,7 @@ class Rejected:
         self.count, self._say = 0, say
 
     def __call__(self, message: str) -> None:
-        """Take a message."""
+        """Receive a message."""
         self.count += 1
         if self.count <= MAX_SHOWN:
             self._say(f"warning: {message}")

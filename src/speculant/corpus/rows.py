@@ -1,4 +1,4 @@
-"""The rows of a corpus: what is learned of a row of JSON, and which rows are conversations."""
+"""The rows of a corpus: what is learned from a JSON row, and which rows are conversations."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FORMS = (
 )
 PROMPTS = ("prompt", "instruction", "question")
 OUTPUTS = ("output", "response", "completion", "answer")
-SPEAKERS = {"human": "user", "gpt": "assistant"}  # in logs of ShareGPT's form
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # in logs in ShareGPT's format
 BATCH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusRow:
-    """What is learned of one row.
+    """The content learned from one row.
 
     Attributes:
-        documents: texts and token ids, each learned by itself.
-        chat: the same as messages, for tokenizers with a chat template; None if it is no conversation.
-        place: how much of the file was read with this row: lines, or entries of a list.
+        documents: texts and token ids, each learned separately.
+        chat: the same as messages, for tokenizers with a chat template; None if it is not a conversation.
+        place: position in the file after this row: lines, or entries of a list.
     """
 
     documents: list[Document]
@@ -36,23 +36,23 @@ class CorpusRow:
 
 
 def read_row(row: Any, *, vocabulary: int, place: int) -> CorpusRow:
-    """Return what is learned of a row.
+    """Return the content learned from a row.
 
     Raises:
-        ValueError: nothing can be learned of it.
+        ValueError: nothing can be learned from it.
     """
     return CorpusRow(documents=parse_row(row, vocabulary), chat=parse_chat(row), place=place)
 
 
 def parse_row(row: Any, vocabulary: int) -> list[Document]:
-    """Return the documents of a row; each message is one of its own.
+    """Return the documents of a row; each message is a separate one.
 
     Args:
-        row: of a form that `FORMS` describes.
-        vocabulary: ids must be below.
+        row: a row in one of the `FORMS`.
+        vocabulary: upper bound of ids.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it has none.
     """
     documents: list[Document]
     match row:
@@ -82,7 +82,7 @@ def parse_row(row: Any, vocabulary: int) -> list[Document]:
 
 
 def parse_chat(row: Any) -> list[Message] | None:
-    """Return the messages of a row whose documents are those of a conversation; None for other rows."""
+    """Return the messages of a conversation's row; None for other rows."""
     match row:
         case {"text": str()}:
             return None
@@ -100,7 +100,7 @@ def parse_chat(row: Any) -> list[Message] | None:
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Group items to about a megabyte; `size` returns how much an item takes."""
+    """Group items into batches of about a megabyte; `size` returns the size of an item."""
     batch: list[T] = []
     taken = 0
     for item in items:
@@ -114,7 +114,7 @@ def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 
 def _message(message: Any) -> tuple[str | None, str | None]:
-    """Return role and text of a message, None for what it lacks."""
+    """Return role and text of a message; None for missing ones."""
     match message:
         case {"content": str(text)} | {"value": str(text)}:
             pass
@@ -129,17 +129,17 @@ def _message(message: Any) -> tuple[str | None, str | None]:
 
 
 def _pair(row: dict[str, Any]) -> tuple[str, str] | None:
-    """Return prompt and output of a row of a data set; None if it lacks one of them."""
+    """Return prompt and output of a dataset row; None if one is missing."""
     prompt = next((row[name] for name in PROMPTS if isinstance(row.get(name), str)), None)
     output = next((row[name] for name in OUTPUTS if isinstance(row.get(name), str)), None)
     if prompt is None or output is None:
         return None
-    more = row.get("input") if "instruction" in row else None  # Alpaca's form
+    more = row.get("input") if "instruction" in row else None  # Alpaca's format
     return (f"{prompt}\n\n{more}" if isinstance(more, str) and more else prompt), output
 
 
 def is_text(text: str) -> bool:
-    """Return whether a string can be encoded; bytes that were no text arrive as lone surrogates."""
+    """Return whether a string can be encoded; non-text bytes arrive as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

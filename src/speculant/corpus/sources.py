@@ -19,7 +19,7 @@ MAX_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file, with its size in bytes and time of modification in nanoseconds, by which changes are detected."""
+    """A file, with its size in bytes and modification time in nanoseconds, to detect changes."""
 
     path: Path
     size: int
@@ -31,12 +31,12 @@ class TextSource:
     """One source.
 
     Attributes:
-        given: as the user named it, without the weight.
-        name: without the folders that lead to it, which are not to be stored in the base.
+        given: the user's name for it, without the weight.
+        name: name without leading folders, which must not be stored in the base.
         weight: how often its texts count.
-        files: in the order in which they are read; none for a dataset.
-        dataset: on the hub; None for files.
-        left_out: how many files of a folder are not read, by reason.
+        files: files in reading order; none for a dataset.
+        dataset: dataset on the hub; None for files.
+        left_out: number of skipped files of a folder, by reason.
     """
 
     given: str
@@ -48,20 +48,20 @@ class TextSource:
 
     @property
     def size(self) -> int | None:
-        """Bytes to read; None if that is not known."""
+        """The number of bytes to read; None if unknown."""
         return sum(file.size for file in self.files) if self.dataset is None else self.dataset.size
 
 
 def find_source(text: str, reject: Callable[[str], object]) -> TextSource:
-    """Return the source that `PATH`, `hf:ORG/NAME[:SPLIT]` or either with `@WEIGHT` names.
+    """Return the source named by `PATH`, `hf:ORG/NAME[:SPLIT]` or either with `@WEIGHT`.
 
     Args:
-        text: a path that exists as it stands is taken as it is.
-        reject: is given the reason why a single file is left out: it is empty or binary.
+        text: name of the source; an existing path is taken literally.
+        reject: called with the reason why a single file is skipped: it is empty or binary.
 
     Raises:
-        UsageError: the weight or the name is of another form.
-        UnsupportedError: a dataset was named, and the package for them is not installed.
+        UsageError: the weight or the name has another form.
+        UnsupportedError: a dataset is named, and the package for datasets is not installed.
         FileError: there is no such file or dataset, or it cannot be read.
     """
     given, weight = split_weight(text)
@@ -85,7 +85,7 @@ def split_weight(text: str) -> tuple[str, float]:
     """Return a source without its weight, and the weight: 1 if it has none.
 
     Raises:
-        UsageError: the weight is no number above 0, or too large.
+        UsageError: the weight is not a number above 0, or too large.
     """
     given, at, number = text.rpartition("@")
     if not at or not given or Path(text).exists():
@@ -100,9 +100,9 @@ def split_weight(text: str) -> tuple[str, float]:
 
 
 def list_folder(folder: Path) -> tuple[tuple[SourceFile, ...], Mapping[str, int]]:
-    """Return the text files below a folder, sorted by path, and how many others there are, by reason.
+    """Return the text files below a folder, sorted by path, and the number of other files, by reason.
 
-    Hidden files and folders are left out: they hold settings, histories and keys. Links to folders are not followed.
+    Hidden files and folders are skipped: they contain settings, histories and keys. Links to folders are not followed.
 
     Raises:
         FileError: the folder cannot be read.
@@ -130,7 +130,7 @@ def list_folder(folder: Path) -> tuple[tuple[SourceFile, ...], Mapping[str, int]
 
 
 def stamp(path: Path) -> SourceFile:
-    """Return a file with its size and when it was modified.
+    """Return a file with its size and modification time.
 
     Raises:
         FileError: it cannot be read.
@@ -154,12 +154,12 @@ def read_source(
     """Yield the rows of a source, each with the number of its file.
 
     Args:
-        source: as found.
-        vocabulary: ids must be below.
-        advance: is given how many bytes were read.
-        reject: is given the reason for each row that cannot be used.
+        source: a found source.
+        vocabulary: upper bound of ids.
+        advance: called with the number of bytes read.
+        reject: called with the reason for each unusable row.
         file: the first file to read.
-        skip: rows of that file up to this place are left out.
+        skip: rows of that file up to this place are skipped.
 
     Raises:
         FileError: it cannot be read.

@@ -1,6 +1,6 @@
-"""The folder of unfinished work beside an output: what is being built, and how far it is; one process at a time builds.
+"""The folder of unfinished work next to an output: its plan and progress; one process at a time builds it.
 
-A command that is interrupted and given again goes on from its last state. The plan, which never changes, shows whether
+An interrupted command that is given again continues from its last state. The plan, which never changes, shows whether
 it is the same command on the same files.
 """
 
@@ -23,12 +23,12 @@ class WorkFolder:
     """`.NAME.building`, locked until it is closed.
 
     Attributes:
-        path: of the folder.
-        data: of a folder in it, for temporary files.
+        path: path of the folder.
+        data: path of a folder in it, for temporary files.
     """
 
     def __init__(self, output: Path) -> None:
-        """Make the folder, or open it if there is one.
+        """Create the folder, or open an existing one.
 
         Args:
             output: the file that is being built.
@@ -57,7 +57,7 @@ class WorkFolder:
         return self._read(PLAN)
 
     def state(self) -> dict[str, Any] | None:
-        """Return how far the earlier work is; None if it has not come to a first state."""
+        """Return the progress of the earlier work; None if no state was stored."""
         return self._read(STATE)
 
     def begin(self, plan: Mapping[str, Any]) -> None:
@@ -76,15 +76,15 @@ class WorkFolder:
         self._write(PLAN, plan)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Store how far the work is, all or nothing.
+        """Store the progress of the work, all or nothing.
 
         Raises:
-            FileError: the disk is full; the last state remains.
+            FileError: the disk is full; the previous state remains.
         """
         self._write(STATE, state)
 
     def close(self) -> None:
-        """Unlock the folder, for other processes."""
+        """Unlock the folder for other processes."""
         os.close(self._lock)
 
     def remove(self) -> None:
@@ -119,9 +119,9 @@ class WorkFolder:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return in words what differs between two plans; empty if nothing does.
+    """Return a description of the difference between two plans; empty if there is none.
 
-    Plans are flat but for lists of [name, ...] and their values.
+    Plans are flat except for lists of [name, ...] and their values.
     """
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)

@@ -1,1 +1,1 @@
-"""Drafts for engines that call a drafter: what all of them share, and one file per engine. See docs/vllm.md."""
+"""Drafts for engines that call a drafter: the common part, and one file per engine. See docs/vllm.md."""

@@ -1,16 +1,16 @@
-"""One chain of a head's chain and a memory's tree, for engines that verify chains and show only a head's tokens.
+"""Merges a head's chain and a memory's tree into one chain, for engines that only verify chains and show head tokens.
 
-vLLM passes on which tokens its head drafted and nothing else: no probabilities, no hidden states. So both drafts are
-put into one tree; a token's probability, given that those before it were right, is a logistic function of what is known
-without the head: the memory's own probability of the token, or what it leaves for tokens that it does not know; whether
-both drafted it, one alone or each another one; and how often head and memory were right lately in this request. The
-path on which most tokens are expected to be accepted is drafted: the head's chain, the memory's, or the head's first
-tokens and what the memory knows behind them.
+vLLM passes on the tokens that its head drafted and nothing else: no probabilities, no hidden states. So both drafts are
+put into one tree. A token's probability, given that the previous ones were correct, is a logistic function of what is
+known without the head: the memory's own probability of the token, or the rest of it for tokens that it does not know;
+whether both drafted it, only one did, or each drafted a different one; and how often head and memory were recently
+correct in this request. The path with the most expected accepted tokens is drafted: the head's chain, the memory's, or
+the head's first tokens followed by the memory's continuation.
 
-Once the text has gone on, every candidate below a right token is compared with it, drafted or not, so the weights learn
-which draft would have been right as well as which was. SAM-Decoding (Hu et al. 2025, arXiv 2411.10666) chooses by a
-fixed threshold on the length of a match. The weights are those of all requests, learned by AdaGrad (Duchi et al. 2011).
-Where an engine passes a head's probabilities, `drafters.heads.united` uses them.
+Once the text has continued, every candidate below a correct token is compared with it, drafted or not, so the weights
+also learn from drafts that were not chosen. SAM-Decoding (Hu et al. 2025, arXiv 2411.10666) chooses by a fixed
+threshold on the match length. The weights are shared by all requests and learned by AdaGrad (Duchi et al. 2011). If an
+engine passes a head's probabilities, `drafters.heads.united` uses them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from speculant.core.tree import ROOT, DraftTree, Float64, Int32
 from speculant.drafters.models.mixture import MINIMUM, logit
 
-# Who drafted a token; "against" where the other drafted another one in its place.
+# Who drafted a token; "against" if the other drafted a different one in its place.
 BOTH, HEAD, HEAD_AGAINST, MEMORY, MEMORY_AGAINST = range(5)
-_FEATURES = 4  # of each group: 1, the memory's opinion, how often the head was right lately, how often the memory was
-_FIRST = np.array(  # about what is learned on stories and rewrites of the bundled model
+_FEATURES = 4  # per group: 1, the memory's logit, recent accuracies of head and memory (logits)
+_FIRST = np.array(  # approximately as learned on stories and rewrites of the bundled model
     [
         [1.5, 0.5, 0.3, 0.0],
         [0.5, 0.0, 0.6, 0.0],
@@ -35,8 +35,8 @@ _FIRST = np.array(  # about what is learned on stories and rewrites of the bundl
         [-0.8, 1.0, -0.3, 0.1],
     ]
 )
-_RATE = 0.1  # of learning
-_LATELY = 0.8  # how much of a share of right tokens is kept by each further token
+_RATE = 0.1  # learning rate
+_LATELY = 0.8  # decay of the recent accuracy per token
 _PRIOR = 0.6
 
 
@@ -45,10 +45,10 @@ class ChainCandidates:
     """The head's chain and the memory's tree in one tree of N nodes, parents first.
 
     Attributes:
-        at: how many tokens the text had.
-        tokens, parents, groups: of the nodes.
+        at: length of the text.
+        tokens, parents, groups: of each node.
         features: Float64[N, 4].
-        head, memory: the chains of both, by nodes.
+        head, memory: the chains of both, as nodes.
     """
 
     at: int
@@ -62,7 +62,7 @@ class ChainCandidates:
 
 @dataclass(slots=True)
 class AgreementHistory:
-    """What is known of a request: how often both were right lately, and candidates that its text has not reached."""
+    """The state of a request: the recent accuracy of both, and candidates that its text has not reached."""
 
     head: float = _PRIOR
     memory: float = _PRIOR
@@ -70,7 +70,7 @@ class AgreementHistory:
 
 
 class ChainUnion:
-    """Chooses and splices chains, and learns over all requests whose tokens are right."""
+    """Chooses and combines chains, and learns which tokens are correct, over all requests."""
 
     def __init__(self) -> None:
         self._weights = _FIRST.copy()
@@ -86,15 +86,15 @@ class ChainUnion:
         maximum: int,
         agreeing: bool = True,
     ) -> DraftTree:
-        """Return the chain of at most `maximum` tokens of which most should be accepted; weights are probabilities.
+        """Return the chain of at most `maximum` tokens with the highest expected acceptance; weights are probabilities.
 
         Args:
-            history: of the request; keeps the candidates until `observe`.
+            history: history of the request; stores the candidates until `observe`.
             at: T, the length of the text.
             head: the tokens that the head drafted.
-            memory: the tree that the memory drafted, whose weights are probabilities.
-            maximum: the most tokens of the chain.
-            agreeing: False keeps both apart, for recordings of a head that tell its right tokens only.
+            memory: the tree that the memory drafted, with probabilities as weights.
+            maximum: maximum tokens of the chain.
+            agreeing: False keeps both apart, for recordings of a head that only have its correct tokens.
         """
         candidates = _candidates(history, at, list(head[:maximum]), memory.within(depth=maximum), agreeing)
         history.waiting.append(candidates)
@@ -112,9 +112,9 @@ class ChainUnion:
         """Learn from the candidates that the text has passed.
 
         Args:
-            history: of the request.
+            history: history of the request.
             text: all its tokens, or a view of them.
-            ended: whether it will not go on.
+            ended: whether it is complete.
         """
         while history.waiting:
             candidates = history.waiting[0]
@@ -179,7 +179,7 @@ def _candidates(
 
 
 def _expect(parents: Sequence[int], conditional: Float64) -> tuple[list[float], dict[int, int]]:
-    """Return each node's joint probability, and its child on the path on which most tokens are expected."""
+    """Return each node's joint probability, and its child on the path with the most expected tokens."""
     probabilities, joint = conditional.tolist(), list[float]()
     for parent, p in zip(parents, probabilities, strict=True):
         joint.append(p * (1.0 if parent == ROOT else joint[parent]))
@@ -194,7 +194,7 @@ def _expect(parents: Sequence[int], conditional: Float64) -> tuple[list[float], 
 
 
 def _lately(before: float, chain: Sequence[int], right: dict[int, bool | None]) -> float:
-    """Return the share of right tokens of late, with those of a chain that were compared."""
+    """Return the recent share of correct tokens, updated with the compared tokens of a chain."""
     for node in chain:
         if (found := right.get(node)) is not None:
             before = _LATELY * before + (1 - _LATELY) * found
@@ -202,7 +202,7 @@ def _lately(before: float, chain: Sequence[int], right: dict[int, bool | None]) 
 
 
 def _right(candidates: ChainCandidates, text: list[int]) -> dict[int, bool | None]:
-    """Return whether each node is right whose parent was; None where the text ends."""
+    """Return whether each node with a correct parent is correct; None beyond the end of the text."""
     right: dict[int, bool | None] = {}
     depths: list[int] = []
     for node, (token, parent) in enumerate(zip(candidates.tokens, candidates.parents, strict=True)):

@@ -1,10 +1,10 @@
-"""Drafts for the rows that an engine shows, step by step; what all integrations have in common.
+"""Drafts for the rows that an engine shows, step by step; the common part of all integrations.
 
-A session of the drafter belongs to each request. Its text tells what was accepted: the drafted path that the committed
-tokens follow. Drafts depend on tokens and on the order of steps only, so every rank of an engine drafts the same.
+Each request has a session of the drafter. Its text shows what was accepted: the drafted path that the committed tokens
+follow. Drafts depend only on tokens and on the order of steps, so every rank of an engine drafts the same.
 
-An error of the drafter ends drafting for the request it happened in, and is logged once. It never reaches the engine,
-which decodes on without drafts.
+An error of the drafter ends drafting for the affected request, and is logged once. It never reaches the engine, which
+continues to decode without drafts.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What is kept for a request: its session, None after an error, and the draft that is being verified."""
+    """The state of a request: its session (None after an error), and the draft that is being verified."""
 
     session: Session | None
     draft: DraftTree
 
 
 class RowDrafter:
-    """Drafts for rows.
+    """Drafts for the rows of an engine.
 
     Attributes:
-        drafter: whose drafts these are.
-        learned: grows whenever the drafter has learned something.
-        faults: errors of the drafter.
+        drafter: the drafter.
+        learned: counter that increases when the drafter has learned something.
+        faults: number of errors of the drafter.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class RowDrafter:
         patience: int = 32,
         max_absent: int = 64,
     ) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            drafter: of chosen tokens, without needs that it cannot do without.
-            vocabulary: V; a draft with an id beyond it is not passed on.
-            budget: returns the budget of a request that may draft so many tokens.
-            max_per_step: the most tokens drafted in a step, for all requests together.
-            min_probability: of being accepted, as the drafter estimates it, that a drafted token must have.
+            drafter: a drafter of chosen tokens, without mandatory needs.
+            vocabulary: V; drafts with larger ids are not passed on.
+            budget: returns the budget of a request, given its maximum number of drafted tokens.
+            max_per_step: maximum tokens drafted per step, for all requests together.
+            min_probability: minimum acceptance probability of a drafted token, as estimated by the drafter.
             ends: tokens that end a text, so that a request that ended with one need not be waited for.
             patience, max_absent: see `KnownRequests`.
         """
@@ -72,11 +72,11 @@ class RowDrafter:
         self._requests = KnownRequests[_Request](patience=patience, max_absent=max_absent)
 
     def __len__(self) -> int:
-        """How many requests it keeps sessions for."""
+        """The number of requests with sessions."""
         return len(self._requests)
 
     def step(self, rows: Sequence[EngineRow]) -> list[DraftTree]:
-        """Learn what the last pass committed and return a draft for each row, empty where none is wanted or found."""
+        """Learn what the last pass committed and return a draft for each row; empty if none is wanted or found."""
         try:
             return self._step(rows)
         except Exception as error:
@@ -86,7 +86,7 @@ class RowDrafter:
             return [DraftTree.empty() for _ in rows]
 
     def finish(self) -> None:
-        """End all requests, so that the drafter has learned from them."""
+        """End all requests, so that the drafter learns from them."""
         for request in self._requests.drop_all():
             self._close(request)
 
@@ -147,7 +147,7 @@ class RowDrafter:
         sessions = [request.session for request in requests if request.session is not None]
         try:
             drafts = list(self.drafter.propose(sessions, budgets))
-        except Exception:  # of one of them; asked alone, the others still draft
+        except Exception:  # raised for one of them; individually, the others still draft
             drafts = [self._propose_alone(*each) for each in zip(requests, budgets, strict=True)]
         return [self._check_draft(*each) for each in zip(requests, drafts, strict=True)]
 
@@ -160,7 +160,7 @@ class RowDrafter:
         return DraftTree.empty()
 
     def _check_draft(self, request: _Request, draft: DraftTree) -> DraftTree:
-        """Return a draft that an engine can take: an id beyond the vocabulary would crash its embedding."""
+        """Return a draft that is safe for an engine: an id beyond the vocabulary would crash its embedding."""
         if not len(draft) or (draft.tokens.min() >= 0 and draft.tokens.max() < self._vocabulary):
             return draft
         self._fail(request, ValueError(f"a drafted token id is not below {self._vocabulary}"))
@@ -173,7 +173,7 @@ class RowDrafter:
     def _close(self, request: _Request) -> None:
         session, request.session = request.session, None
         if session is not None:
-            self.learned += 1  # some drafters learn an output only now
+            self.learned += 1  # some drafters learn an output only at its end
             try:
                 session.close()
             except Exception as error:
@@ -190,7 +190,7 @@ class RowDrafter:
 
 
 def follow_tokens(draft: DraftTree, tokens: Int32) -> Int32:
-    """Return the nodes of a draft, from the root, that committed tokens follow; the last token is the target's own."""
+    """Return the nodes of a draft, from the root, that match committed tokens; the last token is the target's own."""
     if not len(draft):
         return EMPTY_PATH
     drafted, parents = draft.tokens.tolist(), draft.parents.tolist()
@@ -205,5 +205,5 @@ def follow_tokens(draft: DraftTree, tokens: Int32) -> Int32:
 
 
 def _derive_seed(prompt: Int32) -> np.random.SeedSequence:
-    """Return a seed made of the prompt, the same on every rank."""
+    """Return a seed derived from the prompt, the same on every rank."""
     return np.random.SeedSequence([len(prompt), zlib.crc32(prompt.tobytes())])

@@ -1,10 +1,9 @@
-"""Drafts as SGLang's verify takes them: for each request the same number of tokens, and which of them see which.
+"""Drafts in the form of SGLang's verification: the same number of tokens for each request, and their visibility.
 
-Row 0 is the root, the last committed token; nodes follow; rows that are left are padding. SGLang pads with token 0
+Row 0 is the root, the last committed token; nodes follow; the remaining rows are padding. SGLang pads with token 0
 below the root. Its sampling goes through the children of a node, adding up their probabilities until they exceed a
-random number, so children with equal tokens count twice: token 0 would come out too often. Here every padding token is
-another one, and none is a drafted child of the root, which makes them candidates like any other and keeps the rule
-exact.
+random number, so children with equal tokens count twice: token 0 would be sampled too often. Here padding tokens are
+distinct, and none is a drafted child of the root, which makes them candidates like any other and keeps the rule exact.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ def pad_to_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) 
     """Return the drafts of B requests in the form of SGLang's n-gram corpus.
 
     Args:
-        roots: the last committed token of each.
-        drafts: of at most `width` - 1 nodes each.
+        roots: last committed token of each request.
+        drafts: drafts of at most `width` - 1 nodes.
         width: W, tokens per request.
 
     Returns:
-        Int64[B * W], tokens; Int64[B * W * W], 1 where the row's token sees the column's.
+        Int64[B * W], tokens; Int64[B * W * W], 1 if the row's token sees the column's.
 
     Raises:
         ValueError: a draft does not fit the width.
@@ -45,7 +44,7 @@ def pad_to_width(roots: Sequence[int], drafts: Sequence[DraftTree], width: int) 
 
 
 def _find_unused(draft: DraftTree, count: int) -> Int64:
-    """Return the smallest token ids that are no children of the root."""
+    """Return the smallest token ids that are not children of the root."""
     children = draft.tokens[draft.parents == ROOT]
     candidates = np.arange(count + len(children))
     return candidates[~np.isin(candidates, children)][:count].astype(np.int64)

@@ -1,4 +1,4 @@
-"""A request's text, in an array with room for more."""
+"""A request's text in a growable array."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from speculant.core.tree import Int32
 
 
 class GrowingText:
-    """The text of a request that an engine names and shows in parts.
+    """The text of a request that an engine identifies by name and shows in parts.
 
     Attributes:
-        length: of the text.
+        length: length of the text.
     """
 
     __slots__ = ("_tokens", "length")

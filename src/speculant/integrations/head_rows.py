@@ -1,8 +1,8 @@
-"""Chains for requests for which an engine's own head has drafted: of the head's drafts and a memory's.
+"""Chains for requests for which an engine's own head has drafted, combining the head's drafts with a memory's.
 
-The engine names its requests and shows their texts and the tokens of its head. A memory drafts a tree for each, and
-`ChainUnion` makes one chain of both. Drafts depend on tokens and on the order of steps only. An error costs a step the
-memory's part of its drafts: the head's are passed on as they are.
+The engine names its requests and shows their texts and its head's tokens. A memory drafts a tree for each, and
+`ChainUnion` merges both into one chain. Drafts depend only on tokens and on the order of steps. After an error, a step
+loses only the memory's part of its drafts: the head's are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class HeadRow:
     """A request in one step of an engine.
 
     Attributes:
-        name: the engine's name of it.
-        tokens: its whole text; only what is new is read.
-        head: the tokens that the head drafted, empty where it did not.
-        maximum: the most tokens that may be drafted.
-        ended: whether its text is complete; it is learned from for the last time.
+        name: the engine's name for it.
+        tokens: its whole text; only new tokens are read.
+        head: the tokens that the head drafted; empty if it did not.
+        maximum: maximum number of drafted tokens.
+        ended: whether its text is complete; this is the last time it is learned from.
     """
 
     name: str
@@ -45,7 +45,7 @@ class HeadRow:
 
 @dataclass(slots=True, eq=False)
 class _HeadRequest:
-    """A request's text, which of the texts under its name this is, and what its chains were."""
+    """A request's text, its number among the texts with the same name, and its chains."""
 
     text: GrowingText
     number: int = 0
@@ -58,7 +58,7 @@ class HeadRows:
 
     Attributes:
         rows: the memory's drafts.
-        union: what makes chains of both.
+        union: merges both into chains.
         faults: errors while chains were chosen.
     """
 
@@ -71,13 +71,13 @@ class HeadRows:
         min_probability: float = 0.0,
         ends: frozenset[int] = frozenset(),
     ) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            drafter: the memory, of chosen tokens that it learns from text, with probabilities as weights.
+            drafter: the memory, a drafter of chosen tokens that learns from text, with probabilities as weights.
             vocabulary: V.
-            max_per_step: the most tokens drafted in a step, for all requests together.
-            min_probability: of being accepted that a drafted token must have.
+            max_per_step: maximum tokens drafted per step, for all requests together.
+            min_probability: minimum acceptance probability of a drafted token.
             ends: tokens that end a text.
         """
         self.faults = 0
@@ -97,7 +97,7 @@ class HeadRows:
             return [list(row.head) for row in rows]
 
     def forget(self) -> None:
-        """End all requests; what was learned stays."""
+        """End all requests; what was learned is kept."""
         self.rows.finish()
         self._requests.clear()
 
@@ -111,7 +111,7 @@ class HeadRows:
         return [chain.tokens.tolist() for chain in chains]
 
     def _row(self, row: HeadRow) -> EngineRow:
-        """Return the row that the memory is shown; a text that does not continue the known one is another request."""
+        """Return the row to show to the memory; a text that does not continue the known one is another request."""
         known = self._requests.get(row.name)
         if known is None or not _continues(known.text, row.tokens):
             number = 0 if known is None else known.number + 1
@@ -137,9 +137,9 @@ def _continues(text: GrowingText, tokens: Sequence[int]) -> bool:
 
 
 def _fill_from_head(chain: DraftTree, head: Sequence[int]) -> DraftTree:
-    """Return a chain as long as the head's, with the head's tokens of the same places at its end.
+    """Extend a chain to the head's length, appending the head's tokens at the same positions.
 
-    Engines run batches of equal drafts by graphs that were recorded for their length, and others without.
+    Engines run batches of equal draft lengths with recorded graphs, others without.
     """
     missing = list(head[len(chain) :])
     if not missing:

@@ -1,8 +1,8 @@
-"""The memory file of a drafter inside an engine: read at the start, saved in the background and at exit.
+"""The memory file of a drafter inside an engine: read at start, saved in the background and at exit.
 
-Engines end their workers in several ways. At a normal exit, and where a worker is asked to end, what was learned is
-saved; a worker that is killed loses what it learned since the last save in the background. Files are written aside
-and renamed, see `memory.file`, so none of this can damage one.
+Engines end their workers in several ways. At a normal exit, and when a worker is asked to end, learned data is saved; a
+killed worker loses what it learned since the last background save. Files are replaced atomically, see `memory.file`, so
+they are never damaged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_memory(drafter: Drafter, *, memory: Path | None, corpus: Path | None) -> bool:
-    """Begin with the memory file, or with the corpus where there is none yet; return whether saving is safe.
+    """Load the memory file, or the corpus if there is none yet; return whether saving is safe.
 
-    A memory file that cannot be used is logged and kept as it is: the engine decodes all the same, and nothing is saved
-    over a file that may still be wanted.
+    An unusable memory file is logged and kept: the engine decodes anyway, and nothing is saved over a file that may
+    still be wanted.
 
     Raises:
         MemoryFileError, FileError, UnsupportedError: the corpus cannot be used.
@@ -43,7 +43,7 @@ def load_memory(drafter: Drafter, *, memory: Path | None, corpus: Path | None) -
 
 
 class BackgroundSaver:
-    """Saves a drafter's memory to a file from a thread, and once more at the end of the process."""
+    """Saves a drafter's memory to a file from a thread, and a last time at the end of the process."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class BackgroundSaver:
         """Start the thread.
 
         Args:
-            drafter: whose memory it is.
-            path: the file.
+            drafter: the drafter whose memory is saved.
+            path: path of the file.
             every: seconds between saves.
-            learned: returns a count that grows when there is something to save.
-            finish: is called before the last save; ends the requests that still run, so that they are learned.
+            learned: returns a counter that increases when there is something to save.
+            finish: called before the last save; ends running requests, so that they are learned.
         """
         self._drafter, self._path, self._learned, self._finish = drafter, path, learned, finish
         self._saved, self._failed = learned(), False
         self._lock, self._ended = threading.Lock(), threading.Event()
-        # Workers are processes of multiprocessing, which end without running `atexit`; a Finalize runs in both cases.
+        # Workers are multiprocessing processes, which end without running `atexit`; a Finalize runs in both cases.
         self._at_exit = Finalize(self, _save_last, args=(weakref.ref(self),), exitpriority=10)
         self._thread = threading.Thread(target=self._run, args=(every,), name="speculant-save", daemon=True)
         self._thread.start()
 
     def save(self) -> None:
-        """Save now, if anything was learned since the last time; a failure is logged, once until it works again."""
+        """Save now if anything was learned since the last save; repeated failures are logged once."""
         with self._lock:
             learned = self._learned()
             if learned == self._saved:
@@ -88,7 +88,7 @@ class BackgroundSaver:
             self._saved, self._failed = learned, False
 
     def close(self) -> None:
-        """Save for the last time and end the thread."""
+        """Save a last time and end the thread."""
         self._ended.set()
         self._at_exit.cancel()
         self._finish()

@@ -1,10 +1,10 @@
-"""How much may be drafted in a step: a budget for each request, and a bound for all of them together.
+"""Limits of drafting per step: a budget for each request, and a bound for all requests together.
 
-Drafted tokens are verified in the same pass as everybody else's next token. While few requests run, that pass waits
-for the weights to be read and further rows cost almost nothing; with many, every row costs time that all wait for
-(TurboSpec, Liu et al. 2024, arXiv 2406.14066). So a step drafts at most so many tokens, those that are most likely to
-be accepted, and none that is less likely to be than a bound. The rule counts tokens and reads no clock, so every rank
-of an engine decides the same.
+Drafted tokens are verified in the same pass as all requests' next tokens. With few requests, that pass is bound by
+reading the weights, and further rows cost almost nothing; with many, every row costs time for all of them (TurboSpec,
+Liu et al. 2024, arXiv 2406.14066). So each step drafts a limited number of tokens, those most likely to be accepted,
+and none below a minimum probability. The rule counts tokens and reads no clock, so every rank of an engine decides the
+same.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WIDER = 4  # nodes searched per token of the chain
 def chain_budget(maximum: int) -> Budget:
     """Return the budget of a draft for an engine that verifies chains only.
 
-    Drafters that search a tree first and then take its best chain find a longer one in a larger tree.
+    Drafters that search a tree first and then take its best chain find a longer chain in a larger tree.
     """
     return Budget(nodes=_WIDER * maximum, depth=maximum, trees=False)
 
 
 def opinion_budget(maximum: int) -> Budget:
-    """Return the budget of a tree out of which, together with another draft, a chain is made."""
+    """Return the budget of a tree that is merged with another draft into a chain."""
     return Budget(nodes=_WIDER * maximum, depth=maximum)
 
 
@@ -39,7 +39,7 @@ def tree_budget(maximum: int) -> Budget:
 
 
 def bound_drafts(drafts: Sequence[DraftTree], maximum: int, *, minimum: float = 0.0) -> list[DraftTree]:
-    """Return the parts of chosen drafts that hold the `maximum` nodes of the largest weights, none below `minimum`.
+    """Return the parts of drafts with the `maximum` nodes of the largest weights, none below `minimum`.
 
     A node's weight is at most its parent's, and nodes are listed best first, so each part is a draft. Among equal
     weights earlier nodes are kept first, and among those earlier drafts.

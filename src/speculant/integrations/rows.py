@@ -1,9 +1,9 @@
 """Recognises requests by their tokens, for engines that show rows of a batch instead of named requests.
 
-vLLM hands a proposer the tokens of every row and no request ids; rows move between steps, join, leave, are preempted
-and come back. A request is recognised by its text: what a row held before this step's tokens is the text that one of
-the known requests had after the last step. Requests of equal texts are interchangeable. Where an engine names its
-requests, the name is used.
+vLLM passes a proposer the tokens of every row but no request ids; rows move between steps, join, leave, are preempted
+and come back. A request is recognised by its text: a row's tokens before this step are the text of a known request
+after the previous step. Requests with equal texts are interchangeable. If an engine names its requests, the name is
+used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from speculant.core.tree import Int32
 
 T = TypeVar("T")
 
-MISSED = 256  # tokens that a request may have gained in steps that were not shown
-_COMPARED = 128  # tokens compared at the end of a text, and as many spread over the rest of it
+MISSED = 256  # maximum tokens that a request may gain in steps that are not shown
+_COMPARED = 128  # tokens compared at the end of a text, and the same number spread over the rest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,10 +29,10 @@ class EngineRow:
     """A request in one step of an engine.
 
     Attributes:
-        tokens: Int32[T], prompt and output. May be a view of the engine's memory: it is read during the step only.
-        fresh: how many of the last tokens this step committed; 0 where the prompt is still being read.
-        maximum: the most tokens that may be drafted.
-        key: the engine's name of the request; None if it gives none.
+        tokens: Int32[T], prompt and output. May be a view of the engine's memory: it is only read during the step.
+        fresh: number of the last tokens that this step committed; 0 while the prompt is being read.
+        maximum: maximum number of drafted tokens.
+        key: the engine's name for the request; None if it has none.
     """
 
     tokens: Int32
@@ -42,14 +42,14 @@ class EngineRow:
 
 
 class Known(Generic[T]):
-    """A request that was seen before: its text, and what the caller keeps for it.
+    """A known request: its text, and the caller's data for it.
 
     Attributes:
-        held: the caller's.
-        length: of the text.
-        absent: steps since a row showed it; 0 while one does.
+        held: the caller's data.
+        length: length of the text.
+        absent: number of steps since a row last showed it; 0 while one does.
         slot: the row that last showed it.
-        key: the engine's name of the request, or None.
+        key: the engine's name for the request, or None.
     """
 
     __slots__ = ("_text", "absent", "held", "key", "length", "slot")
@@ -66,7 +66,7 @@ class Known(Generic[T]):
         return self._text[: self.length]
 
     def extend(self, tokens: Int32) -> Int32:
-        """Take the longer text that a row shows now; return the new tokens, a copy."""
+        """Extend the text to the longer one of a row; return a copy of the new tokens."""
         end = len(tokens)
         if end > len(self._text):
             self._text = np.concatenate([self._text[: self.length], np.empty(end + 1024, np.int32)])
@@ -76,10 +76,10 @@ class Known(Generic[T]):
         return new
 
     def continues_in(self, tokens: Int32) -> bool:
-        """Return whether `tokens` begins with this text.
+        """Return whether `tokens` starts with this text.
 
-        Of a long text its last tokens and others spread over it are compared, so that the time is bounded. A request
-        taken for another would cost it drafts, never text.
+        For a long text, its last tokens and others spread over it are compared, to bound the time. Mistaking a request
+        for another would only cost drafts, never text.
         """
         return self.length <= len(tokens) and bool(_agree(self._text, tokens, self.length))
 
@@ -87,21 +87,21 @@ class Known(Generic[T]):
 class KnownRequests(Generic[T]):
     """All known requests.
 
-    A request that no row shows may have been preempted, or left out of a step; it is kept for `patience` steps, and of
-    such requests at most `max_absent`, then it is given back as finished. Everything is counted in steps and tokens,
-    so all ranks of an engine decide the same.
+    A request that no row shows may have been preempted, or left out of a step; it is kept for `patience` steps, with at
+    most `max_absent` such requests, and then returned as finished. Everything is counted in steps and tokens, so all
+    ranks of an engine decide the same.
     """
 
     def __init__(self, *, patience: int = 32, max_absent: int = 64) -> None:
         self._patience, self._max_absent = patience, max_absent
-        self._all: list[Known[T]] = []  # in the order in which they were first seen
+        self._all: list[Known[T]] = []  # in order of first appearance
         _agree(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)  # load the compiled kernel before the first request
 
     def __len__(self) -> int:
         return len(self._all)
 
     def match(self, rows: Sequence[EngineRow]) -> list[Known[T] | None]:
-        """Return the request that each row shows, None for those not seen before; one request for one row."""
+        """Return the request that each row shows; None for new ones. A request matches only one row."""
         slots = {known.slot: known for known in self._all if not known.absent}
         keys = {known.key: known for known in self._all if known.key is not None}
         lengths: dict[int, list[Known[T]]] = defaultdict(list)
@@ -123,13 +123,13 @@ class KnownRequests(Generic[T]):
         return found
 
     def add(self, row: EngineRow, slot: int, held: T) -> Known[T]:
-        """Return a new request that a row shows."""
+        """Add and return a new request shown by a row."""
         known = Known(row, slot, held)
         self._all.append(known)
         return known
 
     def drop_absent(self) -> list[T]:
-        """Forget requests that have not been shown for too long; return what was held for them, oldest first."""
+        """Drop requests that were not shown for too long; return their data, oldest first."""
         absent = [known for known in self._all if known.absent]
         late = {id(known) for known in absent if known.absent > self._patience}
         if len(absent) - len(late) > self._max_absent:
@@ -138,11 +138,11 @@ class KnownRequests(Generic[T]):
         return self._drop(late) if late else []
 
     def drop(self, known: Known[T]) -> T:
-        """Forget a request; return what was held for it."""
+        """Drop a request; return its data."""
         return self._drop({id(known)})[0]
 
     def drop_all(self) -> list[T]:
-        """Forget all requests; return what was held for them."""
+        """Drop all requests; return their data."""
         return self._drop({id(known) for known in self._all})
 
     def absent(self) -> list[Known[T]]:

@@ -1,8 +1,7 @@
-"""Settings of drafts inside another engine, from a file and the environment: such engines pass nothing on to us.
+"""Settings of drafts inside another engine, from a file and the environment, since such engines pass no options on.
 
 `SPECULANT_CONFIG` names a .toml or .json file; every other setting `NAME` is also read from `SPECULANT_NAME`, which
-takes precedence. A name that is not a setting is an error: a misspelt one would be ignored for as long as the server
-runs.
+takes precedence. An unknown name is an error: otherwise a misspelt one would be silently ignored.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ CONFIG = "SPECULANT_CONFIG"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntegrationSettings(HostingOptions):
-    """Options of drafts inside an engine, which were checked, and the drafter that they make.
+    """Validated options of drafts inside an engine, which can build the drafter.
 
     Raises:
-        UsageError: a value makes no sense, or there is no such method.
-        UnsupportedError: the method needs more of its target than tokens, or is lossy, or keeps no memory.
+        UsageError: a value is invalid, or there is no such method.
+        UnsupportedError: the method needs more from its target than tokens, or is lossy, or has no memory.
     """
 
     def __post_init__(self) -> None:
@@ -55,12 +54,12 @@ class IntegrationSettings(HostingOptions):
             parse_address(self.share)
 
     def build(self, *, vocabulary: int, tokenizer: str, shares: bool = True) -> Drafter:
-        """Return the drafter, with an empty memory.
+        """Build the drafter, with an empty memory.
 
         Args:
-            vocabulary: V of the target.
-            tokenizer: its fingerprint.
-            shares: whether this process shares, if the settings say so: of several ranks only one should.
+            vocabulary: vocabulary size V of the target.
+            tokenizer: fingerprint of its tokenizer.
+            shares: whether this process shares, if the settings request it: only one of several ranks should.
 
         Raises:
             UsageError: the method has no such settings, or cannot be used with this vocabulary.
@@ -82,16 +81,16 @@ class IntegrationSettings(HostingOptions):
 
 
 def drafts_from_text(method: Method) -> bool:
-    """Return whether a method drafts losslessly from committed tokens alone, without draws."""
+    """Return whether a method drafts losslessly from committed tokens alone, without random draws."""
     return method.replayable and method.exactness == "lossless" and not method.samples
 
 
 def read_settings(environment: Mapping[str, str]) -> IntegrationSettings:
-    """Return the settings that the environment and the file that it names hold.
+    """Return the settings in the environment and the file that it names.
 
     Raises:
         FileError: the file cannot be read.
-        UsageError: a name is not a setting, or a value makes no sense.
+        UsageError: a name is not a setting, or a value is invalid.
     """
     options = options_of(IntegrationSettings)
     names = {name: each for each in options.values() for name in (each.name, *each.old_names)}

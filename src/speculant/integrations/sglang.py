@@ -1,13 +1,13 @@
-"""Drafts inside SGLang, through its plugin seam; nothing of SGLang is patched on disk.
+"""Drafts inside SGLang, through its plugin interface; no file of SGLang is modified.
 
     sglang serve MODEL --speculative-algorithm SPECULANT --speculative-num-draft-tokens 12
 
 SGLang calls `register` in each of its processes (entry point group `sglang.srt.plugins`; `SGLANG_PLUGINS=` selects
-plugins). It registers an algorithm that takes every path of SGLang's own NGRAM, trees and CUDA graphs included, but
-drafts with a memory of ours. Requests that drafts would change are refused before they are queued. Settings are those
-of vLLM's integration, from SPECULANT_* variables; see docs/sglang.md.
+plugins). It registers an algorithm that follows every code path of SGLang's own NGRAM, trees and CUDA graphs included,
+but drafts with our memory. Requests whose output drafts would change are refused before they are queued. Settings are
+those of the vLLM integration, from SPECULANT_* variables; see docs/sglang.md.
 
-The seam: SpeculativeAlgorithm.register (pull request 23991), HookRegistry (sglang/srt/plugins/hook_registry.py).
+The interface: SpeculativeAlgorithm.register (pull request 23991), HookRegistry (sglang/srt/plugins/hook_registry.py).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def register() -> None:
 
 
 def worker_class(_server_args: Any) -> type[Any]:
-    """Return the worker; imported here, since only processes that decode can import it."""
+    """Return the worker; imported here, since only decoding processes can import it."""
     from speculant.integrations.sglang_worker import SpeculantWorker
 
     return SpeculantWorker
 
 
 def refuse_inexact(request: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Raise for a request whose output drafts would change, where drafts are made; SGLang answers it with an error.
+    """Raise for a request whose output drafts would change, if drafts are made; SGLang answers it with an error.
 
     Raises:
-        ValueError: it is one.
+        ValueError: drafts would change its output.
     """
     from sglang.srt.runtime_context import get_device, get_spec
 

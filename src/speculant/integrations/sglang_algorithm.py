@@ -1,4 +1,4 @@
-"""The algorithm that SGLang registers: NGRAM in everything but the drafts."""
+"""The algorithm registered with SGLang: NGRAM in everything but the drafts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WIDTH, RUNNING = 12, 48  # NGRAM's defaults: tokens per request and step, and re
 
 
 class SpeculantAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang is not typed here
-    """Answers what SGLang asks its algorithms, as NGRAM does."""
+    """Answers SGLang's queries about an algorithm as NGRAM does."""
 
     def is_ngram(self) -> bool:
-        """Take NGRAM's branches: verify, CUDA graphs, and the relay of overlapped steps."""
+        """Follow NGRAM's branches: verify, CUDA graphs, and the relay of overlapped steps."""
         return True
 
     def has_draft_kv(self) -> bool:
@@ -27,23 +27,23 @@ class SpeculantAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang is not
         return False
 
     def need_topk(self) -> bool:
-        """Relay no top-k of a draft model. The scheduler asks this; the base class lacks it in 0.5.23."""
+        """Relay no top-k of a draft model. Called by the scheduler; missing in the base class of 0.5.23."""
         return False
 
     def carries_draft_hidden_states(self) -> bool:
-        """Transfer no hidden states. Asked for likewise."""
+        """Transfer no hidden states. Also missing in the base class."""
         return False
 
     def get_platform_worker_cls(self) -> None:
-        """Leave the worker to the factory. Asked for likewise."""
+        """Leave the worker to the factory. Also missing in the base class."""
         return
 
     def create_future_map(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what relays results between overlapped steps; the enum's own method, with this algorithm."""
+        """Return the relay of results between overlapped steps: the enum's own method, with this algorithm."""
         return SpeculativeAlgorithm.create_future_map(self, *args, **kwargs)
 
     def handle_server_args(self, server_args: Any) -> None:
-        """Check the arguments, and resolve those that are not given as NGRAM does.
+        """Check the arguments, and resolve missing ones as NGRAM does.
 
         Raises:
             SpeculantError: they cannot be used; the server then ends with that message.

@@ -1,9 +1,9 @@
-"""What of SGLang can be used: its versions, and settings and requests whose output drafts would change.
+"""Checks of what is supported in SGLang: its versions, and settings and requests whose output drafts would change.
 
 SGLang verifies trees exactly for greedy decoding and, on CUDA, for sampling with temperature, top-k, top-p and logit
-bias. Read in its source, version 0.5.23 (speculative/eagle_utils.py): penalties are those of the state before the
+bias. According to its source, version 0.5.23 (speculative/eagle_utils.py): penalties are those of the state before the
 draft, at every node; min_p and custom logit processors are not applied; thresholds below 1 accept more than the target
-would; CPU, XPU and ROCm take the most probable token whatever the temperature is.
+would; CPU, XPU and ROCm take the most probable token at any temperature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OVERRIDE = "Set SPECULANT_ALLOW_UNTESTED=1 to try it all the same."
 
 
 def check_version(version: str, *, allow_untested: bool) -> None:
-    """Refuse versions of SGLang whose seam is not known to be what is expected here.
+    """Refuse versions of SGLang whose plugin interface is not known to match.
 
     Raises:
         UnsupportedError: the version is older or newer, or has no number.
@@ -39,7 +39,7 @@ def check_settings(settings: IntegrationSettings) -> None:
     """Refuse settings that have no effect in SGLang.
 
     Raises:
-        UnsupportedError: the tokens of a step are bounded, or improbable ones left out.
+        UnsupportedError: the tokens of a step are bounded, or improbable ones are excluded.
     """
     for name, unset in (("drafted_per_step", DRAFTED_PER_STEP), ("min_probability", 0.0)):
         if getattr(settings, name) != unset:
@@ -53,10 +53,10 @@ def check_server(server: Any) -> None:
     """Refuse server arguments under which drafts would change the output, or which SGLang cannot combine.
 
     Args:
-        server: ServerArgs of SGLang, or what stands for them while they are resolved.
+        server: SGLang's ServerArgs, or an equivalent while they are resolved.
 
     Raises:
-        UnsupportedError: acceptance is lossy, or the device, the parallelism or the page size do not fit.
+        UnsupportedError: acceptance is lossy, or the device, the parallelism or the page size is not supported.
     """
     for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         value = getattr(server, name, 1.0)
@@ -82,10 +82,10 @@ def check_request(sampling: Any, *, processor: Any, greedy_only: bool) -> None:
     Args:
         sampling: its SamplingParams, normalised: SGLang writes temperature 0 as top_k 1.
         processor: its custom logit processor, or None.
-        greedy_only: whether the device verifies greedily whatever is asked for.
+        greedy_only: whether the device verifies greedily for any sampling parameters.
 
     Raises:
-        UnsupportedError: it is one.
+        UnsupportedError: drafts would change its output.
     """
     neutral = {
         "min_p": 0.0,

@@ -1,10 +1,10 @@
-"""What stands in place of SGLang's n-gram corpus: the same methods, drafts by any method that learns from text.
+"""A replacement for SGLang's n-gram corpus: the same methods, with drafts by any method that learns from text.
 
-SGLang names its requests and shows the last tokens of their texts; whole texts are given when a request begins, or
-where one that was retracted comes back. All tensor-parallel ranks must draft the same trees, since drafts are never
-sent from one to the others: what happens here depends on tokens and on the order of calls only.
+SGLang names its requests and shows the last tokens of their texts; whole texts are given when a request starts, or when
+a retracted one comes back. All tensor-parallel ranks must draft the same trees, since drafts are never exchanged:
+everything here depends only on tokens and on the order of calls.
 
-The contract: sglang/srt/speculative/cpp_ngram/ngram_corpus.py, version 0.5.23.
+The interface: sglang/srt/speculative/cpp_ngram/ngram_corpus.py, version 0.5.23.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from speculant.integrations.growing_text import GrowingText
 from speculant.integrations.load import tree_budget
 from speculant.integrations.rows import EngineRow
 
-_PATIENCE = 8  # steps; pipeline stages take turns with several batches
-_UNBOUNDED = 1 << 40  # tokens of a step: the width is fixed, and padding costs as much as a draft
+_PATIENCE = 8  # steps; pipeline stages alternate between several batches
+_UNBOUNDED = 1 << 40  # tokens per step: the width is fixed, and padding costs as much as drafts
 
 
 @dataclass(slots=True)
 class _Shown:
-    """A request's text; `drafted` once it was drafted for."""
+    """A request's text; `drafted` is set after the first draft for it."""
 
     text: GrowingText
     drafted: bool = False
 
 
 class Corpus:
-    """Drafts for the requests of a batch; owns a drafter whose memory lasts over all of them.
+    """Drafts for the requests of a batch; owns a drafter whose memory is shared by all of them.
 
     Attributes:
-        rows: what drafts.
+        rows: makes the drafts.
     """
 
     def __init__(
         self, drafter: Drafter, *, vocabulary: int, width: int, tail: int, ends: frozenset[int] = frozenset()
     ) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            drafter: of chosen tokens that learns from text.
+            drafter: a drafter of chosen tokens that learns from text.
             vocabulary: V.
-            width: tokens per request and step, the root included.
-            tail: the most tokens that a call shows of a text.
+            width: tokens per request and step, including the root.
+            tail: maximum tokens of a text that a call shows.
             ends: tokens that end a text.
         """
         self._drafter, self._vocabulary, self._width, self._tail = drafter, vocabulary, width, tail
@@ -67,18 +67,18 @@ class Corpus:
         )
 
     def is_behind(self, request: str, length: int) -> bool:
-        """Return whether the text of a request is unknown, or too short to be completed by what a call shows of it."""
+        """Return whether a request's text is unknown, or too short to be completed from the tokens shown by a call."""
         shown = self._texts.get(request)
         return shown is None or not shown.text.length <= length <= shown.text.length + self._tail
 
     def begin(self, request: str, tokens: Int32) -> None:
-        """Take a request's text, Int32[T], prompt and output."""
+        """Set a request's text, Int32[T], prompt and output."""
         self._texts[request] = _Shown(GrowingText(tokens))
 
     def batch_get(
         self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
     ) -> tuple[Int64, Int64]:
-        """Learn what was committed since the last call and return the drafts of B requests, see `fixed_width`.
+        """Learn what was committed since the last call and return the drafts of B requests; see `fixed_width`.
 
         Args:
             req_ids: names of the requests.
@@ -89,26 +89,26 @@ class Corpus:
         return pad_to_width([int(row.tokens[-1]) for row in rows], self.rows.step(rows), self._width)
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
-        """Do nothing: what these tokens teach is learned in the next `batch_get`, which is told whose they are."""
+        """Do nothing: these tokens are learned in the next `batch_get`, which knows their requests."""
 
     def synchronize(self) -> None:
-        """Do nothing: learning is over when a call returns."""
+        """Do nothing: learning is complete when a call returns."""
 
     def erase_match_state(self, req_ids: Iterable[str]) -> None:
-        """Forget requests that have left the batch; their sessions are closed in the next step, which lacks them."""
+        """Drop requests that have left the batch; their sessions close in the next step, which does not show them."""
         for request in req_ids:
             self._texts.pop(request, None)
 
     def reset(self) -> None:
-        """End all requests; what was learned stays, as it does not depend on the cache that was cleared."""
+        """End all requests; what was learned is kept, as it does not depend on the cleared cache."""
         self.rows.finish()
         self._texts.clear()
 
     def load_external_corpus_named(self, corpus_id: str, chunks: Iterable[Sequence[int]]) -> int:
-        """Learn texts as if they were prompts; return how many tokens they have.
+        """Learn texts as if they were prompts; return their number of tokens.
 
         Raises:
-            ValueError: a corpus of this name was loaded, or ids lie outside the vocabulary.
+            ValueError: a corpus of this name is already loaded, or ids are outside the vocabulary.
         """
         if corpus_id in self._corpora:
             raise ValueError(f"the corpus '{corpus_id}' was learned already; give another one another name.")
@@ -122,11 +122,11 @@ class Corpus:
         return count
 
     def commit_external_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
-        """Note a corpus that was learned."""
+        """Record a learned corpus."""
         self._corpora[corpus_id] = loaded_token_count
 
     def remove_external_corpus(self, corpus_id: str) -> None:
-        """Refuse: what was learned is mixed with all else.
+        """Raise an error: learned texts are mixed with all others.
 
         Raises:
             UnsupportedError: always.
@@ -137,12 +137,12 @@ class Corpus:
         )
 
     def list_external_corpora(self) -> dict[str, int]:
-        """Return the tokens of each corpus that was learned."""
+        """Return the number of tokens of each learned corpus."""
         return dict(self._corpora)
 
     def _row(self, request: str, tail: Sequence[int], length: int) -> EngineRow:
         if self.is_behind(request, length):
-            self.begin(request, np.asarray(tail, np.int32))  # a caller that gives no whole texts
+            self.begin(request, np.asarray(tail, np.int32))  # for callers that give no whole texts
             length = len(tail)
         shown = self._texts[request]
         fresh = length - shown.text.length

@@ -1,4 +1,4 @@
-"""The worker in SGLang's scheduler: NGRAM's, with a corpus of ours in place of its own."""
+"""The worker in SGLang's scheduler: NGRAM's, with our corpus in place of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from speculant.memory.fingerprint import tokenizer_fingerprint
 
 
 class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed here
-    """Drafts for a rank. Every rank has one; all draft the same, and the first one saves the memory."""
+    """Drafts for one rank. Every rank has a worker; all draft the same, and the first one saves the memory."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         """Read the settings and the memory.
@@ -36,7 +36,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
 
     def _prepare_draft_tokens(self, batch: Any) -> Any:
-        """Give the corpus the whole texts of requests that it does not know, then draft as NGRAM does."""
+        """Give the corpus the whole texts of unknown requests, then draft as NGRAM does."""
         for request in batch.reqs:
             prompt, output = request.origin_input_ids_unpadded, request.output_ids
             if self.ngram_corpus.is_behind(request.rid, len(prompt) + len(output)):
@@ -45,7 +45,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed
         return super()._prepare_draft_tokens(batch)
 
     def close(self) -> None:
-        """End all requests, save what was learned, and end the threads. SGLang does not call it; exits save too."""
+        """End all requests, save what was learned, and end the threads. SGLang does not call it; exits also save."""
         self.ngram_corpus.reset()
         if self._saver is not None:
             self._saver.close()
@@ -53,7 +53,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed
             self._drafter.close()
 
     def _open_corpus(self, *, draft_token_num: int, max_trie_depth: int, **_options: Any) -> Corpus:
-        """Return a corpus of ours; options of NGRAM's trie have no meaning for it."""
+        """Return our corpus; options of NGRAM's trie do not apply to it."""
         settings, model = read_settings(os.environ), self._target.model_config
         vocabulary = int(model.vocab_size)
         fingerprint = tokenizer_fingerprint(getattr(self._target, "tokenizer", None), vocabulary)
@@ -75,7 +75,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang is not typed
 
 @contextmanager
 def _corpus_replaced(factory: Any) -> Iterator[None]:
-    """Let the base class build another corpus: its own is compiled for half a minute and reserves a gigabyte."""
+    """Make the base class build another corpus: compiling its own takes half a minute and reserves a gigabyte."""
     own = ngram_worker.NgramCorpus
     ngram_worker.NgramCorpus = factory
     try:

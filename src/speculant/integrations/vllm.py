@@ -1,14 +1,14 @@
-"""Drafts inside vLLM, through its official seam for foreign proposers.
+"""Drafts inside vLLM, through its official interface for external proposers.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
         "model": "speculant.integrations.vllm.Proposer"}'
 
-vLLM verifies chains only. It hands a proposer the tokens of each row, no request ids, no sampling parameters, nothing
-when a request ends; `rows.py` recognises requests all the same. Drafts are tokens without probabilities, which vLLM
-verifies without loss under any sampling parameters (its rejection sampler takes them for certain proposals). Every
-tensor-parallel rank builds a proposer of its own and computes the same drafts. Settings: docs/vllm.md.
+vLLM only verifies chains. It passes a proposer the tokens of each row, but no request ids and no sampling parameters,
+and does not report the end of a request; `rows.py` recognises requests anyway. Drafts are tokens without probabilities,
+which vLLM verifies losslessly with any sampling parameters (its rejection sampler treats them as deterministic
+proposals). Every tensor-parallel rank builds its own proposer and computes the same drafts. Settings: docs/vllm.md.
 
-The seam: vllm/v1/spec_decode/custom_class_proposer.py, since vLLM 0.22.0 (pull request 39487).
+The interface: vllm/v1/spec_decode/custom_class_proposer.py, since vLLM 0.22.0 (pull request 39487).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Proposer:
-    """What vLLM builds in every worker and asks for drafts after every step."""
+    """The proposer that vLLM builds in every worker and calls after every step."""
 
     def __init__(self, vllm_config: Any) -> None:
         """Read the settings and the memory.
@@ -51,7 +51,7 @@ class Proposer:
         repair_expansion()
         self._maximum = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(vllm_config.model_config.max_model_len)
-        # vLLM uses the first rank's drafts; the others draft in vain.
+        # vLLM only uses the first rank's drafts.
         memory = open_memory(settings, vllm_config, first=vllm_config.parallel_config.rank == 0)
         self.rows = rows = RowDrafter(
             memory.drafter,
@@ -72,14 +72,14 @@ class Proposer:
         *args: Any,
         **kwargs: Any,
     ) -> list[list[int]]:
-        """Return the drafted tokens of each row, at most as many as were configured; none is a plain step.
+        """Return the drafted tokens of each row, at most the configured number; no tokens mean a plain step.
 
         Args:
-            sampled_token_ids: the tokens that the step committed, of each of B rows; none while a prompt is read.
+            sampled_token_ids: the tokens that the step committed in each of B rows; none while a prompt is being read.
             num_tokens_no_spec: [>= B], the length of each row's text with these tokens.
             token_ids_cpu: Int32[>= B, *], the texts.
-            args, kwargs: what later versions of vLLM pass beside these, such as `slot_mappings`. They call with what
-                they have, and a proposer that did not accept it would fail every step.
+            args, kwargs: further arguments of later vLLM versions, such as `slot_mappings`. A proposer that did not
+                accept them would fail in every step.
         """
         rows = [
             self._row(token_ids_cpu[i], int(num_tokens_no_spec[i]), len(tokens))
@@ -88,7 +88,7 @@ class Proposer:
         return [draft.tokens.tolist() for draft in self.rows.step(rows)]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is no model to load. vLLM's CPU runner calls this without asking whether it exists."""
+        """Do nothing: there is no model to load. vLLM's CPU runner calls this without checking that it exists."""
 
     def close(self) -> None:
         """End all requests and save what was learned. vLLM does not call it; the saver does at exit."""
@@ -98,5 +98,5 @@ class Proposer:
 
     def _row(self, tokens: npt.NDArray[Any], length: int, fresh: int) -> EngineRow:
         text: Int32 = np.asarray(tokens[:length], np.int32)
-        # The pass commits one token more than it accepts, and all of them need a position.
+        # The pass commits one more token than it accepts, and all of them need a position.
         return EngineRow(text, fresh, min(self._maximum, self._longest - length - 1))

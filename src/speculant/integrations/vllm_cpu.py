@@ -1,10 +1,10 @@
 """Repairs vLLM's sampling of drafted tokens on CPUs.
 
-Where Triton has no CPU backend, vLLM replaces the kernel that repeats each request's temperature, top-k and top-p for
-its drafted tokens by C++ code for Int64. The replacement converts the output, which is not Int64, fills the converted
-copy and drops it, so these numbers stay what the memory held before (vllm/utils/cpu_triton_utils.py,
-`_expand_kernel_impl`; 0.32.0 and 0.33.0). Every sampled request with drafts, and every greedy one beside it, is then
-decoded with random parameters. With vLLM's own drafters this is so as well.
+If Triton has no CPU backend, vLLM replaces the kernel that repeats each request's temperature, top-k and top-p for its
+drafted tokens by C++ code for Int64. The replacement converts the output, which is not Int64, fills the converted copy
+and drops it, so the output remains uninitialised memory (vllm/utils/cpu_triton_utils.py, `_expand_kernel_impl`; 0.32.0
+and 0.33.0). Every sampled request with drafts, and every greedy one in the same batch, is then decoded with random
+parameters. This also affects vLLM's own drafters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def repair_expansion() -> bool:
-    """Replace the function on CPUs where it does not work, in this process; return whether it was replaced.
+    """Replace the function on CPUs if it does not work, in this process; return whether it was replaced.
 
     Raises:
         UnsupportedError: the repair has no effect.
@@ -53,7 +53,7 @@ def expand_batch_to_tokens(
         x: [B], of any dtype.
         cu_num_tokens: Int[B], cumulative counts.
         num_tokens: the last of them.
-        replace_from, replace_to: a value of x, and what is returned in its place.
+        replace_from, replace_to: a value of x, and its replacement in the result.
     """
     import torch
 
@@ -63,13 +63,13 @@ def expand_batch_to_tokens(
 
 
 def expands(expand: Callable[..., Any]) -> bool:
-    """Return whether a function does what `expand_batch_to_tokens` should, for the dtypes that vLLM passes."""
+    """Return whether a function behaves like `expand_batch_to_tokens`, for the dtypes that vLLM passes."""
     import torch
 
     ends = torch.tensor([2, 3, 6], dtype=torch.int32)
     for dtype in (torch.float32, torch.int32):
         x = torch.tensor([0, 17, 23], dtype=dtype)
-        for start, stop in ((0, 1), (17, 31)):  # twice, so that what the memory held before cannot be right by chance
+        for start, stop in ((0, 1), (17, 31)):  # twice, so that uninitialised memory cannot be correct by chance
             found = expand(x, ends, 6, replace_from=start, replace_to=stop)
             chosen = [stop if value == start else value for value in x.tolist()]
             if found.tolist() != [chosen[0]] * 2 + [chosen[1]] + [chosen[2]] * 3:

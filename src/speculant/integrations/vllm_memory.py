@@ -1,4 +1,4 @@
-"""The memory of a process of vLLM: a drafter for the model that vLLM serves, and the file that it is kept in."""
+"""The memory of a vLLM process: a drafter for the model that vLLM serves, and its memory file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from speculant.memory.fingerprint import tokenizer_fingerprint
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VllmMemory:
-    """A drafter with what it has learned before.
+    """A drafter with its loaded memory.
 
     Attributes:
-        drafter: it.
-        vocabulary: V of the model.
+        drafter: the drafter.
+        vocabulary: vocabulary size V of the model.
         ends: tokens that end a text.
-        path: the file to save to; None where this process saves nothing.
+        path: the file to save to; None if this process saves nothing.
         save_seconds: seconds between saves.
     """
 
@@ -33,19 +33,19 @@ class VllmMemory:
     save_seconds: float
 
     def saver(self, *, learned: Callable[[], int], finish: Callable[[], object]) -> BackgroundSaver | None:
-        """Return what saves the memory from now on, see `BackgroundSaver`; None where this process saves nothing."""
+        """Start and return the saver of the memory, see `BackgroundSaver`; None if this process saves nothing."""
         if self.path is None or not isinstance(self.drafter, Persistent):
             return None
         return BackgroundSaver(self.drafter, self.path, every=self.save_seconds, learned=learned, finish=finish)
 
 
 def open_memory(settings: IntegrationSettings, vllm_config: Any, *, first: bool) -> VllmMemory:
-    """Build the drafter that the settings name and read its memory.
+    """Build the drafter from the settings and read its memory.
 
     Args:
-        settings: from the environment of the process.
+        settings: settings from the environment of the process.
         vllm_config: a VllmConfig.
-        first: whether this process saves and shares what it learns: of several that learn the same only one should.
+        first: whether this process saves and shares what it learns: of several that learn the same, only one should.
 
     Raises:
         SpeculantError: a setting or the corpus cannot be used.
@@ -65,7 +65,7 @@ def open_memory(settings: IntegrationSettings, vllm_config: Any, *, first: bool)
 
 
 def _fingerprint(settings: IntegrationSettings, model: Any, vocabulary: int) -> str:
-    """Return the fingerprint that ties memory files to the tokenizer; read from the tokenizer only where needed."""
+    """Return the fingerprint that ties memory files to the tokenizer, which is only read if needed."""
     if settings.memory is None and settings.corpus is None and settings.share is None and not settings.base:
         return ""
     skipped = getattr(model, "skip_tokenizer_init", False)
@@ -73,7 +73,7 @@ def _fingerprint(settings: IntegrationSettings, model: Any, vocabulary: int) -> 
 
 
 def _name_replica_file(settings: IntegrationSettings, vllm_config: Any) -> Path | None:
-    """Return the memory file of this data-parallel replica: replicas learn apart, and each needs a file of its own."""
+    """Return the memory file of this data-parallel replica: replicas learn separately, and each needs its own file."""
     replica = int(getattr(vllm_config.parallel_config, "data_parallel_rank", 0) or 0)
     path = settings.memory
     return path if path is None or not replica else path.with_name(f"{path.stem}-{replica}{path.suffix}")

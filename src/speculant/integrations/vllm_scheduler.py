@@ -1,19 +1,19 @@
-"""A memory beside vLLM's own head: a scheduler that replaces the head's drafts by chains of both.
+"""A memory combined with vLLM's own head: a scheduler that replaces the head's drafts by chains of both.
 
     VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --no-async-scheduling
         --scheduler-cls speculant.integrations.vllm_scheduler.UnitingScheduler
         --speculative-config '{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": 5}'
 
-A proposer of vLLM's method `custom_class` is built of a VllmConfig and shown tokens; a head needs hidden states, so the
-two cannot be one. But where vLLM schedules synchronously, drafts of every method come to its scheduler as token ids
-(`EngineCore.post_step`), which sends them back with the next step, and the workers verify what it sends. This one,
-named by a documented option of vLLM, is vLLM's own but for `update_draft_token_ids`, a method of its interface: before
-the ids are kept, each request's chain is replaced. It knows requests by name, their texts and when they end, and there
-is one for all ranks, so there is one memory. The head reads every token that was verified, whoever drafted it, so its
-next draft is the one that it would have made anyway.
+A proposer for vLLM's method `custom_class` is built from a VllmConfig and only sees tokens; a head needs hidden states,
+so the two cannot be one. But when vLLM schedules synchronously, drafts of every method reach its scheduler as token ids
+(`EngineCore.post_step`), which sends them back with the next step, and the workers verify what it sends. This
+scheduler, selected by a documented option of vLLM, is vLLM's own except for `update_draft_token_ids`, a method of its
+interface: before the ids are stored, each request's chain is replaced. It knows requests by name, their texts and when
+they end, and there is one for all ranks, so there is one memory. The head reads every verified token, whoever drafted
+it, so its next draft is the same as without the memory.
 
-Drafts of vLLM's heads are the head's most probable tokens, kept without probabilities (`draft_sample_method` greedy).
-All drafts are then certain proposals, for which its rejection sampler is exact.
+Drafts of vLLM's heads are the head's most probable tokens, without probabilities (`draft_sample_method` greedy). All
+drafts are then deterministic proposals, for which its rejection sampler is exact.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         settings = read_settings(os.environ)
         check_version(allow_untested=settings.allow_untested, oldest=UNITING_OLDEST)
         check_uniting(vllm_config, on_cpu=current_platform.is_cpu(), allow_untested=settings.allow_untested)
-        repair_expansion()  # on CPUs the worker is this process
+        repair_expansion()  # on CPUs this process is the worker
         super().__init__(vllm_config, *args, **kwargs)
         memory = open_memory(settings, vllm_config, first=True)
         self._longest = int(vllm_config.model_config.max_model_len)
-        self._drafted: dict[str, Any] = {}  # the requests that were drafted for, by name
+        self._drafted: dict[str, Any] = {}  # requests with drafts, by name
         self._chains = chains = HeadRows(
             memory.drafter,
             vocabulary=memory.vocabulary,
@@ -67,7 +67,7 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         logger.info("uniting '%s' with drafts of %s", settings.method, vllm_config.speculative_config.method)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Keep what is to be verified in the next step: for each request a chain of the head's and the memory's.
+        """Store what is to be verified in the next step: for each request a chain from the head and the memory.
 
         Args:
             draft_token_ids: a DraftTokenIds, the head's drafts of the rows of the last step.
@@ -75,7 +75,7 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
         super().update_draft_token_ids(self.unite(draft_token_ids))
 
     def unite(self, draft_token_ids: Any) -> Any:
-        """Return a DraftTokenIds with a chain of both in place of the head's, for requests that are drafted for."""
+        """Return a DraftTokenIds in which the head's chain of each drafted request is replaced by a combined one."""
         names, heads = list(draft_token_ids.req_ids), list(draft_token_ids.draft_token_ids)
         rows, places = self._take_ended(), list[int]()
         over = len(rows)
@@ -98,11 +98,11 @@ class UnitingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed he
             self._saver.close()
 
     def _take_ended(self) -> list[HeadRow]:
-        """Return the requests that have ended, with their whole texts, and forget them."""
+        """Remove and return the requests that have ended, with their whole texts."""
         ended = [name for name, request in self._drafted.items() if self.requests.get(name) is not request]
         return [HeadRow(name, self._drafted.pop(name).all_token_ids, ended=True) for name in ended]
 
     def _row(self, name: str, request: Any, head: Sequence[int]) -> HeadRow:
-        # The pass commits one token more than it accepts, and all of them need a position.
+        # The pass commits one more token than it accepts, and all of them need a position.
         maximum = min(len(head), self._longest - int(request.num_tokens) - 1)
         return HeadRow(name, request.all_token_ids, head, max(0, maximum))

@@ -15,7 +15,7 @@ from speculant.training.schedule import SCHEDULES
 OPTIMIZERS = ("adamw", "muon")
 PRECISIONS = ("float32", "bfloat16")
 KEPT = ("best", "last")
-MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change where a training goes on
+MEMORY_ONLY = ("texts", "anchors", "accumulate")  # may change when a training is resumed
 COUNTS = (  # 1 or more
     "depth",
     "texts",
@@ -35,32 +35,33 @@ _draft_model = partial(option.option, panel="Draft model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """What determines a training's result, together with head, target and data.
+    """The settings that determine a training's result, together with head, target and data.
 
     Attributes:
-        steps: of the optimizer; None where minutes end it. Without either, some passes over the data.
-        minutes: after which it ends; the learning rate then follows the clock, and results are not repeatable.
+        steps: optimizer steps; None if limited by minutes. Without either, some passes over the data.
+        minutes: time limit; the learning rate then follows the clock, and results are not reproducible.
         loss: see `training.losses`.
-        feature_weight: of the recipe's own loss.
-        depth: depths trained.
-        depth_from: the share of the training after which more than the first depth is trained.
-        decay: of the weights of deeper losses, per depth.
-        measured: depths at which acceptance is measured.
-        lr, optimizer, schedule, warmup, weight_decay, clip: of the optimizer; clip 0 clips nothing.
-        texts: of a batch.
-        anchors: positions of a text that are trained, at most.
-        accumulate: batches of a step.
-        precision: of the head's arithmetic; its weights stay float32.
-        seed: of new weights, order and anchors.
+        feature_weight: weight of the recipe's own loss.
+        depth: number of depths trained.
+        depth_from: share of the training after which more than the first depth is trained.
+        decay: decay factor of the loss weight per depth.
+        measured: number of depths at which acceptance is measured.
+        lr, optimizer, schedule, warmup, weight_decay, clip: settings of the optimizer; clip 0 disables clipping.
+        texts: texts per batch.
+        anchors: maximum trained positions per text.
+        accumulate: batches per step.
+        precision: precision of the head's arithmetic; its weights stay float32.
+        seed: seed of new weights, order and anchors.
         evaluate_every: steps between measurements of acceptance.
-        patience: measurements without gain after which it ends; 0 for never.
-        held_out: texts that acceptance is measured on.
-        keep: the weights that are kept: "best" by the tokens of a greedy round on held-out texts, or "last".
-        before_tokens: that a draft model of `Files.before` has to predict for a position to be left out (Col-BT).
-        on_policy: the share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
-        temperature: at which it writes them.
-        opening: tokens of a text that it continues, where the length of the text's prompt is not known.
-        new_tokens: that it writes, at most.
+        patience: number of measurements without gain after which training ends; 0 for never.
+        held_out: number of texts on which acceptance is measured.
+        keep: the weights to keep: "best" by the tokens of a greedy round on held-out texts, or "last".
+        before_tokens: number of tokens that a draft model of `Files.before` must predict for a position to be skipped
+            (Col-BT).
+        on_policy: share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
+        temperature: temperature of those texts.
+        opening: number of tokens of a text to continue, if the length of its prompt is unknown.
+        new_tokens: maximum tokens to write.
     """
 
     steps: int | None = _option(
@@ -145,5 +146,5 @@ class TrainSettings:
             raise UsageError(f"temperature must be above 0, not {self.temperature}: the draft model samples its texts.")
 
     def record(self) -> dict[str, Any]:
-        """Return them for a JSON file."""
+        """Return the settings for a JSON file."""
         return asdict(self)

@@ -1,12 +1,12 @@
-"""The batches that draft models are trained on: the target's texts, or their own, without what others predict.
+"""The training batches of draft models: the target's texts or their own, without positions that others predict.
 
 - On-policy (DistillSpec: Zhou et al. 2024, arXiv 2310.08461): in a share of the batches the draft model continues the
-  prompts itself, and the target scores every position. What it samples depends on its weights, on the seed and on the
-  number of the batch, so a training that goes on from a checkpoint samples the same.
-- Col-BT (SpecInfer: Miao et al. 2024, arXiv 2305.09781, section 3.1): positions that draft models trained before
-  predict rightly are left out, in training as in the measurements; the method `specinfer` merges what all draft. The
-  paper leaves out a sample if a model and the target generate the same tokens after it. Every position is such a sample
-  here, and `before_tokens` says after how many equal tokens it is left out.
+  prompts itself, and the target scores every position. The samples depend on its weights, on the seed and on the number
+  of the batch, so a training resumed from a checkpoint samples the same.
+- Col-BT (SpecInfer: Miao et al. 2024, arXiv 2305.09781, section 3.1): positions that previously trained draft models
+  predict correctly are skipped, in training and in measurements; the method `specinfer` merges the drafts of all. The
+  paper skips a sample if a model and the target generate the same tokens after it. Here every position is such a
+  sample, and `before_tokens` is the number of equal tokens after which it is skipped.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def student_features(
     Args:
         model: the target.
         target: its parts.
-        texts: long enough, see `usable`.
-        student: to be trained.
-        settings: of the training.
-        depth: the deepest that is trained or measured.
-        before: draft models whose right positions are left out.
+        texts: texts of sufficient length, see `usable`.
+        student: the draft model to train.
+        settings: training settings.
+        depth: maximum depth to train or measure.
+        before: draft models whose correctly predicted positions are skipped.
 
     Raises:
         UsageError: the texts have tokens that the draft model lacks.
@@ -74,8 +74,8 @@ class StudentFeatures(Features):
         depth: int,
         before: Sequence[Student],
     ) -> None:
-        """Prepare; the arguments are those of `student_features`."""
-        # Draft models read no state of the token after an anchor, so the last token of a text is learned too.
+        """Prepare features; the arguments are those of `student_features`."""
+        # Draft models do not read the state of the token after an anchor, so the last token of a text is learned too.
         self._depth = depth - 1
         super().__init__(model, target, text_groups(texts, settings, self._depth), student.taps)
         self._student, self._settings, self._before = student, settings, before
@@ -94,7 +94,7 @@ class StudentFeatures(Features):
         return self._unpredicted(super().held_out_batch(group))
 
     def _written(self, number: int) -> Texts:
-        """Return the prompts of a batch with what the draft model writes after them; those with room for an anchor."""
+        """Return the prompts of a batch with the draft model's continuations; those with room for an anchor."""
         texts, settings = self.groups.texts, self._settings
         chosen = self.groups[self.groups.at(number)]
         prompts = [
@@ -109,12 +109,12 @@ class StudentFeatures(Features):
 
     @torch.no_grad()
     def _unpredicted(self, batch: TrainBatch, *, written: bool = False) -> TrainBatch:
-        """Return a batch without the anchors whose first drafted tokens another draft model predicts, all of them.
+        """Return a batch without the anchors whose first drafted tokens another draft model predicts completely.
 
         Args:
-            batch: of any texts.
-            written: whether the draft model wrote them: then the target's most probable token is the right one, else
-                the token of the text.
+            batch: a batch of any texts.
+            written: whether the draft model wrote them: then the target's most probable token is the correct one,
+                otherwise the token of the text.
         """
         if not self._before or not len(batch.anchors):
             return batch
@@ -123,7 +123,7 @@ class StudentFeatures(Features):
         for student in self._before:
             states, own = student.states(batch.ids), torch.ones_like(predicted)
             for depth in range(1, self._settings.before_tokens + 1):
-                inside = rows + depth + 1 < batch.lengths[texts]  # behind the end of a text nothing is wrong
+                inside = rows + depth + 1 < batch.lengths[texts]  # after the end of a text nothing is wrong
                 places = torch.where(inside, rows + depth, 0)
                 right = batch.ids[texts, places + 1]
                 if written:
@@ -135,12 +135,12 @@ class StudentFeatures(Features):
 
 
 def is_on_policy(number: int, share: float) -> bool:
-    """Whether a draft model writes the n-th batch itself; such batches are spread evenly."""
+    """Return whether the draft model writes the n-th batch itself; such batches are spread evenly."""
     return int((number + 1) * share) > int(number * share)
 
 
 def prompt_of(texts: Texts, index: int, opening: int) -> list[int]:
-    """Return the first tokens of a text: its prompt, or some of the text where that is not known."""
+    """Return the first tokens of a text: its prompt, or some of the text if the prompt's length is unknown."""
     text = texts[index]
     count = int(texts.prompts[index]) or min(opening, len(text) - 1)
     found: list[int] = text[:count].tolist()
@@ -148,6 +148,6 @@ def prompt_of(texts: Texts, index: int, opening: int) -> list[int]:
 
 
 def cut_unknown(ids: Any, vocabulary: int) -> Any:
-    """Return the tokens before the first that the target lacks, which only padding of a vocabulary can be."""
+    """Return the tokens before the first that the target lacks, which can only be vocabulary padding."""
     lacking = np.flatnonzero(ids >= vocabulary)
     return ids[: lacking[0]] if len(lacking) else ids

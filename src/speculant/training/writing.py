@@ -92,7 +92,7 @@ def write_texts(
         advance: called with the number of tokens of each written shard.
 
     Raises:
-        UsageError: the folder holds something else, or there are no prompts.
+        UsageError: the folder has other contents, or there are no prompts.
         FileError: it cannot be written.
         OutOfMemoryError: a batch does not fit.
     """

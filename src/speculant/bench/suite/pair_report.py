@@ -31,7 +31,7 @@ class ModelFacts:
         parameters: number of weights.
         vocabulary: number of logits.
         positions: maximum number of tokens; None for no limit.
-        dtype, device: of the weights.
+        dtype, device: dtype and device of the weights.
     """
 
     parameters: int

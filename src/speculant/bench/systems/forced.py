@@ -125,7 +125,7 @@ class ForcingProcessor(LogitsProcessor):  # type: ignore[misc]
     """Makes the recorded next token the most probable one, for decoding loops other than ours.
 
     No token is forbidden: transformers' prompt lookup asks the processors for forbidden candidates, and would learn the
-        recorded text from the answer.
+    recorded text from the answer.
     """
 
     def __init__(self, prompt_tokens: int, output: Sequence[int]) -> None:

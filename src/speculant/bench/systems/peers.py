@@ -85,7 +85,7 @@ class ArcticSuffix(Drafter):
     """Arctic's suffix trees: one of the request with its prompt, one of all outputs; the better draft is used.
 
     Depth 64, up to 4 times as many tokens as matched, no minimum probability, drafts as trees: the behaviour of its own
-        simulator with these settings. Prompts are kept only for their request.
+    simulator with these settings. Prompts are kept only for their request.
     """
 
     DEPTH = 64

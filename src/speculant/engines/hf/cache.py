@@ -1,7 +1,7 @@
-"""The cache of a sequence: transformers' own DynamicCache, whose layers can be rolled back to any path of rows.
+"""The cache of a sequence: transformers' own DynamicCache, with layers that can be rolled back to any path of rows.
 
-Keys and values are written in place (`in_place_layer.py`), states are recorded (`states/layers.py`). The cache goes
-back to users and into `model.generate` like any other.
+Keys and values are written in place (`in_place_layer.py`), states are recorded (`states/layers.py`). Users and
+`model.generate` can use the cache like any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from speculant.engines.hf.states.mixers import Mixers
 
 
 def holds_text(cache: Any) -> bool:
-    """Return whether a cache of transformers has read anything; one of states alone knows no length."""
+    """Return whether a transformers cache has read anything; a cache of states alone has no length."""
     try:
         return bool(cache.get_seq_length())
     except (ValueError, AttributeError):
@@ -31,7 +31,7 @@ def holds_text(cache: Any) -> bool:
 
 
 def holds_sources(cache: Any, layers: Collection[int]) -> bool:
-    """Return whether any of these layers of cross-attention has rows in a cache."""
+    """Return whether any of these cross-attention layers has rows in a cache."""
     held = [] if cache is None else cache.layers
     return any(layer < len(held) and held[layer].is_initialized and held[layer].keys.numel() for layer in layers)
 
@@ -39,20 +39,20 @@ def holds_sources(cache: Any, layers: Collection[int]) -> bool:
 def usable_cache(
     cache: Any, config: Any = None, kind: type[DynamicCache] = DynamicCache, sources: Collection[int] = ()
 ) -> DynamicCache:
-    """Return a cache of in-place layers, which any subset of rows can be kept of.
+    """Return a cache of in-place layers, of which any subset of rows can be kept.
 
-    A given DynamicCache is returned itself, its layers exchanged for ones that hold the same. `generate` hands sliding
-    layers to models with windows; those forget rows that a rollback needs, so while they are empty the whole cache is
-    replaced. The window is enforced by the mask instead.
+    A given DynamicCache is returned itself, with its layers replaced by equivalent ones. For models with windows,
+    `generate` passes sliding layers, which drop rows that a rollback needs, so while they are empty the whole cache is
+    replaced. The mask enforces the window instead.
 
     Args:
-        cache: what was given; None for a new one.
-        config: the text config of a model with layers of several kinds; None for rows of keys and values alone.
-        kind: the class of caches that the model's states are kept in; an empty DynamicCache is replaced by one.
-        sources: the layers of cross-attention, whose rows are not the text's.
+        cache: the given cache; None for a new one.
+        config: text config of a model with several kinds of layers; None for keys and values alone.
+        kind: the cache class for the model's states; an empty DynamicCache is replaced by one.
+        sources: the cross-attention layers, whose rows do not belong to the text.
 
     Raises:
-        UnsupportedError: the cache holds something and cannot be rolled back, or is of another kind.
+        UnsupportedError: the cache is not empty and cannot be rolled back, or is of another kind.
     """
     if cache is None:
         cache = DynamicCache() if config is None else DynamicCache(config=config)
@@ -80,7 +80,7 @@ def usable_cache(
 
 
 def _of_kinds(cache: DynamicCache, config: Any, kind: type[DynamicCache]) -> DynamicCache:
-    """Return a cache of the kinds of layers that a config names: the given one, or a new one where that is empty."""
+    """Return a cache with a config's kinds of layers: the given one, or a new one if that is empty."""
     if not cache.layers:
         cache = DynamicCache(config=config)
     if type(cache) is not kind:
@@ -109,10 +109,10 @@ def _of_kinds(cache: DynamicCache, config: Any, kind: type[DynamicCache]) -> Dyn
 
 
 def cached_length(cache: DynamicCache) -> int:
-    """Return how many rows a cache holds, drafted ones included.
+    """Return the number of rows in a cache, including drafted ones.
 
     Raises:
-        UnsupportedError: it holds states alone, of another origin, which do not say what they have read.
+        UnsupportedError: it only has states from elsewhere, whose number of tokens is unknown.
     """
     if any(isinstance(layer, DynamicLayer) for layer in cache.layers) or not cache.layers:
         return int(cache.get_seq_length())
@@ -128,7 +128,7 @@ def cached_length(cache: DynamicCache) -> int:
 
 
 def rows_layer(cache: DynamicCache) -> int:
-    """Return the index of the layer whose rows tell how many a cache has: the first that attends, or has a state."""
+    """Return the index of the layer that tells a cache's number of rows: the first with attention, or with a state."""
     for kind in (DynamicLayer, LinearAttentionLayer):
         found = next((index for index, layer in enumerate(cache.layers) if isinstance(layer, kind)), None)
         if found is not None:
@@ -137,28 +137,28 @@ def rows_layer(cache: DynamicCache) -> int:
 
 
 def state_layers(cache: DynamicCache) -> list[StateLayer]:
-    """Return the layers of a cache that hold states."""
+    """Return the layers of a cache with states."""
     return [layer for layer in cache.layers if isinstance(layer, StateLayer)]
 
 
 def begin_own_pass(cache: DynamicCache, tokens: int, mixers: Mixers | None) -> None:
-    """Prepare layers of states for a pass of the model's own functions over so many tokens."""
+    """Prepare layers with states for a pass of the model's own functions over `tokens` tokens."""
     for layer in state_layers(cache):
         layer.begin_own(tokens, in_place=tokens == 1 and mixers is not None and mixers.in_place)
 
 
 def keep_read(cache: DynamicCache) -> None:
-    """Commit all that layers of states have read, where it is a chain, as prompts are."""
+    """Commit everything that layers with states have read, if it is a chain, as for prompts."""
     _take((layer, layer.after(range(layer.uncommitted))) for layer in state_layers(cache))
 
 
 def reusable_length(cache: DynamicCache, length: int) -> int:
-    """Return how many of the first `length` rows can be kept without the rest: those behind which a state is known."""
+    """Return how many of the first `length` rows can be kept without the rest: up to the last known state."""
     return min((layer.mark_before(length) for layer in state_layers(cache)), default=length)
 
 
 def copy_prefix(cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
-    """Return a cache with copies of the first rows, of as many as are reusable, and room for so many in all."""
+    """Return a cache with copies of the first reusable rows, and a capacity of `room` rows."""
     copy: DynamicCache = type(cache)()
     length = reusable_length(cache, length)
     copy.layer_class_to_replicate = cache.layer_class_to_replicate
@@ -171,12 +171,12 @@ def copy_prefix(cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
 
 
 def held_bytes(cache: DynamicCache) -> int:
-    """Return the bytes of a cache from `usable_cache`, rows that are not in use included."""
+    """Return the bytes of a cache from `usable_cache`, including unused rows."""
     return sum(getattr(layer, "nbytes", 0) for layer in cache.layers)
 
 
 def compacted(cache: DynamicCache) -> DynamicCache:
-    """Return the cache itself, or a copy in buffers that fit where more than a quarter of its own is not in use."""
+    """Return the cache itself, or a copy in fitting buffers if more than a quarter of its own is unused."""
     rows = [layer for layer in cache.layers if isinstance(layer, InPlaceLayer) and layer.is_initialized]
     used = sum(layer.keys.nbytes + layer.values.nbytes for layer in rows)
     if 4 * used >= 3 * sum(layer.rows_nbytes for layer in rows):
@@ -186,9 +186,9 @@ def compacted(cache: DynamicCache) -> DynamicCache:
 
 
 def crop_cache(cache: DynamicCache, length: int) -> int:
-    """Keep the first rows, as many of them as are reusable, for a prompt that shares only those; return how many.
+    """Keep the first reusable rows, for a prompt that shares only those; return their number.
 
-    The cache's own `crop` counts differently from one release of transformers to the next.
+    The cache's own `crop` counts differently in different releases of transformers.
     """
     kept = reusable_length(cache, length)
     for layer in state_layers(cache):
@@ -198,29 +198,29 @@ def crop_cache(cache: DynamicCache, length: int) -> int:
 
 
 def keep_rows(cache: DynamicCache, start: int, rows: list[int]) -> None:
-    """Keep the first `start` rows of every layer and, behind them, those at `start` + each of the rising `rows`.
+    """Keep the first `start` rows of every layer, followed by those at `start` + each of the ascending `rows`.
 
-    In layers of states, `start` rows are committed, and these are a path behind them.
+    In layers with states, `start` rows are committed, and `rows` is a path after them.
     """
     _take((layer, layer.after(rows)) for layer in state_layers(cache))
     _keep_in_place(cache, start, rows)
 
 
 def cut_rows(cache: DynamicCache, start: int, rows: int) -> None:
-    """Keep the committed `start` rows and the first so many behind them, of what a pass that failed has left."""
+    """Keep the committed `start` rows and the first `rows` after them, dropping the rest of a failed pass."""
     for layer in state_layers(cache):
         layer.cut_rows(rows)
     _keep_in_place(cache, start + rows, [])
 
 
 def _take(states: Iterable[tuple[StateLayer, Snapshot]]) -> None:
-    """Give each layer its state, once all of them have been computed."""
+    """Set each layer's state, after all of them have been computed."""
     for layer, snapshot in list(states):
         layer.restore(snapshot)
 
 
 def _keep_in_place(cache: DynamicCache, start: int, rows: list[int]) -> None:
-    still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # these are where they belong
+    still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # these are already in place
     moved: list[int] | Tensor = [row - still for row in rows[still:]]
     for layer in cache.layers:
         if isinstance(layer, InPlaceLayer) and layer.is_initialized:
@@ -233,13 +233,13 @@ def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | Non
     """Return the keys and values [H, T, d] of a cache's first `length` tokens in one layer, without padding.
 
     Args:
-        cache: of one sequence.
+        cache: cache of one sequence.
         layer: counted from 0; -1 is the last.
-        length: of the committed text.
-        seen: Bool[T'], False at padding, of the prompt; None without padding.
+        length: length of the committed text.
+        seen: Bool[T'], False at the prompt's padding; None without padding.
 
     Raises:
-        UnsupportedError: the layer keeps none of its own, or not all tokens.
+        UnsupportedError: the layer has no rows of its own, or not for all tokens.
     """
     layers = cache.layers
     held: Any = layers[layer] if -len(layers) <= layer < len(layers) else None
@@ -257,6 +257,6 @@ def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | Non
 
 
 def _holds_text_rows(layer: Any, length: int) -> bool:
-    """Return whether a layer has keys and values of its own of so many tokens."""
+    """Return whether a layer has its own keys and values for this many tokens."""
     own = layer is not None and not isinstance(layer, SourceLayer) and getattr(layer, "is_initialized", False)
     return own and layer.keys.shape[-2] >= length

@@ -1,7 +1,7 @@
-"""What an encoder-decoder continues: the decoder's first tokens, beside the encoder's states of a source.
+"""The prompt of an encoder-decoder: the decoder's first tokens, together with the encoder's states of a source.
 
-The cross-attention of a text reads the source once, in the pass over its first tokens. Its keys and values belong to
-the prompt and never change, so only rows of the decoder's own attention are kept or dropped with drafts.
+The cross-attention reads the source once, in the pass over the text's first tokens. Its keys and values belong to the
+prompt and never change, so only rows of the decoder's self-attention are kept or dropped with drafts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _OWN = {*_DECODERS, "past_key_values", "use_cache", "return_dict", "logits_to_ke
 
 
 class EncodedPrompt(Prompt):
-    """The first tokens of a decoder, whose every pass has the encoder's states."""
+    """The first tokens of a decoder, with the encoder's states in every pass."""
 
     whole = True
     beside = True
 
     def __init__(self, call: Call) -> None:
-        """Take what `generate` prepared, of one row.
+        """Take a call of one row prepared by `generate`.
 
         Raises:
             UnusualPromptError: drafts cannot follow it.
@@ -45,29 +45,29 @@ class EncodedPrompt(Prompt):
         self._others = copy_encoded(self._first)
         self._cross, mask = DynamicCache(), self._others.get("attention_mask")
         reads_mask = "encoder_attention_mask" in inspect.signature(model.get_decoder().forward).parameters
-        self.joins = mask is None or not reads_mask or bool(mask.all())  # passes of several sequences have none
+        self.joins = mask is None or not reads_mask or bool(mask.all())  # passes over several sequences have none
 
     @property
     def plain(self) -> bool:
-        """Its rows are not those of another source's text with the same tokens."""
+        """False: its rows differ from those of another source's text with the same tokens."""
         return False
 
     def part(self, start: int, end: int) -> PassInput:
-        """Return what the pass over the first tokens reads."""
+        """Return the input of the pass over the first tokens."""
         positions = torch.arange(start, end, device=self.ids.device)[None]
         return PassInput(self.ids[:, start:end], positions, None, copy_encoded(self._first), self._cross)
 
     def whole_cache(self, cache: DynamicCache) -> EncoderDecoderCache:
-        """Return the decoder's rows with those of the source, as passes of the class have them."""
+        """Return the decoder's rows together with the source's, as the class passes them."""
         return EncoderDecoderCache(cache, self._cross)
 
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
-        """Return what any pass reads: rows of the decoder, and the source."""
+        """Return the input of any pass: rows of the decoder, and the source."""
         return PassInput(ids, positions, mask, self._others, self._cross)
 
 
 def _cut_padding(inputs: dict[str, Any]) -> None:
-    """Leave out an encoder's states of padding, which no row attends to, so that no pass needs a mask of the source."""
+    """Drop the encoder's states of padding, which no row attends to, so that no pass needs a mask of the source."""
     outputs, mask = inputs.get("encoder_outputs"), inputs.get("attention_mask")
     if outputs is None or mask is None or mask.shape != outputs[0].shape[:2] or bool(mask.all()):
         return

@@ -1,7 +1,7 @@
-"""A transformers model as an engine: passes of its sequences, alone or several at once.
+"""A transformers model as an engine: passes over its sequences, one or several at once.
 
-Before every request the model is looked at again, since hooks, adapters, the attention and much else may have changed
-since it was probed. Where drafts cannot be verified, sequences are decoded by the model's own methods.
+The model is checked again before every request, since hooks, adapters, the attention and much else may have changed
+since it was probed. If drafts cannot be verified, sequences are decoded by the model's own methods.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
 
 
 class HFEngine:
-    """Runs passes of a transformers model; see `core.engine.Engine`. Its passes need no gradients and compute none."""
+    """Runs passes of a transformers model without gradients; see `core.engine.Engine`."""
 
     def __init__(
         self,
@@ -61,24 +61,24 @@ class HFEngine:
         notes: Sequence[str] = (),
         strict: bool = True,
     ) -> None:
-        """Find out what the model can do.
+        """Determine the model's capabilities.
 
         Args:
             model: a model with a language-model head.
-            entry: the model around it, whose `generate` says what its text is: PEFT's, or one with media whose class
-                lets this model write; None for the model itself.
+            entry: the model that wraps it and whose `generate` defines the text: PEFT's, or one with media whose class
+                delegates writing to this model; None for the model itself.
             acceleration: the prepared model; None for its own passes.
-            notes: what the user should know beside the model's own notes.
-            strict: whether a model that drafts cannot be verified on is refused; else it is decoded plainly.
+            notes: messages for the user, in addition to the model's own.
+            strict: whether to refuse a model on which drafts cannot be verified; otherwise it is decoded plainly.
 
         Raises:
-            UnsupportedError: the model cannot be decoded; or, if `strict`, drafts cannot be verified on it.
+            UnsupportedError: the model cannot be decoded; or, with `strict`, drafts cannot be verified on it.
         """
         check_generates(model)
         self.acceleration = PlainPasses() if acceleration is None else acceleration
         self.entry, self._strict, self._notes = model if entry is None else entry, strict, tuple(notes)
         self._state: tuple[Any, ...] | None = None
-        self.changes = 0  # how often the model was found to have changed, so that what was computed before is void
+        self.changes = 0  # number of detected model changes; earlier results become invalid with each
         self._largest = ROW_COUNTS[-1]
         self._latest: list[Any] = []  # see `PlainTargetCache`
         self._runner = ModelRunner(model, self._checked(model), self.acceleration)
@@ -88,24 +88,24 @@ class HFEngine:
 
     @property
     def latency_facts(self) -> tuple[object, ...]:
-        """What the latency of passes depends on, beside the model's config, dtype and acceleration: nothing."""
+        """Further facts that affect the latency of passes, besides the model's config, dtype and acceleration: none."""
         return ()
 
     def probe(self, *, rows: int = ROW_COUNTS[-1]) -> None:
-        """Check that passes, with drafts and of several sequences, leave the model's logits as they are; see `probe`.
+        """Check that passes with drafts and over several sequences leave the model's logits unchanged; see `probe`.
 
-        Nothing is done where the model is as it was at the last call. The capabilities, those of open sequences too,
-        are narrowed to what does.
+        Nothing is done if the model has not changed since the last call. The capabilities, also those of open
+        sequences, are narrowed to what works.
 
         Args:
-            rows: the most that a pass will have.
+            rows: maximum rows per pass.
 
         Raises:
-            UnsupportedError: the model is strict, and drafts cannot be verified on it.
+            UnsupportedError: the engine is strict, and drafts cannot be verified on the model.
             OutOfMemoryError: the device is full.
         """
         runner = self._runner
-        while self._largest < rows:  # doubled, so that few numbers are probed
+        while self._largest < rows:  # doubled, so that few sizes are probed
             self._largest *= 2
         state = (adapter_reason(self.entry), self._largest, state_of(runner.model))
         if state == self._state:
@@ -113,9 +113,9 @@ class HFEngine:
         if self._state is None or (state[0], state[2]) != (self._state[0], self._state[2]):
             self.changes += 1
         found = self._checked(runner.model)
-        if found.drafts and not found.encoder:  # which is checked by its first prompt
-            with torch.random.fork_rng():  # a model in training mode draws from the default streams
-                entry = self.entry if self.whole is runner.model else None  # else it reads no text alone
+        if found.drafts and not found.encoder:  # encoders are checked by their first prompt
+            with torch.random.fork_rng():  # a model in training mode uses the default random streams
+                entry = self.entry if self.whole is runner.model else None  # otherwise it cannot read text alone
                 outcome = probe_outcome(runner.model, found, self.acceleration, entry=entry, largest=self._largest)
             found = merge(found, outcome, type(runner.model).__name__)
             self._refuse(found)
@@ -123,10 +123,10 @@ class HFEngine:
         self._batch, self._live, self._first = BatchPass(runner), LiveCheck(runner), FirstPromptCheck(runner)
 
     def _checked(self, model: Any) -> HFCapabilities:
-        """Return what the class, config and adapter promise.
+        """Return the capabilities promised by the class, config and adapter.
 
         Raises:
-            UnsupportedError: it is nothing, and the engine is strict.
+            UnsupportedError: there are none, and the engine is strict.
         """
         try:
             if reason := adapter_reason(self.entry):
@@ -158,7 +158,7 @@ class HFEngine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know, of the model, its preparation, its drafter and its batches so far."""
+        """Messages for the user about the model, its preparation, its drafter and its batches so far."""
         notes = (*self.capabilities.notes, *self.acceleration.notes, *self._notes)
         if not self.capabilities.drafts:
             return notes
@@ -166,17 +166,17 @@ class HFEngine:
 
     @property
     def batch_note(self) -> str:
-        """Why the sequences of a batch are run one after the other; empty if they are not."""
+        """Why the sequences of a batch run one after the other; empty if they do not."""
         return self._batch.note
 
     @property
     def texts_at_once(self) -> int:
-        """How many texts may be decoded in turns: one where the model keeps their state on its modules."""
+        """The number of texts that may be decoded in turns: one if the model keeps their state on its modules."""
         shared = self.model.config.model_type in STATE_ON_MODULES and not self.capabilities.drafts
         return 1 if shared else UNLIMITED
 
     def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Call:
-        """Return what the model's own `generate` prepares for its decoding loop; see `ModelEngine.prepare`."""
+        """Return the call that the model's own `generate` prepares for its decoding loop; see `ModelEngine.prepare`."""
         if acts_inside_generate(self.entry):
             raise UnsupportedError(
                 "the active adapter is in effect only while its own `generate` runs; use "
@@ -189,7 +189,7 @@ class HFEngine:
         return call
 
     def obstacle(self, prepared: Call) -> str:
-        """Return why no drafts can be verified on a request, though the model takes drafts; "" if they can."""
+        """Return why drafts cannot be verified on a request although the model supports them; "" if they can."""
         if self._is_unusual(prepared):
             return self._first.reason(prepared)
         if prepared.prepare_inputs is not None:
@@ -205,12 +205,12 @@ class HFEngine:
         return "padding in front of a text changes what this model makes of drafts" if padded else ""
 
     def _is_unusual(self, prepared: Call) -> bool:
-        """Return whether a prompt is more than text."""
+        """Return whether a prompt has more than text."""
         capabilities = self.capabilities
         return capabilities.encoder or (capabilities.media and bool(set(prepared.others) - {"use_cache"}))
 
     def open_prepared(self, prepared: Call, *, plain: bool) -> AnySequence | PlainTargetCache:
-        """Return the cache of a request; the model's own methods decode a plain one."""
+        """Return the cache of a request; a plain one is decoded by the model's own methods."""
         if plain:
             return PlainTargetCache(prepared, self._latest)
         if self._is_unusual(prepared):
@@ -230,32 +230,32 @@ class HFEngine:
         padding: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> AnySequence:
-        """Return a new sequence, of which nothing but the given cache is read yet.
+        """Return a new sequence that has read nothing but the given cache.
 
         Args:
-            ids: Int64[1, T], the whole prompt, cached part included.
-            cache: what is cached of it already; fewer tokens than T.
+            ids: Int64[1, T], the whole prompt, including its cached part.
+            cache: cache of its first tokens, fewer than T.
             padding: Int64[1, T], 0 at padding, or None.
-            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+            positions: Int64[1, T] or of the uncached part; None to count the unpadded tokens.
 
         Raises:
-            UnsupportedError: the cache is of a kind that cannot be rolled back.
+            UnsupportedError: this kind of cache cannot be rolled back.
         """
         return open_sequence(self._runner, ids, cache=cache, padding=padding, positions=positions)
 
     def crop(self, cache: DynamicCache, length: int) -> int:
-        """Keep the first tokens of a cache, for a prompt that shares only those; return how many, see `reusable`."""
+        """Keep the first tokens of a cache for a prompt that shares only those; return their number, see `reusable`."""
         return crop_cache(cache, length)
 
     def reusable(self, cache: DynamicCache, length: int) -> int:
-        """Return how many of the first tokens of a cache a prompt can begin with.
+        """Return how many of a cache's first tokens a prompt can reuse.
 
-        All of them, but where layers hold states: these are known at the end of the text and of its prompt alone.
+        All of them, except with layers of states: these are known only at the end of the text and of its prompt.
         """
         return reusable_length(cache, length)
 
     def copy_prefix(self, cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
-        """Return a copy of the first tokens of a cache, as many as `reusable` says, with room for so many in all.
+        """Return a copy of the first reusable tokens of a cache, with a capacity of `room` rows.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -266,11 +266,11 @@ class HFEngine:
             raise OutOfMemoryError("the device is full; lower `prefix_cache` or the batch's size.") from error
 
     def held_bytes(self, cache: DynamicCache) -> int:
-        """Return the bytes that a cache takes."""
+        """Return the size of a cache in bytes."""
         return held_bytes(cache)
 
     def compacted(self, cache: DynamicCache) -> DynamicCache:
-        """Return a cache, or a copy where much of its memory is not in use."""
+        """Return a cache, or a compact copy if much of its memory is unused."""
         return compacted(cache)
 
     def sample(self, batch: Sequence[tuple[AnySequence, int, DraftTree]]) -> None:

@@ -1,8 +1,7 @@
-"""Passes through the first layers of a model, and passes through the others that go on from their states.
+"""Passes through the first layers of a model, and passes that continue from their states through the others.
 
-Any model whose layers can be left out of a pass runs them as a view of it. Models of the Llama family are run layer by
-layer, since what their classes do around the layers (masks, options, the logits of rows that only go on) takes longer
-than a few layers of a small model.
+Models that can skip layers run these passes on a view. Models of the Llama family run layer by layer, since their
+classes' work around the layers (masks, options, unneeded logits) takes longer than a few layers of a small model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class ExitPasses:
         self._shares = dict[int, float]()
 
     def share(self, layers: int) -> float:
-        """Return the share of a pass over a few rows that its first layers take: theirs of the weights it reads."""
+        """Return the share of a few-row pass that the first layers take: their share of the weights read."""
         if layers not in self._shares:
             model = self._runner.model
             place, output = find_layers(model), model.get_output_embeddings()
@@ -42,13 +41,13 @@ class ExitPasses:
         return self._shares[layers]
 
     def first(self, given: PassInput, cache: Any, layers: int, *, logits: bool, total: int) -> PassOutput:
-        """Run rows through the first layers, which the cache grows by; return their states [n, 1, D].
+        """Run rows through the first layers, appending to the cache; return their states [n, 1, D].
 
         Args:
             given: n rows.
-            cache: of the sequence.
-            layers: how many.
-            logits: whether those of the states are wanted, [n, V]; else they are empty.
+            cache: cache of the sequence.
+            layers: number of first layers.
+            logits: whether to compute the logits of the states, [n, V]; otherwise they are empty.
             total: see `ModelRunner.run`.
         """
         if not self._is_direct(given):
@@ -64,14 +63,14 @@ class ExitPasses:
     def rest(
         self, given: PassInput, states: Tensor, cache: Any, layers: int, *, needs: RequestedOutputs, total: int
     ) -> PassOutput:
-        """Run rows through the layers behind the first ones, given their states [n, 1, D] there.
+        """Run rows through the remaining layers, given their states [n, 1, D] after the first ones.
 
         Args:
-            given: n rows, which the first layers of the cache hold.
-            states: of the rows.
-            cache: of the sequence.
-            layers: how many the first ones are.
-            needs: may tap the last of the first layers and those behind it.
+            given: n rows, which the first layers of the cache already have.
+            states: states of the rows.
+            cache: cache of the sequence.
+            layers: number of first layers.
+            needs: may tap the last of the first layers and the remaining ones.
             total: see `ModelRunner.run`.
         """
         if not self._is_direct(given):
@@ -89,7 +88,7 @@ class ExitPasses:
         return runner.acceleration.model_for(runner.model, given.ids.shape[1], stop=stop)
 
     def _is_direct(self, given: PassInput) -> bool:
-        """Return whether the model is of a class whose pass is its layers one after the other, and as it was made."""
+        """Return whether the model's class runs its layers in sequence, and the model is unmodified."""
         model = self._runner.model
         home = type(model).__module__
         if home not in FAMILIES or given.others or given.cross is not None or given.places:
@@ -102,11 +101,11 @@ class ExitPasses:
 
 
 def _run_layers(base: Any, x: Tensor, given: PassInput, cache: Any, layers: Sequence[int]) -> dict[int, Tensor]:
-    """Return the output [1, n, D] of each of these layers of a model of the Llama family."""
+    """Return the output [1, n, D] of each of these layers of a Llama-like model."""
     positions = given.positions.to(x.device)
     angles, found, modules = base.rotary_emb(x, position_ids=positions), dict[int, Tensor](), base.layers
     for index in layers:
-        output = getattr(modules, str(index))(  # an index would make shadows of all of them
+        output = getattr(modules, str(index))(  # indexing would create shadows of all of them
             x,
             attention_mask=given.mask,
             position_ids=positions,

@@ -27,20 +27,20 @@ from speculant.engines.hf.views.extra_embeddings import with_embeddings
 from speculant.engines.hf.views.layer_selection import Entry, LayerSelection, shares_keys
 from speculant.engines.hf.views.row_positions import RowPlaces, with_positions
 
-EMBEDDED = "inputs_embeds"  # what classes call rows that are given as embeddings
+EMBEDDED = "inputs_embeds"  # the classes' argument for rows given as embeddings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassInput:
-    """What a pass over n rows reads beside the cache.
+    """The inputs of a pass over n rows, besides the cache.
 
     Attributes:
         ids: Int64[1, n].
-        positions: Int64[1, n], or [A, 1, n] where a family has A axes of them.
-        mask: what the model takes as `attention_mask`.
-        others: what it reads beside these, such as images, or `EMBEDDED` in place of the ids.
-        cross: what the decoder of an encoder-decoder has read of its source, or None.
-        places: of each sequence's rows, where the model is told them by a view; () where it is not.
+        positions: Int64[1, n], or [A, 1, n] for families with A position axes.
+        mask: the value passed to the model as `attention_mask`.
+        others: further inputs, such as images, or `EMBEDDED` in place of the ids.
+        cross: cross-attention cache of an encoder-decoder's source, or None.
+        places: positions of each sequence's rows, if a view passes them to the model; otherwise ().
     """
 
     ids: Tensor
@@ -53,14 +53,14 @@ class PassInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassOutput:
-    """What a pass over n rows returned.
+    """The outputs of a pass over n rows.
 
     Attributes:
-        logits: [R, V], of all rows or of those that were wanted.
-        hidden: [n, L', D], the tapped layers, of a prompt's part maybe its last row's alone; None if none were.
-        cache: what the model returned as its cache.
+        logits: [R, V], of all rows or the requested ones.
+        hidden: [n, L', D], of the tapped layers; of a prompt's part possibly only its last row; None without taps.
+        cache: the cache returned by the model.
         early: see `core.engine.Pass`.
-        returned: all that the model returned.
+        returned: the model's complete output.
     """
 
     logits: Tensor
@@ -78,17 +78,17 @@ class ModelRunner:
 
         Args:
             model: a causal LM that `check_model` accepted.
-            capabilities: what that returned.
+            capabilities: the result of `check_model`.
             acceleration: faster code for it.
         """
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
         self._selection, self._shares_keys = LayerSelection(model), shares_keys(model)
 
     def empty_cache(self, cache: Any = None) -> DynamicCache:
-        """Return a cache of this model's kinds of layers, or a given one with its layers made such; see `usable_cache`.
+        """Return a cache with this model's kinds of layers, or convert a given one; see `usable_cache`.
 
         Raises:
-            UnsupportedError: the given one cannot be rolled back.
+            UnsupportedError: the given cache cannot be rolled back.
         """
         mixers, text = self.capabilities.mixers, self.model.config.get_text_config(decoder=True)
         if mixers is None:
@@ -110,19 +110,19 @@ class ModelRunner:
         entry: Entry | None = None,
         total: int,
     ) -> PassOutput:
-        """Run a pass, without gradients; the cache grows by its rows.
+        """Run a pass without gradients; its rows are appended to the cache.
 
         Args:
             given: n rows.
-            cache: what it attends to; None for a new one of the model's own kind.
-            needs: which layers' output is wanted.
+            cache: the cache to attend to; None for a new one of the model's own kind.
+            needs: the layers whose output is requested.
             layers: the decoder layers to run; None for all.
-            config: attributes that the layers' config is to have instead of its own.
-            embeddings: [E, D], of tokens behind the vocabulary.
-            wanted: the rows whose logits are wanted, rising; None for all.
-            recorder: what layers of states run instead of their own functions; None for those.
-            entry: where the pass begins; None for the first layer.
-            total: how many rows the caches will hold, for the message if memory runs out.
+            config: attributes that override those in the layers' config.
+            embeddings: [E, D], embeddings of tokens after the vocabulary.
+            wanted: ascending rows whose logits are requested; None for all.
+            recorder: replaces the functions of layers with states; None for their own.
+            entry: starting point of the pass; None for the first layer.
+            total: number of rows that the caches will have, for the message if memory runs out.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -140,7 +140,7 @@ class ModelRunner:
         count, index, last = given.ids.shape[1], None, False
         if wanted is not None:
             index = torch.tensor(wanted, device=self.model.device)
-            if self.capabilities.keeps_logits:  # most models take an index, all of them the number of last rows
+            if self.capabilities.keeps_logits:  # most models accept an index, all of them the number of last rows
                 last = list(wanted) == [count - 1] and not (needs.hidden_layers and needs.prompt and self._shares_keys)
                 options["logits_to_keep"] = 1 if last else index
                 index = None
@@ -164,10 +164,10 @@ class ModelRunner:
         return PassOutput(logits if index is None else logits[index], hidden, behind, output)
 
     def _states_of(self, cache: Any, recorder: StateRecorder | None) -> tuple[Any, View | None]:
-        """Return what a pass is given as its cache, and what makes the views of mixers that read and write its states.
+        """Return the cache to pass, and the function that creates views of mixers for its states.
 
         Args:
-            cache: of a sequence, or of several and their recorder; None for one of the model's own.
+            cache: cache of one sequence, or of several with their recorder; None for the model's own.
             recorder: None for a pass of the model's own.
         """
         mixers = self.capabilities.mixers
@@ -181,22 +181,22 @@ class ModelRunner:
         return recorded, mixers.recorded(recorder)
 
     def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:
-        """Run a pass as `run` does, in the mode in which transformers' own decoding loop runs its passes."""
+        """Run a pass like `run`, in the mode in which transformers' own decoding loop runs its passes."""
         with decode_mode(self.model):
             return self.run(given, cache, **options)
 
     def mask(
         self, rows: DraftRows, start: int, before: int, *, seen: Bool | None, hidden: int, sliding: int | None = None
     ) -> Any:
-        """Return the mask of a pass over rows in the form the model takes.
+        """Return the mask of a pass over rows in the model's form.
 
-        By kind of layer where it has two, additive for eager attention.
+        A dict by kind of layer if there are two kinds; additive for eager attention.
 
         Args:
-            rows: those beside the committed text.
-            start: the first of them that the pass runs.
+            rows: the uncommitted rows.
+            start: the first of them in the pass.
             before, seen, hidden: see `DraftRows.mask`.
-            sliding: how many of the last `before` tokens layers with a window hold; None for all.
+            sliding: how many of the last `before` tokens are in layers with a window; None for all.
         """
         capabilities, full, windowed = self.capabilities, None, None
         if not capabilities.attends:
@@ -223,10 +223,10 @@ class ModelRunner:
 
 
 def check_queries(needs: RequestedOutputs, capabilities: HFCapabilities) -> None:
-    """Refuse rows beside a draft where only chains can be verified.
+    """Refuse additional rows in a draft if only chains can be verified.
 
     Raises:
-        UnsupportedError: they are needed.
+        UnsupportedError: they are requested.
     """
     if needs.queries and not capabilities.trees:
         raise UnsupportedError(
@@ -236,10 +236,10 @@ def check_queries(needs: RequestedOutputs, capabilities: HFCapabilities) -> None
 
 
 def check_tokens(tokens: Int32, vocabulary: int) -> None:
-    """Refuse drafted tokens that the model does not have.
+    """Refuse drafted tokens outside the model's vocabulary.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there is such a token.
     """
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
@@ -247,7 +247,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
 
 
 def finish_pass(output: PassOutput, needs: RequestedOutputs) -> Pass:
-    """Return what a drafter and a verifier get of a pass; the best tokens are on their way to the host."""
+    """Return the Pass for drafter and verifier; the top tokens are being copied to the host."""
     ids, logits = top_on_host(output.logits, needs.top_k) if needs.top_k else (None, None)
     return Pass(logits=output.logits, hidden=output.hidden, top_ids=ids, top_logits=logits, early=output.early)
 
@@ -259,7 +259,7 @@ def as_ids(numbers: Int64) -> Tensor:
 
 @contextlib.contextmanager
 def out_of_memory(where: str) -> Iterator[None]:
-    """Turn the device's error that its memory is full into an OutOfMemoryError that names the place and the way out."""
+    """Convert the device's out-of-memory error to an OutOfMemoryError that names the place and a remedy."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685), by PEFT: checked against a model's config, merged into its weights.
+"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685) via PEFT: checked against a model's config, merged into its weights.
 
-A merged adapter costs nothing in passes, and every way of running a model takes it. In dtypes of 16 bits the sums are
-rounded, as `merge_and_unload` of PEFT rounds them.
+A merged adapter adds no cost to passes and works with every way of running a model. In 16-bit dtypes the sums are
+rounded, as in PEFT's `merge_and_unload`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def check_adapter(source: str, model: str | None) -> None:
-    """Check that an adapter can be merged into a model, of which the config alone is read.
+    """Check that an adapter can be merged into a model, reading only the model's config.
 
     Args:
         source: the adapter's folder or hub id.
         model: a folder or a hub id; None for the bundled model.
 
     Raises:
-        ModelNotFoundError: there is no adapter, or it cannot be read.
+        ModelNotFoundError: there is no such adapter, or it cannot be read.
         UnsupportedError: PEFT is not installed, or the adapter is of another kind.
-        ModelError: it was made for another model.
+        ModelError: it belongs to another model.
     """
     config, weights = _read(source)
     import torch
@@ -40,7 +40,7 @@ def check_adapter(source: str, model: str | None) -> None:
             wrapped = PeftModel(outline_model(model), config)
             own = {name: each for name, each in weights.items() if each.device.type == "cpu"}
             found = set_peft_model_state_dict(wrapped, own, low_cpu_mem_usage=True)
-    except (RuntimeError, ValueError, KeyError) as error:  # sizes that differ, modules that are not there
+    except (RuntimeError, ValueError, KeyError) as error:  # mismatched sizes, missing modules
         raise ModelError(f"{_misfit(source, model)} {_reason(error)}") from error
     missing = [name for name in found.missing_keys if ".lora_" in name]
     if missing or found.unexpected_keys:
@@ -49,15 +49,15 @@ def check_adapter(source: str, model: str | None) -> None:
 
 
 def merge_adapter(model: Any, source: str) -> Any:
-    """Return a model of transformers with an adapter added to its weights; the model must be the caller's own.
+    """Return a transformers model with an adapter merged into its weights; the model must be the caller's own.
 
     Args:
-        model: with weights of floats.
+        model: a model with float weights.
         source: the adapter's folder or hub id.
 
     Raises:
         ModelNotFoundError, UnsupportedError: see `check_adapter`.
-        ModelError: the adapter does not fit, or its sums are no numbers.
+        ModelError: the adapter does not fit, or its sums are not finite.
     """
     config, _ = _read(source)
     from peft import PeftModel
@@ -81,14 +81,14 @@ def _read(source: str) -> tuple[LoraConfig, dict[str, Any]]:
         config = PeftConfig.from_pretrained(source)
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if getattr(config, "alora_invocation_tokens", None):
-            kind = "aLoRA"  # whose weights come into effect in the middle of a text
+            kind = "aLoRA"  # its weights take effect only from a certain token on
         if not isinstance(config, LoraConfig) or kind == "aLoRA":
             raise UnsupportedError(f"the adapter in {source} is of kind {kind}; LoRA alone is merged into weights.")
         config.inference_mode = True
         return config, load_peft_weights(source, device="cpu")
     except UnsupportedError:
         raise
-    except Exception as error:  # as many as there are ways to be damaged; each ends here with its reason
+    except Exception as error:  # damaged files fail in many ways; each ends here with its reason
         advice = "" if Path(source).exists() else f" {hub_advice()}"
         raise ModelNotFoundError(f"the adapter in {source} cannot be read: {_reason(error)}{advice}") from error
 

@@ -1,12 +1,12 @@
-"""Prompts with images, sound or video: the model's own methods prepare their pass, and drafts follow as behind text.
+"""Prompts with images, audio or video: the model's own methods prepare their pass, and drafts follow as after text.
 
-`generate` computes positions (on several axes where a family has them), types of tokens and what the media are, and the
-prompt's pass reads the media once. What follows is text: its rows are given positions, on the axes on which the model's
-own methods place the next token. Most classes read nothing else there. Those with cross-attention to an image do, such
-as its states and which of its tiles a row sees: these inputs are asked of the model's own methods, for one row and for
-two, which shows what every row has of its own. Whether that is all, a check finds out (`probe/first_prompt.py`). Where
-positions are all that the text behind the media needs, too, a prompt may begin with rows that another prompt with the
-same media has left, and its pass reads the text behind them alone.
+`generate` computes positions (on several axes for some families), token types and media inputs, and the prompt's pass
+reads the media once. Everything after it is text: its rows get positions on the axes on which the model's own methods
+place the next token. Most classes need nothing else there. Those with cross-attention to an image do, such as its
+states and the tiles that a row sees: these inputs are obtained from the model's own methods, for one row and for two,
+which shows what is specific to each row. A check verifies that this is sufficient (`probe/first_prompt.py`). If the
+text after the media only needs positions too, a prompt can reuse the rows of another prompt with the same media, and
+its pass reads only the text after them.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from speculant.engines.hf.forward_pass import EMBEDDED, PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import HANDLED, Call
 
-_OWN = {*HANDLED, "input_ids", "return_dict"}  # inputs that a pass is given anyway, or in another form
-_OF_PROMPTS = {  # those that say how a prompt's pass is masked, or of what media a part is padding
+_OWN = {*HANDLED, "input_ids", "return_dict"}  # inputs that a pass gets anyway, or in another form
+_OF_PROMPTS = {  # those that describe a prompt's mask, or padding in media
     *("token_type_ids", "mm_token_type_ids", "feature_attention_mask", "interpolate_pos_encoding"),
 }
 KINDS = ("image", "audio", "video")
 
 
 def media_tokens(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return, by kind, the ids of the tokens that stand for media in a model's prompts."""
+    """Return, by kind, the ids of the tokens that represent media in a model's prompts."""
     found = {kind: [getattr(config, f"{kind}_token_{suffix}", None) for suffix in ("id", "index")] for kind in KINDS}
     known = {kind: tuple({each for each in ids if each is not None}) for kind, ids in found.items()}
     return {kind: ids for kind, ids in known.items() if ids}
 
 
 class MediaPrompt(Prompt):
-    """A prompt that the model's own methods prepare, in one pass."""
+    """A prompt prepared by the model's own methods, read in one pass."""
 
     whole = True
 
     def __init__(self, call: Call, *, splits: Callable[[int], bool] = lambda _: False) -> None:
-        """Prepare the prompt's pass, and find out what the passes behind it read.
+        """Prepare the prompt's pass, and determine the inputs of the passes after it.
 
         Args:
-            call: what `generate` prepared, of one row.
-            splits: whether rows behind so many first ones, media among them, may be read by themselves.
+            call: a call of one row, prepared by `generate`.
+            splits: returns whether rows after a number of first ones, including media, may be read separately.
 
         Raises:
             UnusualPromptError: drafts cannot follow it.
@@ -75,7 +75,7 @@ class MediaPrompt(Prompt):
         self._pass = PassInput(call.ids, positions, first.get("attention_mask"), _others(first), self._cross)
         self._places, self._splits = [*chain(*media_tokens(model.config).values())], splits
         self._call, self._others = call, dict[str, Any]()
-        self._own = tuple[str, ...]()  # those of the others of which every row has its own
+        self._own = tuple[str, ...]()  # names of other inputs that are specific to each row
         crossing = getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None)
         self.joins = not crossing and not _others(following).keys() - _OF_PROMPTS
         self._axes: Tensor | None = None
@@ -87,7 +87,7 @@ class MediaPrompt(Prompt):
 
     @property
     def plain(self) -> bool:
-        """Its rows are not those of a text with the same tokens."""
+        """False: its rows differ from those of a text with the same tokens."""
         return False
 
     @cached_property
@@ -100,13 +100,13 @@ class MediaPrompt(Prompt):
         return MediaPrefix(tokens, digest, end) if end < len(self) and self._splits(end) else None
 
     def part(self, start: int, end: int) -> PassInput:
-        """Return what the pass over the prompt reads: all of it, or what stands behind its media."""
+        """Return the input of the pass over the prompt: all of it, or the part after its media."""
         if start == 0:
             return self._pass
         return PassInput(self.ids[:, start:end], self._pass.positions[..., start:end], None)
 
     def note_output(self, output: Any) -> None:
-        """Find out what the rows behind the prompt read, now that the states of its media are known."""
+        """Determine the inputs of rows after the prompt, given the states of its media."""
         if self.joins:
             return
         one, two = ({**_others(_prepared_behind(self._call, output, rows))} for rows in (1, 2))
@@ -118,11 +118,11 @@ class MediaPrompt(Prompt):
             raise UnusualPromptError(f"every token behind such a prompt reads a further piece of {' and '.join(wrong)}")
 
     def whole_cache(self, cache: DynamicCache) -> Any:
-        """Return the text's rows, with those of an image that the class keeps beside them."""
+        """Return the text's rows, with those of an image that the class keeps separately."""
         return cache if self._cross is None else EncoderDecoderCache(cache, self._cross)
 
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
-        """Return what a pass over rows behind the prompt reads, with positions [A, 1, n] where there are A axes."""
+        """Return the input of a pass over rows after the prompt; positions are [A, 1, n] with A axes."""
         if self._axes is not None:
             positions = positions[None] + self._axes[:, None, None]
         others = dict(self._others)
@@ -131,7 +131,7 @@ class MediaPrompt(Prompt):
         return PassInput(ids, positions, mask, others, self._cross)
 
     def _digest(self) -> str:
-        """Return a digest of all inputs that are no types of the prompt's tokens; "" where one cannot be compared."""
+        """Return a digest of all inputs except token types; "" if one cannot be compared."""
         found = hashlib.sha256()
         for name, value in sorted(self._pass.others.items()):
             if isinstance(value, Tensor) and value.shape == self.ids.shape and not value.is_floating_point():
@@ -143,7 +143,7 @@ class MediaPrompt(Prompt):
 
 
 class _Nothing(dict[str, Any]):
-    """Stands for a pass's output before there is one: it has no value of any name."""
+    """A placeholder for the output of a pass that has not run: it has no values."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -153,7 +153,7 @@ _NOTHING = _Nothing()
 
 
 def _prepared_behind(call: Call, output: Any, rows: int) -> dict[str, Any]:
-    """Return what the model's own methods prepare for so many rows behind a prompt whose pass returned this."""
+    """Return the inputs that the model's own methods prepare for rows after a prompt, given its pass's output."""
     model, ids = call.model, call.ids
     inputs = model._update_model_kwargs_for_generation(output, dict(call.inputs), is_encoder_decoder=False)
     longer = torch.cat([ids, ids[:, -1:].expand(-1, rows)], dim=1)
@@ -162,7 +162,7 @@ def _prepared_behind(call: Call, output: Any, rows: int) -> dict[str, Any]:
 
 
 def _add_value(digest: Any, value: Any) -> bool:
-    """Add an input to a digest: arrays, what a vision tower returned, plain values; return False for another."""
+    """Add an input to a digest: arrays, a vision tower's output, plain values; return False for any other."""
     if isinstance(value, Tensor):
         digest.update(f"{value.dtype} {[*value.shape]}".encode())
         digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -178,7 +178,7 @@ def _add_value(digest: Any, value: Any) -> bool:
 
 
 def _rows_in_front(call: Call) -> int:
-    """Return how many rows the cache gets of images that no ids stand for, in front of the text, as GIT's does."""
+    """Return the number of cache rows for images without ids, in front of the text, as in GIT."""
     if call.inputs.get("pixel_values") is None:
         return 0
     counts = (getattr(module, "image_patch_tokens", 0) for module in call.model.modules())
@@ -186,5 +186,5 @@ def _rows_in_front(call: Call) -> int:
 
 
 def _others(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs that a pass over text has not."""
+    """Return the inputs that a pass over text does not have."""
     return {name: value for name, value in inputs.items() if name not in _OWN and value is not None}

@@ -19,16 +19,16 @@ from speculant.engines.hf.forward_pass import PassInput
 
 
 class UnusualPromptError(Exception):
-    """Drafts cannot follow a prompt that is more than text; the message gives the reason, as part of a sentence."""
+    """Drafts cannot follow a prompt with more than text; the message is the reason, phrased as part of a sentence."""
 
 
 def slices_by_length() -> bool:
-    """Return whether this release of transformers is told how many of the ids a pass reads."""
+    """Return whether this transformers release is told how many of the ids a pass reads."""
     return "next_sequence_length" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 
 
 def copy_encoded(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pass's inputs with a copy of the encoder's states, to which some decoders (Moonshine's) add in place."""
+    """Return a pass's inputs with a copy of the encoder's states, which some decoders (Moonshine's) modify in place."""
     encoded = inputs.get("encoder_outputs")
     if not isinstance(encoded, ModelOutput):
         return dict(inputs)
@@ -38,12 +38,12 @@ def copy_encoded(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptPart:
-    """Prompt tokens that a pass is going to read.
+    """Prompt tokens that a pass will read.
 
     Attributes:
-        start, end: their places in the prompt.
-        needs: what is wanted of them beside the last one's logits.
-        hidden: the states of the parts before, of which the cache keeps them.
+        start, end: their range in the prompt.
+        needs: requested outputs besides the last token's logits.
+        hidden: hidden states of the previous parts.
     """
 
     start: int
@@ -55,7 +55,7 @@ class PromptPart:
         return self.end - self.start
 
     def with_states(self, hidden: Tensor | None) -> list[Tensor]:
-        """Return the states of the parts so far and of this one, where they are wanted."""
+        """Return the states of the parts so far and of this one, if requested."""
         return self.hidden if hidden is None or not self.needs.hidden_layers else [*self.hidden, hidden]
 
 
@@ -65,10 +65,10 @@ class Prompt:
     Attributes:
         ids: Int64[1, T].
         seen: Bool[T], False at padding; None without padding.
-        shift: cache slot minus position, of all tokens behind the prompt.
+        shift: cache slot minus position for all tokens after the prompt.
         whole: whether it must be read in one pass.
-        joins: whether rows behind it can be read in one pass with rows behind others of its kind.
-        beside: whether passes behind it read more than ids, a mask, and positions that count on from the prompt's.
+        joins: whether rows after it can share a pass with rows after other prompts of its kind.
+        beside: whether passes after it read more than ids, a mask, and positions that continue the prompt's.
     """
 
     whole = False
@@ -77,16 +77,16 @@ class Prompt:
 
     @property
     def media(self) -> MediaPrefix | None:
-        """Of a prompt with media that can go on from rows of the same media; else None."""
+        """Set for a prompt with media that can reuse rows of the same media; otherwise None."""
         return None
 
     def __init__(self, ids: Tensor, *, padding: Tensor | None, positions: Tensor | None) -> None:
-        """Find out where the positions of what follows begin.
+        """Determine where the positions of what follows start.
 
         Args:
             ids: Int64[1, T].
             padding: Int64[1, T], 0 at padding, or None.
-            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
+            positions: Int64[1, T] or of the uncached part; None to count the unpadded tokens.
         """
         self.ids = ids
         self._padding = None if padding is None or bool(padding.all()) else padding
@@ -111,31 +111,31 @@ class Prompt:
         return bool((given == torch.arange(first, len(self), device=given.device)).all())
 
     def part(self, start: int, end: int) -> PassInput:
-        """Return what a pass over some of its tokens reads, all before them being cached."""
+        """Return the input of a pass over some of its tokens, after all previous ones are cached."""
         padding = None if self._padding is None else self._padding[:, :end]
         return PassInput(self.ids[:, start:end], self._positions_of(start, end), padding)
 
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
-        """Return what a pass over rows behind the prompt reads.
+        """Return the input of a pass over rows after the prompt.
 
         Args:
             ids, positions: Int64[1, n].
-            mask: of the rows, as the model takes it.
+            mask: mask of the rows, in the model's form.
         """
         return PassInput(ids, positions, mask)
 
     def note_output(self, output: Any) -> None:
-        """Take note of what the model returned for a pass over the prompt."""
+        """Record the model's output of a pass over the prompt."""
 
     def whole_cache(self, cache: Any) -> Any:
-        """Return what the model itself would hold of the text, given the cache of its rows."""
+        """Return the cache in the model's own form, given the cache of the text's rows."""
         return cache
 
     def padding_mask(self, total: int) -> Tensor | None:
-        """Return the 2-D mask of a pass in which every row attends to all before it; None without padding.
+        """Return the 2-D mask of a pass in which every row attends to all previous ones; None without padding.
 
         Args:
-            total: how many rows the cache will hold.
+            total: number of rows that the cache will have.
         """
         if self._padding is None:
             return None

@@ -17,45 +17,45 @@ from speculant.engines.hf.prompt import Prompt, PromptPart, join_states
 from speculant.engines.hf.rotary_limit import RotaryLimit
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 
-RECORDED_AT_ONCE = 128  # prompt tokens of a recorded pass, whose records take memory
+RECORDED_AT_ONCE = 128  # maximum prompt tokens per recorded pass, whose records take memory
 
 
 class PromptReader:
-    """Plans and runs such passes; how far the prompt is read, and into which cache, its sequence knows.
+    """Plans and runs such passes; its sequence keeps the progress and the cache.
 
     Attributes:
-        watcher: takes the place of a part's first row and the part's logits [n, V]; None where nobody wants them.
+        watcher: called with the index of a part's first row and the part's logits [n, V]; None if not needed.
     """
 
     def __init__(self, runner: ModelRunner, prompt: Prompt, limit: RotaryLimit) -> None:
         self._runner, self._prompt, self._limit = runner, prompt, limit
-        self._hidden: list[Tensor] = []  # of the parts read so far
+        self._hidden: list[Tensor] = []  # hidden states of the parts read so far
         self.watcher: Callable[[int, Tensor], None] | None = None
 
     def plan(self, start: int, maximum: int | None, needs: RequestedOutputs) -> PromptPart:
-        """Return the part that a pass is to read next; nothing is run.
+        """Return the part that the next pass will read; nothing is run.
 
         Args:
-            start: how much is read.
-            maximum: tokens; None for any number.
-            needs: what is wanted of the whole prompt, or of its last token.
+            start: number of tokens already read.
+            maximum: maximum tokens; None for no limit.
+            needs: requested outputs of the whole prompt, or of its last token.
 
         Raises:
-            UnsupportedError: the model cannot give what the drafter needs.
+            UnsupportedError: the model cannot provide what the drafter needs.
         """
         check_queries(needs, self._runner.capabilities)
         left = len(self._prompt) - start
-        # Where factors, windows or masks go by the pass, a prompt in several passes would be another prompt.
+        # If factors, windows or masks depend on the pass, a prompt in several passes would be another prompt.
         capabilities = self._runner.capabilities
         by_pass = capabilities.window_by_cache or capabilities.both_ways
         at_once = self._prompt.whole or self._limit.reads_at_once or by_pass
         end = start + (left if maximum is None or at_once else min(maximum, left))
-        # Of a prompt that is read in parts, only the last part's last row is wanted unless all rows are.
+        # Of a prompt read in parts, only the last part's last row is needed unless all rows are requested.
         wanted = needs if needs.prompt or end == len(self._prompt) else NO_OUTPUTS
         return PromptPart(start, end, wanted, self._hidden)
 
     def rows(self, part: PromptPart) -> PassInput:
-        """Return what a pass beside other rows reads of a part; the mask is None for causal rows."""
+        """Return the input for reading a part together with other rows; the mask is None for causal rows."""
         capabilities, given = self._runner.capabilities, self._prompt.part(part.start, part.end)
         if part.start == 0 and capabilities.window is None and not capabilities.additive:
             return given
@@ -65,9 +65,9 @@ class PromptReader:
         return PassInput(given.ids, given.positions, mask)
 
     def read(self, part: PromptPart, cache: DynamicCache) -> PassOutput:
-        """Run the passes over a part; return logits [1, V] of its last row, and hidden states.
+        """Run the passes over a part; return the logits [1, V] of its last row, and hidden states.
 
-        The model's own, or recorded ones where that would forget the state.
+        The model's own passes, or recorded ones if those would lose the state.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -87,7 +87,7 @@ class PromptReader:
         return PassOutput(output.logits[-1:], output.hidden)
 
     def _read_recorded(self, part: PromptPart, cache: DynamicCache) -> PassOutput:
-        """Read a part by recorded passes over few rows each, whose records are folded one after the other."""
+        """Read a part in recorded passes over few rows each, folding their records in turn."""
         layers, outputs = state_layers(cache), list[PassOutput]()
         before = [layer.snapshot() for layer in layers]
         try:
@@ -117,7 +117,7 @@ class PromptReader:
         return [len(part) - 1] if self.watcher is None else None
 
     def take(self, part: PromptPart, output: PassOutput, needs: RequestedOutputs) -> Pass | None:
-        """Take what `read` has returned; return the last token's Pass, or None if more of the prompt is to be read."""
+        """Process the output of `read`; return the last token's Pass, or None if more of the prompt must be read."""
         hidden = part.with_states(output.hidden)
         if part.end < len(self._prompt):
             self._hidden = hidden
@@ -127,10 +127,10 @@ class PromptReader:
         return finished
 
     def read_anew(self, behind: Sequence[int], needs: RequestedOutputs) -> tuple[PassOutput, DynamicCache]:
-        """Run one pass over the prompt and these tokens behind it.
+        """Run one pass over the prompt and the tokens after it.
 
         Returns:
-            Logits [1, V] and hidden states of the last token, and the cache of that one pass.
+            Logits [1, V] and hidden states of the last token, and the cache of that pass.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -143,11 +143,11 @@ class PromptReader:
         return PassOutput(output.logits, None if output.hidden is None else output.hidden[-1:]), cache
 
     def undo(self, part: PromptPart) -> None:
-        """Forget what was taken of a part and behind it."""
+        """Drop the states of a part and those after it."""
         self._hidden = part.hidden
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self._hidden = []
 
 

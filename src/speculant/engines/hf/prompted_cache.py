@@ -1,4 +1,4 @@
-"""A sequence's cache on a transformers model, and how its prompt is read: whole, in parts, or beside others' prompts.
+"""A sequence's cache on a transformers model, and the reading of its prompt: whole, in parts, or with other prompts.
 
 The keys and values are in transformers' own DynamicCache, written in place.
 """
@@ -24,25 +24,25 @@ from speculant.engines.hf.rotary_limit import RotaryLimit
 
 
 class PromptedCache(ABC):
-    """What of one sequence a model has read; `HFTargetCache` adds the passes behind its prompt."""
+    """What a model has read of one sequence; `HFTargetCache` adds the passes after its prompt."""
 
     def __init__(self, runner: ModelRunner, prompt: Prompt, cache: DynamicCache | None) -> None:
         """Prepare a sequence.
 
         Args:
-            runner: of the model.
-            prompt: the whole prompt, cached part included.
-            cache: what is cached of it already; None for nothing.
+            runner: runner of the model.
+            prompt: the whole prompt, including its cached part.
+            cache: cache of its first tokens; None for nothing.
 
         Raises:
-            UnsupportedError: the cache is of a kind that cannot be rolled back.
+            UnsupportedError: this kind of cache cannot be rolled back.
         """
         self._runner, self._prompt = runner, prompt
         self._limit = RotaryLimit(runner, self._prompt)
         self._reader = PromptReader(runner, self._prompt, self._limit)
         self.cache = runner.empty_cache(cache)
         self._length = self._given = cached_length(self.cache)
-        self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # behind the given rows
+        self._start = [layer.snapshot() for layer in state_layers(self.cache)]  # after the given rows
 
     @property
     def length(self) -> int:
@@ -58,12 +58,12 @@ class PromptedCache(ABC):
 
     @property
     def rereads(self) -> bool:
-        """Whether committed tokens can be read again: states cannot be taken back."""
+        """Whether committed tokens can be read again: states cannot be rolled back."""
         return not (self._runner.capabilities.states or self._prompt.whole)
 
     @property
     def whole_cache(self) -> Any:
-        """What the model itself would hold of the text: beside its rows, those of a source."""
+        """The cache in the model's own form: the text's rows together with those of a source."""
         return self._prompt.whole_cache(self.cache)
 
     @property
@@ -82,7 +82,7 @@ class PromptedCache(ABC):
         if not capabilities.drafts:
             return 0
         if capabilities.positions is not None:
-            taken = self._length if capabilities.by_slot else self.position  # padding takes some, too
+            taken = self._length if capabilities.by_slot else self.position  # padding takes slots too
             depth = capabilities.positions - 1 - taken
         return max(0, min(depth, self._limit.depth(self.position)))
 
@@ -93,11 +93,11 @@ class PromptedCache(ABC):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether the rows of its first tokens are those of any other text that begins with the same tokens.
+        """Whether the rows of its first tokens equal those of any other text with the same first tokens.
 
-        They are not where positions are the request's own, where factors, windows or masks go by the pass that reads a
-        prompt, or where such a text was read with other factors. Prompts with media share with those that have
-        the same, see `media`.
+        They do not if positions are specific to the request, if factors, windows or masks depend on the pass that reads
+        a prompt, or if such a text was read with other factors. Prompts with media share with those that have the same,
+        see `media`.
         """
         within = self._limit.holds(max(len(self._prompt), self._length))
         alike = self._prompt.plain or self._prompt.media is not None
@@ -109,10 +109,10 @@ class PromptedCache(ABC):
         return self._prompt.media
 
     def begin_with(self, cache: DynamicCache) -> None:
-        """Begin with rows of the prompt's first tokens in place of an empty cache.
+        """Start with rows of the prompt's first tokens in place of an empty cache.
 
         Raises:
-            UsageError: the prompt is being read, or the cache holds all of it.
+            UsageError: the prompt is being read, or the cache has all of it.
         """
         length = cached_length(cache)
         if self._length or length >= len(self._prompt):
@@ -134,22 +134,22 @@ class PromptedCache(ABC):
 
     @property
     def joins_rounds(self) -> bool:
-        """Whether its rows behind the prompt may be read in a pass with those of other sequences."""
+        """Whether its rows after the prompt may share a pass with those of other sequences."""
         return self._prompt.joins
 
     @property
     def joins(self) -> bool:
-        """Whether its prompt may be read in a pass with those of other sequences."""
+        """Whether its prompt may share a pass with those of other sequences."""
         capabilities = self._runner.capabilities
         alike = self._prompt.plain and self.shares_prefixes and self._reader.watcher is None
         return alike and capabilities.trees and not (capabilities.states or capabilities.placing)
 
     def plan_prompt(self, maximum: int | None, needs: RequestedOutputs) -> PromptPart:
-        """Return the part of the prompt that a pass is to read next, see `PromptReader.plan`; nothing is run.
+        """Return the part of the prompt that the next pass will read, see `PromptReader.plan`; nothing is run.
 
         Raises:
-            UsageError: the prompt was read before, or the cache was used elsewhere meanwhile.
-            UnsupportedError: the model cannot give what the drafter needs.
+            UsageError: the prompt was already read, or the cache was used elsewhere meanwhile.
+            UnsupportedError: the model cannot provide what the drafter needs.
         """
         self._check_cache()
         if not self.unread:
@@ -158,14 +158,14 @@ class PromptedCache(ABC):
         return self._reader.plan(self._length, maximum, needs)
 
     def prompt_rows(self, part: PromptPart) -> PassInput:
-        """Return what a pass with other sequences reads of a part of the prompt; the mask is None for causal rows."""
+        """Return the input for reading a part of the prompt with other sequences; the mask is None for causal rows."""
         return self._reader.rows(part)
 
     def take_prompt(self, part: PromptPart, output: PassOutput, needs: RequestedOutputs) -> Pass | None:
-        """Take what a pass has returned for a part of the prompt: logits [1, V] of its last row, and hidden states.
+        """Process a pass's output for a part of the prompt: logits [1, V] of its last row, and hidden states.
 
         Returns:
-            The last token's Pass; None if more of the prompt is to be read.
+            The last token's Pass; None if more of the prompt must be read.
         """
         finished = self._reader.take(part, output, needs)
         keep_read(self.cache)
@@ -176,26 +176,26 @@ class PromptedCache(ABC):
         return finished
 
     def undo_prompt(self, part: PromptPart) -> None:
-        """Drop what a pass that failed has read."""
+        """Drop what a failed pass has read."""
         self._length = part.start
         self._reader.undo(part)
         self.rollback()
 
     @property
     def at_limit(self) -> bool:
-        """Whether the next pass reads the whole text anew, as `generate` does where rotary factors change."""
+        """Whether the next pass rereads the whole text, as `generate` does when rotary factors change."""
         return self._limit.reached(self.position)
 
     def _drop_other_factors(self) -> None:
-        """Drop rows of an earlier turn that `generate` would compute anew with the factors of a longer text."""
+        """Drop rows of an earlier turn that `generate` would recompute with the factors of a longer text."""
         if self._given and self._limit.rereads(self.position) and not self._limit.holds(len(self._prompt)):
             self._length = self._given = 0
             self.rollback()
 
     @abstractmethod
     def rollback(self) -> None:
-        """Drop rows that are not committed."""
+        """Drop uncommitted rows."""
 
     @abstractmethod
     def _check_cache(self) -> None:
-        """Raise a UsageError where the cache was used elsewhere meanwhile."""
+        """Raise a UsageError if the cache was used elsewhere meanwhile."""

@@ -47,7 +47,7 @@ from speculant.engines.hf.waiting_rows import WaitingRows
 
 
 class HFTargetCache(PromptedCache):
-    """One sequence on a model; see `core.engine.TargetCache`. Not for several threads at once."""
+    """One sequence on a model; see `core.engine.TargetCache`. Not thread-safe."""
 
     def __init__(
         self,
@@ -62,27 +62,27 @@ class HFTargetCache(PromptedCache):
         """Prepare a sequence.
 
         Args:
-            runner: of the model.
-            ids: Int64[1, T], the whole prompt, cached part included.
-            cache: what is cached of it already; fewer tokens than T.
+            runner: runner of the model.
+            ids: Int64[1, T], the whole prompt, including its cached part.
+            cache: cache of its first tokens, fewer than T.
             padding: Int64[1, T], 0 at padding, or None.
-            positions: Int64[1, T] or of the uncached part, or None to count the unpadded tokens.
-            prompt: the prompt where it is more than text, instead of padding and positions.
+            positions: Int64[1, T] or of the uncached part; None to count the unpadded tokens.
+            prompt: a prompt with more than text, instead of padding and positions.
 
         Raises:
-            UnsupportedError: the cache is of a kind that cannot be rolled back.
+            UnsupportedError: this kind of cache cannot be rolled back.
         """
         super().__init__(runner, prompt or Prompt(ids, padding=padding, positions=positions), cache)
         self._rows = DraftRows()
-        self._layers: tuple[int, ...] | None = None  # those that the rows were run through, None for all
+        self._layers: tuple[int, ...] | None = None  # the layers that the rows were run through; None for all
         self._waiting = WaitingRows(runner, self)  # see `read_exit`
-        self._plain = False  # whether passes over one token are the model's own wherever they are
-        self._foreign = False  # whether rows have tokens that the model does not
-        self._text: list[int] = []  # the tokens of all rows behind the prompt
+        self._plain = False  # whether all one-token passes are the model's own
+        self._foreign = False  # whether rows have tokens outside the model's vocabulary
+        self._text: list[int] = []  # tokens of all rows after the prompt
 
     @property
     def uncommitted(self) -> int:
-        """How many rows `forward` has appended since the last `keep` or `rollback`."""
+        """The number of rows that `forward` has appended since the last `keep` or `rollback`."""
         return len(self._rows)
 
     def forward(
@@ -97,7 +97,7 @@ class HFTargetCache(PromptedCache):
         chosen = None if layers is None else tuple(layers)
         if len(self._rows) and chosen != self._layers:
             raise UsageError("earlier rows were run through other layers; keep or drop them first.")
-        plain = chosen is None and embeddings is None and not self._plain  # passes for `check` go on from nothing
+        plain = chosen is None and embeddings is None and not self._plain  # passes for `check` start from scratch
         if plain and self._waiting.serve(needs) and self.exits:
             return finish_pass(self._waiting.go_on(tokens, parents, needs), needs)
         extra = 0 if embeddings is None else len(embeddings)
@@ -139,7 +139,7 @@ class HFTargetCache(PromptedCache):
         self._waiting.drop()
 
     def plain_logits(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits [n, V] behind each of the tokens that may follow, by passes over one each; none is kept."""
+        """Return the logits [n, V] after each of several candidate next tokens, one pass each; none is kept."""
         self._plain, logits = True, list[Tensor]()
         with self._waiting.aside():
             try:
@@ -214,7 +214,7 @@ class HFTargetCache(PromptedCache):
         self.rollback()
 
     def detach(self) -> DynamicCache:
-        """Return the cache of the committed tokens for others to keep; nothing can follow here."""
+        """Return the cache of the committed tokens for reuse; this sequence cannot continue."""
         self.rollback()
         cache = self.cache
         self.release()
@@ -233,10 +233,10 @@ class HFTargetCache(PromptedCache):
             tokens: Int32[n].
             parents: Int32[n], as in `forward`.
             explicit: whether masks must be four-dimensional, and one for each kind of layer.
-            extra: how many tokens the pass has embeddings for beside the model's.
+            extra: number of tokens beyond the vocabulary for which the pass has embeddings.
 
         Raises:
-            ValueError: a token is none of the model's, or a parent does not come first.
+            ValueError: a token is outside the vocabulary, or a parent does not precede its child.
             UnsupportedError: the rows branch on a model that verifies chains only.
             UsageError: the cache was used elsewhere meanwhile.
         """
@@ -246,7 +246,7 @@ class HFTargetCache(PromptedCache):
     def new_rows(
         self, tokens: Int32, parents: Int32, below: DraftRows, *, explicit: bool = False, extra: int = 0
     ) -> NewRows:
-        """Return the rows that a pass appends behind others; see `plan`."""
+        """Return the rows that a pass appends after others; see `plan`."""
         self._check_cache()
         capabilities = self._runner.capabilities
         check_tokens(tokens, capabilities.vocabulary + extra)
@@ -269,23 +269,23 @@ class HFTargetCache(PromptedCache):
         return NewRows(tokens.astype(np.int64), positions, mask, rows)
 
     def rows_input(self, ids: Int64, positions: Int64, mask: Any) -> PassInput:
-        """Return what a pass over rows behind the prompt reads: Int64[n] tokens at positions, with their mask."""
+        """Return the input of a pass over rows after the prompt: Int64[n] tokens and positions, with their mask."""
         device = self._prompt.ids.device
         return self._prompt.following(as_ids(ids).to(device), as_ids(positions).to(device), mask)
 
     def places(self, new: NewRows) -> RowPlaces:
-        """Return the positions of new rows and of all rows before, counted as slots are."""
+        """Return the positions of new rows and of all previous ones, counted like slots."""
         depths, device = torch.from_numpy(new.rows.depths), self._prompt.ids.device
         keys = torch.cat([torch.arange(self._length), depths + (self._length - 1)]).to(device)
         return RowPlaces(keys[-len(new.ids) :], keys)
 
     def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
-        """Take note that a pass through these layers has appended the rows."""
+        """Record that a pass through these layers has appended the rows."""
         self._rows, self._layers = new.rows, layers
         self._text += new.ids.tolist()
 
     def drop_partial(self) -> None:
-        """Drop what a pass that failed has appended to some layers."""
+        """Drop what a failed pass has appended to some layers."""
         cut_rows(self.cache, self._length, len(self._rows))
 
     def _run(
@@ -318,7 +318,7 @@ class HFTargetCache(PromptedCache):
             )
 
     def _read_anew(self, new: NewRows, needs: RequestedOutputs) -> PassOutput:
-        """Run one pass over the whole text and the next token; the cache is then that of one such pass."""
+        """Run one pass over the whole text and the next token; the cache is replaced by that pass's."""
         if len(new.rows) != 1:
             raise ValueError("nothing can be drafted where the text is read anew")
         output, anew = self._reader.read_anew([*self._text, *new.ids.tolist()], needs)
@@ -326,7 +326,7 @@ class HFTargetCache(PromptedCache):
         return output
 
     def _committed(self) -> int:
-        """Return how many committed tokens follow the prompt."""
+        """Return the number of committed tokens after the prompt."""
         return max(0, self._length - len(self._prompt))
 
     def _check_cache(self) -> None:
@@ -337,6 +337,6 @@ class HFTargetCache(PromptedCache):
             raise UsageError("this request's cache was used elsewhere meanwhile; give each request a cache of its own.")
 
     def _mask(self, rows: DraftRows, start: int, *, again: int = 0) -> object:
-        """Return the mask of a pass over the rows from `start` on, which read so many committed tokens again."""
+        """Return the mask of a pass over the rows from `start` on, which rereads `again` committed tokens."""
         before, seen = self._length - again, self._prompt.seen
         return self._runner.mask(rows, start, before, seen=None if seen is None else seen[:before], hidden=again)

@@ -1,4 +1,4 @@
-"""Rows of a draft that the first layers of a sequence's cache hold until a pass of all layers goes on from them."""
+"""Draft rows in the first layers of a sequence's cache, waiting for a pass of all layers to continue from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput
 
 
 class GrowingCache(Protocol):
-    """The part of a sequence's cache that rows of its first layers are made with; see `HFTargetCache`."""
+    """The part of a sequence's cache that creates rows in its first layers; see `HFTargetCache`."""
 
     cache: DynamicCache
 
@@ -40,13 +40,13 @@ class GrowingCache(Protocol):
 
 
 class WaitingRows:
-    """Those of one sequence; see `core.exit_cache.ExitCache`."""
+    """The waiting rows of one sequence; see `core.exit_cache.ExitCache`."""
 
     def __init__(self, runner: ModelRunner, owner: GrowingCache) -> None:
-        """Begin with none.
+        """Start without rows.
 
         Args:
-            runner: of the model.
+            runner: runner of the model.
             owner: the sequence's cache.
         """
         self.passes, self._owner = ExitPasses(runner), owner
@@ -54,11 +54,11 @@ class WaitingRows:
         self._spared = 0  # layers, see `spare`
 
     def count(self, layer: int) -> int:
-        """Return how many of these rows a layer holds."""
+        """Return how many of these rows a layer has."""
         return len(self._rows) if self._rows is not None and layer < self._rows.layers else 0
 
     def serve(self, needs: RequestedOutputs) -> bool:
-        """Return whether rows wait, and a pass that goes on from them gives what is needed."""
+        """Return whether rows are waiting and a pass that continues from them can provide what is needed."""
         return self._rows is not None and all(tap == -1 or tap >= self._rows.layers - 1 for tap in needs.hidden_layers)
 
     def read(self, tokens: Int32, parents: Int32, layers: int, *, logits: bool) -> Pass:
@@ -66,7 +66,7 @@ class WaitingRows:
         if self._rows is not None and self._rows.layers != layers:
             self.drop()
         waiting = ExitRows.empty(layers) if self._rows is None else self._rows
-        with torch.inference_mode(mode=False):  # the cache's rows are written by passes outside of it, too
+        with torch.inference_mode(mode=False):  # the cache's rows are also written by passes outside of inference mode
             new = self._owner.new_rows(tokens, parents, waiting.rows, explicit=True)
             output = self._run_first(waiting, new, logits=logits)
         assert output.hidden is not None
@@ -74,7 +74,7 @@ class WaitingRows:
         return Pass(logits=output.logits, hidden=output.hidden)
 
     def go_on(self, tokens: Int32, parents: Int32, needs: RequestedOutputs) -> PassOutput:
-        """Run a pass of which the first rows may wait; others are run through the first layers before."""
+        """Run a pass whose first rows may be waiting; others are first run through the first layers."""
         assert self._rows is not None
         owner, waiting = self._owner, self._rows
         new = owner.new_rows(tokens, parents, DraftRows(), explicit=True)
@@ -98,13 +98,13 @@ class WaitingRows:
         return replace(output, early=early)
 
     def spare(self, count: int, layers: int) -> list[tuple[Tensor, Tensor]] | None:
-        """Return where code may write keys and values; see `ExitCache.spare_exit`."""
+        """Return buffers in which code may write keys and values; see `ExitCache.spare_exit`."""
         self._spared = layers
         with torch.inference_mode(mode=False):
             return spare_rows(self._owner.cache, layers, count)
 
     def adopt(self, tokens: Int32, states: Tensor) -> None:
-        """Let rows wait that code has written; see `ExitCache.adopt_exit`."""
+        """Add rows written by code to the waiting ones; see `ExitCache.adopt_exit`."""
         count = len(tokens)
         with torch.inference_mode(mode=False):
             hold_rows(self._owner.cache, self._spared, count)
@@ -112,18 +112,18 @@ class WaitingRows:
         self._rows = ExitRows(self._spared, tokens.astype(np.int64), rows, (states[:, None],))
 
     def drop(self) -> None:
-        """Take the rows out of the cache; nothing happens where there are none."""
+        """Remove the rows from the cache, if there are any."""
         waiting, self._rows = self._rows, None
         if waiting is not None:
             cut_first_layers(self._owner.cache, waiting.layers, self._owner.length)
 
     def forget(self) -> None:
-        """Note that the cache has dropped the rows."""
+        """Record that the cache has dropped the rows."""
         self._rows = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the rows out of the cache meanwhile; where that time fails, they are gone."""
+        """Remove the rows from the cache within this context; if it fails, they are lost."""
         waiting, owner = self._rows, self._owner
         held = [] if waiting is None else _lift_rows(owner.cache, waiting.layers, owner.length)
         self._rows = None
@@ -133,7 +133,7 @@ class WaitingRows:
         self._rows = waiting
 
     def _run_first(self, waiting: ExitRows, new: NewRows, *, logits: bool) -> PassOutput:
-        """Run rows behind those that wait through the first layers; where that fails, none wait."""
+        """Run rows after the waiting ones through the first layers; on failure, none are waiting."""
         owner = self._owner
         given, total = owner.rows_input(new.ids, new.positions, new.mask), owner.length + len(new.rows)
         try:
@@ -152,7 +152,7 @@ def cut_first_layers(cache: DynamicCache, layers: int, length: int) -> None:
 
 
 def spare_rows(cache: DynamicCache, layers: int, count: int) -> list[tuple[Tensor, Tensor]] | None:
-    """Return all keys and values [H, L + count, d] of the first layers with room behind; None where there is none."""
+    """Return all keys and values [H, L + count, d] of the first layers with room for new rows; None without room."""
     found = list[tuple[Tensor, Tensor]]()
     for layer in cache.layers[:layers]:
         rows = layer.extend(count) if isinstance(layer, InPlaceLayer) else None
@@ -163,7 +163,7 @@ def spare_rows(cache: DynamicCache, layers: int, count: int) -> list[tuple[Tenso
 
 
 def hold_rows(cache: DynamicCache, layers: int, count: int) -> None:
-    """Take into use so many rows of what `spare_rows` returned."""
+    """Put `count` rows from `spare_rows` into use."""
     for layer in cache.layers[:layers]:
         rows = layer.extend(count) if isinstance(layer, InPlaceLayer) else None
         assert isinstance(layer, InPlaceLayer)
@@ -172,7 +172,7 @@ def hold_rows(cache: DynamicCache, layers: int, count: int) -> None:
 
 
 def _lift_rows(cache: DynamicCache, layers: int, start: int) -> list[tuple[Tensor, Tensor]]:
-    """Take the rows behind the first `start` out of the first layers; return copies of their keys and values."""
+    """Remove the rows after the first `start` from the first layers; return copies of their keys and values."""
     lifted = list[tuple[Tensor, Tensor]]()
     for layer in cache.layers[:layers]:
         if not isinstance(layer, InPlaceLayer):

@@ -142,7 +142,7 @@ def load_draft_model(source: str, _kind: str, target: TargetParts, tokenizer: An
 
     Args:
         source: a folder or hub id.
-        _kind: of trained heads alone.
+        _kind: only used for trained heads.
         target: the model that it drafts for.
         tokenizer: the target's, or None.
 

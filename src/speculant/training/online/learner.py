@@ -30,8 +30,8 @@ class Learner(Protocol):
         """Return how many of the copy's drafted tokens the target would accept, and how many were measured.
 
         All positions with a known target distribution count, including correct ones: an update that gains only where
-            drafts were wrong and loses elsewhere is no gain. With greedy decoding, a draft is accepted if it is the
-            target's top token; otherwise with probability sum min(p, q).
+        drafts were wrong and loses elsewhere is no gain. With greedy decoding, a draft is accepted if it is the
+        target's top token; otherwise with probability sum min(p, q).
         """
 
 

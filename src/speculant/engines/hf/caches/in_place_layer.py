@@ -1,8 +1,7 @@
-"""A layer of keys and values whose rows are written in place: nothing is allocated or concatenated per round.
+"""A layer of keys and values with rows written in place: nothing is allocated or concatenated per round.
 
-It owns two buffers [1, H, C, D] that double when they are full; `keys` and `values` are views of the rows in use. It
-goes back to users and into `model.generate` with its cache: where something else than this file put new tensors in the
-place of the views, they are taken over.
+It owns two buffers [1, H, C, D] that double when they are full; `keys` and `values` are views of the rows in use. Users
+and `model.generate` get it with its cache: if other code replaces the views by new tensors, these are adopted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _NOTHING: Any = (None, None)
 class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
     """The keys and values of one layer.
 
-    They change together, in one assignment: where a device is full or an interrupt comes, a layer has as many keys as
+    They change together, in one assignment, so that after a full device or an interrupt a layer has as many keys as
     values.
     """
 
@@ -52,7 +51,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     @classmethod
     def adopt(cls, layer: DynamicLayer) -> InPlaceLayer:
-        """Return a layer that holds what another one does; the rows are copied at the first update."""
+        """Return a layer with the contents of another one; the rows are copied at the first update."""
         if isinstance(layer, cls):
             return layer
         adopted = cls()
@@ -62,8 +61,8 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         return adopted
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add rows [B, H, n, D] and return all of them, [B, H, L + n, D]."""
-        if key_states.requires_grad:  # a gradient needs the rows as they were
+        """Append rows [B, H, n, D] and return all of them, [B, H, L + n, D]."""
+        if key_states.requires_grad:  # gradients need the previous rows unchanged
             updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return updated
         held: tuple[Tensor | None, Tensor | None] = self._held if self.is_initialized else (None, None)
@@ -91,12 +90,12 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its buffers, rows that are not in use included."""
+        """The size of its buffers in bytes, including unused rows."""
         return self.rows_nbytes
 
     @property
     def rows_nbytes(self) -> int:
-        """The bytes of its buffers of keys and values."""
+        """The size of its key and value buffers in bytes."""
         if not self.is_initialized:
             return 0
         rows = (self._key_rows, self.keys), (self._value_rows, self.values)
@@ -104,17 +103,17 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     @property
     def held(self) -> object:
-        """What stands for the rows in use: another object once they are others."""
+        """An object that identifies the rows in use: it is replaced when they change."""
         return self._held
 
     def hold(self, rows: tuple[Tensor, Tensor]) -> None:
-        """Take over the rows that `extend` has returned."""
+        """Put the rows that `extend` returned into use."""
         self._held = rows
 
     def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """Return all rows with `count` new ones behind them, which the caller writes; None where there is no room.
+        """Return all rows followed by `count` new ones, which the caller writes; None if there is no room.
 
-        They are not in use before `hold`.
+        They are not in use until `hold`.
         """
         keys, values = self._key_rows, self._value_rows
         if not self.is_initialized or keys is None or values is None:
@@ -127,11 +126,11 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         return keys[..., :end, :], values[..., :end, :]
 
     def reset(self) -> None:
-        """Forget every row; the buffers stay."""
+        """Drop all rows; the buffers stay."""
         self.is_initialized, self._held = False, _NOTHING
 
     def keep(self, start: int, rows: list[int] | Tensor) -> None:
-        """Keep the first `start` rows and, behind them, those at `start` + each of the rising `rows`."""
+        """Keep the first `start` rows, followed by those at `start` + each of the ascending `rows`."""
         if not self.is_initialized:  # a layer that shares another's rows
             return
         end = start + len(rows)
@@ -144,13 +143,13 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class SourceLayer(InPlaceLayer):
-    """The keys and values of what a layer of cross-attention attends to: rows of an image, not of the text's tokens.
+    """The keys and values for a cross-attention layer: rows of an image, not of the text's tokens.
 
-    They are computed by the prompt's pass and stay whatever of the text is kept, until none of it is.
+    They are computed by the prompt's pass and stay as long as any of the text is kept.
     """
 
     def keep(self, start: int, rows: list[int] | Tensor) -> None:
-        """Keep every row; none where none of the text is kept."""
+        """Keep all rows, or none if none of the text is kept."""
         if not start and not len(rows):
             self.reset()
 
@@ -161,15 +160,15 @@ class SourceLayer(InPlaceLayer):
 
 
 def _copy_rows(held: Tensor, length: int, room: int) -> tuple[Tensor, Tensor]:
-    """Return a buffer with copies of the first rows, and the view of them."""
+    """Return a buffer with copies of the first rows, and a view of them."""
     buffer = held.new_empty((*held.shape[:-2], max(length, room), held.shape[-1]))
     buffer[..., :length, :] = held[..., :length, :]
     return buffer, buffer[..., :length, :]
 
 
 def append_rows(buffer: Tensor | None, held: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Write rows [..., n, D] behind those held; return the buffer, or a larger one, and the view of its used part."""
-    length = 0 if held is None or held.ndim < 2 else held.shape[-2]  # heads may have no numbers at all
+    """Append rows [..., n, D]; return the buffer, or a larger one, and the view of its used part."""
+    length = 0 if held is None or held.ndim < 2 else held.shape[-2]  # heads may have size 0
     needed = length + new.shape[-2]
     if buffer is None or needed > buffer.shape[-2] or not _is_view(held, buffer, new, length):
         capacity = max(needed, MIN_ROWS, 2 * length)
@@ -183,7 +182,7 @@ def append_rows(buffer: Tensor | None, held: Tensor | None, new: Tensor) -> tupl
 
 def _is_view(held: Tensor | None, buffer: Tensor, new: Tensor, length: int) -> bool:
     same = buffer.dtype == new.dtype and buffer.device == new.device and buffer.shape[:-2] == new.shape[:-2]
-    if buffer.is_inference() != torch.is_inference_mode_enabled():  # torch lets those be written only in their own mode
+    if buffer.is_inference() != torch.is_inference_mode_enabled():  # torch allows writes only in the same mode
         return False
     if not same or not length:
         return same

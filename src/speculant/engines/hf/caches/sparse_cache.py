@@ -1,8 +1,8 @@
-"""A sparse cache of a text on a transformers model: a short cache of copied rows, on which drafts are grown.
+"""A sparse cache of a text on a transformers model: a short cache of copied rows for growing drafts.
 
-Cached keys are rotated already and attention does not ask in which order they come, so chosen rows in a cache of their
-own are attended to as in the text. A pass below them is an ordinary one on a short cache, accelerated as any other,
-with position ids that count the whole text. Layers with a window have the rows of the window.
+Cached keys are already rotated and attention does not depend on their order, so selected rows in a separate cache are
+attended to as in the text. A pass below them is an ordinary one on a short cache, accelerated like any other, with
+position ids that count the whole text. Layers with a window have the rows of the window.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT_ROW = np.array([-1], np.int32)
 
 
 class FullText(Protocol):
-    """What a sparse cache needs of the text that it holds rows of, a `HFTargetCache`."""
+    """The parts of a text, a `HFTargetCache`, that a sparse cache of its rows needs."""
 
     cache: DynamicCache
 
@@ -53,14 +53,14 @@ class FullText(Protocol):
 
 
 class HFSparseCache:
-    """Chosen rows of one sequence; see `core.sparse_cache.SparseCache`. Not for several threads at once."""
+    """Selected rows of one sequence; see `core.sparse_cache.SparseCache`. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner, text: FullText, budget: RowBudget) -> None:
-        """Prepare; nothing is read before `retrieve`."""
+        """Prepare a sparse cache; nothing is read before `retrieve`."""
         self._runner, self._text, self._budget = runner, text, budget
         self._cache: DynamicCache | None = None
-        self._sliding: set[int] = set()  # the layers that see a window
-        self._held = 0, 0, 0  # tokens of the text that were taken over, rows of layers without and with a window
+        self._sliding: set[int] = set()  # layers with a sliding window
+        self._held = 0, 0, 0  # text tokens copied so far, rows of layers without and with a window
         self._rows = DraftRows()
 
     def retrieve(self, root: int) -> Tensor:
@@ -120,7 +120,7 @@ class HFSparseCache:
         return self._cache
 
     def _follow(self) -> None:
-        """Drop the draft's rows and copy those that the text has committed meanwhile."""
+        """Drop the draft's rows and copy those that the text has committed since."""
         cache, (start, full, sliding), end = self._chosen(), self._held, self._text.length
         self._cut(cache)
         if end == start:
@@ -131,13 +131,13 @@ class HFSparseCache:
         self._held = end, full + end - start, sliding + end - start
 
     def _cut(self, cache: DynamicCache) -> None:
-        """Drop what stands behind the rows of the text and the draft, such as the rows of a pass that failed."""
+        """Drop what follows the rows of the text and the draft, such as the rows of a failed pass."""
         _, full, sliding = self._held
         for index, layer in enumerate(cache.layers):
             layer.keep((sliding if index in self._sliding else full) + len(self._rows), [])
 
     def _mask(self, rows: DraftRows, start: int) -> Any:
-        """Return the mask of a pass over the rows from `start` on; None where its only row sees all others."""
+        """Return the mask of a pass over the rows from `start` on; None if its only row sees all others."""
         if len(rows) == start + 1 and self._runner.capabilities.window is None and rows.is_chain():
             return None
         _, full, sliding = self._held
@@ -145,11 +145,11 @@ class HFSparseCache:
 
 
 def sparse_refusal(capabilities: HFCapabilities, model: Any) -> str:
-    """Return why passes of a model cannot read a part of their cache; "" where they can.
+    """Return why a model's passes cannot read part of their cache; "" if they can.
 
     Args:
-        capabilities: of the model.
-        model: itself, for what no capability says.
+        capabilities: capabilities of the model.
+        model: the model, for facts that no capability covers.
     """
     if capabilities.states or capabilities.replays:
         reason = "some of its layers keep a state, of which no rows can be chosen"
@@ -169,13 +169,13 @@ def sparse_refusal(capabilities: HFCapabilities, model: Any) -> str:
 
 
 def whole_cache_reason(model: Any) -> str:
-    """Return why passes of a model read their whole cache; "" where they can read a part. Raises as `check_model`."""
+    """Return why a model's passes read their whole cache; "" if they can read part of it. Raises as `check_model`."""
     base = base_model(model)
     return sparse_refusal(check_model(base), base)
 
 
 def _places(seen: Bool | None, length: int) -> Tensor | None:
-    """Return the places Int64[T'] of the first `length` rows that are no padding, given what `Prompt.seen` is."""
+    """Return the indices Int64[T'] of the unpadded among the first `length` rows, given `Prompt.seen`."""
     if seen is None:
         return None
     behind = np.ones(max(0, length - len(seen)), bool)

@@ -1,4 +1,4 @@
-"""Compiled code for heads: their steps or decoder layers in one call, and their large products for a few rows."""
+"""Compiled code for heads: steps or decoder layers in one call, and large products for a few rows."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from speculant.engines.hf.cpu.products import Products
 from speculant.engines.hf.quantized.modules import is_quantized_linear
 
 MIN_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
-MIN_LINEAR = 1 << 18  # of a product by itself
+MIN_LINEAR = 1 << 18  # weights of a single product
 
 
 class HeadCode:
-    """Compiled code for the heads of one target, loaded when it is first wanted."""
+    """Compiled code for the heads of one target, loaded on first use."""
 
     def __init__(self) -> None:
         self._products: Products | None = None
         self._available = True
         self._linears: dict[nn.Linear, AcceleratedLinear] = {}
-        # By the last layer of a head, for all its texts; None where memory does not allow copies.
+        # By the last layer of a head, for all its texts; None if memory does not allow copies.
         self._copies: WeakKeyDictionary[nn.Module, NarrowWeights | None] = WeakKeyDictionary()
-        # The same of heads above layers of the target, of which a view is made for every text.
+        # The same for heads on top of the target's layers, of which every text has a view.
         self._exits: WeakKeyDictionary[nn.Module, tuple[tuple[nn.Module, ...], HeadStep]] = WeakKeyDictionary()
 
     def layer(self, layer: nn.Module) -> HeadLayer | None:
-        """Return the code of a head's decoder layer; None if it is too small, or the code cannot compute it."""
+        """Return the code for a head's decoder layer; None if it is too small or unsupported."""
         if not self._worth_a_call(layer):
             return None
         products = self._load()
         return None if products is None else HeadLayer(layer, products)
 
     def step(self, parts: Any, embeddings: nn.Module, output: nn.Module) -> HeadStep | None:
-        """Return the code of a head's steps; None if a layer is too small, or the code cannot compute a part.
+        """Return the code for a head's steps; None if a layer is too small or a part is unsupported.
 
         Args:
             parts: `drafters.heads.step.StepParts` of the head.
-            embeddings: of the tokens, the head's or the target's.
-            output: projection of the logits, likewise.
+            embeddings: token embeddings, the head's or the target's.
+            output: output projection, likewise.
         """
         if not (is_torch_linear(output) or is_quantized_linear(output)):
             return None

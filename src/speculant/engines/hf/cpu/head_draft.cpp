@@ -1,7 +1,7 @@
-// Drafts of a head of the EAGLE family in one call: levels of the most probable paths follow each other (EAGLE-2, Li et
-// al. 2024, arXiv 2406.16858), each a step, without a return to Python. Drafts of several texts grow together, so that a
-// level is one step for all of them. Each ends where `drafters.models.shapes.BestFirst` ends a draft, and for the same
-// reasons.
+// Drafts of an EAGLE head in one call: levels of the most probable paths follow each other (EAGLE-2, Li et al. 2024,
+// arXiv 2406.16858), one step each, without returning to Python. Drafts of several texts grow together, so that a level
+// is one step for all of them. Each ends at the same point and for the same reasons as in
+// `drafters.models.shapes.BestFirst`.
 
 #include <algorithm>
 #include <cmath>
@@ -13,32 +13,32 @@
 
 struct Plan {
   const void *root;         // logits [vocabulary of the head] after the root
-  const float *ratios;      // of levels 2, 3, ...: what one gains by the joint probability of the nodes that it expands
-  // Position of the first level; levels, candidates of a node, nodes that a level expands and nodes kept, at most.
+  const float *ratios;      // for levels 2, 3, ...: gain per joint probability of the expanded nodes
+  // Position of the first level; maximum levels, candidates per node, nodes expanded per level, and nodes kept.
   int64_t position, depth, top_k, expanded, nodes;
   float minimum, level_price, row_price, inverse_temperature;
-  float confidence;  // of its own, below which a node is not expanded
-  // Written: candidates, at most top_k + (depth - 1) * expanded * top_k, parents first, and their joint probabilities.
+  float confidence;  // own probability below which a node is not expanded
+  // Written: at most top_k + (depth - 1) * expanded * top_k candidates, parents first, and their joint probabilities.
   int32_t *tokens, *parents;
   float *weights;
-  float *extended;  // written, at most depth - 1: the joint probability of the nodes that levels 2, 3, ... expanded
-  int64_t count, levels;  // written: how many candidates and levels; -1 candidates where logits are no numbers
+  float *extended;  // written, at most depth - 1: joint probability of the nodes expanded for levels 2, 3, ...
+  int64_t count, levels;  // written: number of candidates and levels; -1 candidates if logits are not finite
 };
 
 struct Words {
   const void *embeddings;  // [vocabulary of the target, hidden]
-  const Quantized *quantized;  // in place of the embeddings; null where they are not quantised
-  const int64_t *ids;      // the target's token of each logit; null where they are its own
-  int64_t vocabulary;      // logits that count
+  const Quantized *quantized;  // instead of the embeddings; null if they are not quantised
+  const int64_t *ids;      // the target's token for each logit; null if equal
+  int64_t vocabulary;      // number of logits in use
 };
 
 struct Node {
   int32_t token, parent;
   float weight;
-  int64_t row;  // of the draft; -1 until it is read
+  int64_t row;  // row in the draft; -1 until it is read
 };
 
-// Appends the top_k tokens of logits below a node; returns false if the logits are no numbers.
+// Appends the top_k tokens of logits below a node; returns false if the logits are not finite.
 static bool add_candidates(const float *logits, const Plan &plan, const Words &words, int32_t parent, float joint,
                            std::vector<Node> &nodes, std::vector<std::pair<float, int64_t>> &best) {
   const int64_t vocabulary = words.vocabulary, whole = vocabulary / WIDTH * WIDTH;
@@ -50,7 +50,7 @@ static bool add_candidates(const float *logits, const Plan &plan, const Words &w
   for (int i = 0; i < WIDTH; i++) total += sums[i];
   for (int64_t i = whole; i < vocabulary; i++) total += std::exp((logits[i] - highest) * plan.inverse_temperature);
   if (!std::isfinite(total) || !std::isfinite(highest)) return false;
-  // The best of equal logits is the one with the lower number.
+  // Among equal logits the one with the lower index is better.
   const auto before = [](const auto &a, const auto &b) { return a.first > b.first || (a.first == b.first && a.second < b.second); };
   best.clear();
   for (int64_t i = 0; i < vocabulary; i++) {
@@ -66,20 +66,21 @@ static bool add_candidates(const float *logits, const Plan &plan, const Words &w
   return true;
 }
 
-// A draft that grows.
+// A growing draft.
 struct Growth {
   const Text *text;
   Plan *plan;
-  void *passed;  // what the root passes on, then the rows of the draft
+  void *passed;  // states passed on by the root, then by the rows of the draft
   std::vector<Node> nodes;
-  std::vector<int32_t> level;                   // nodes whose logits are next
+  std::vector<int32_t> level;                   // nodes whose logits come next
   std::vector<std::vector<int64_t>> ancestors;  // of each row, itself included
-  std::vector<int64_t> places, positions;       // of the rows of the level
+  std::vector<int64_t> places, positions;       // of the level's rows
   std::vector<uint8_t> seen;
 };
 
-// Adds the candidates below the nodes of the last level, given the logits after them, and chooses those of the next one:
-// the most probable that can be in the draft, if the level that follows is expected to pay. Returns whether there is one.
+// Adds the candidates below the nodes of the last level, given the logits after them, and selects those of the next
+// one: the most probable that can be in the draft, if the next level is expected to pay off. Returns whether there is
+// one.
 template <class T>
 static bool grow(Growth &g, const T *found, const Words &words, int64_t v, float *wide, std::vector<float> &ranked,
                  std::vector<std::pair<float, int64_t>> &best) {
@@ -168,7 +169,7 @@ static void draft(const Step *s, const Text *texts, Plan *plans, int64_t count, 
   for (int64_t i = 0; i < count; i++) {
     Growth &g = growths[i];
     g.text = texts + i, g.plan = plans + i, g.passed = passed, g.level = {-1};
-    std::copy_n((const T *)texts[i].features, d, passed);  // what the root passes on
+    std::copy_n((const T *)texts[i].features, d, passed);  // states passed on by the root
     passed += (plans[i].expanded * plans[i].depth + 1) * d;
     plans[i].levels = 0;
     if (grow(g, (const T *)plans[i].root, words, v, wide, ranked, best)) growing.push_back(&g);
@@ -179,11 +180,12 @@ static void draft(const Step *s, const Text *texts, Plan *plans, int64_t count, 
     T *to = embeddings;
     for (Growth *g : growing) {
       rows.push_back(rows_of(*g, words, d, to)), to += rows.back().n * d;
-      // Above layers of the target the last rows are read for the pass that goes on from them; nothing follows them.
+      // On top of target layers, the last rows are only read for the pass that continues from them; nothing follows
+      // them.
       if (s->exit && g->plan->levels + 1 == g->plan->depth) rows.back().wanted = 0;
     }
     T *from = embeddings, *found = (T *)logits;
-    for (size_t first = 0, end; first < rows.size(); first = end) {  // as many texts a step as fit
+    for (size_t first = 0, end; first < rows.size(); first = end) {  // as many texts per step as fit
       int64_t n = 0, wanted = 0;
       for (end = first; end < rows.size() && (end == first || n + rows[end].n <= most); end++)
         n += rows[end].n, wanted += rows[end].wanted;
@@ -206,8 +208,9 @@ static void draft(const Step *s, const Text *texts, Plan *plans, int64_t count, 
       g.plan->tokens[i] = g.nodes[i].token, g.plan->parents[i] = g.nodes[i].parent, g.plan->weights[i] = g.nodes[i].weight;
 }
 
-// Grows drafts below texts of `length` committed rows, the most probable paths level by level, from the logits after each
-// root and what its row passes on (`features`). A step has at most `most` rows, or those of one text.
+// Grows drafts below texts of `length` committed rows, the most probable paths level by level, from the logits after
+// each root and the states that its row passes on (`features`). A step has at most `most` rows, or those of a single
+// text.
 extern "C" void head_draft(const Step *s, const Text *texts, Plan *plans, int64_t count, const Words *words,
                            int64_t most, int threads) {
   s->is_bf16 ? draft<BFloat16>(s, texts, plans, count, *words, most, threads)

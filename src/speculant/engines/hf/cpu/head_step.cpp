@@ -1,8 +1,8 @@
-// A step of a drafting head of the EAGLE family in one call: the projection in front of its layers, the layers, the norm
-// behind them and the output projection. A step runs on one to some ten rows of a text, so that PyTorch's forty operations
-// take several times as long as reading the weights. Rows of several texts share the products, and attend apart.
+// A step of an EAGLE drafting head in one call: the projection before its layers, the layers, the norm after them and
+// the output projection. A step runs on one to about ten rows of a text, so PyTorch's forty operations take several
+// times as long as reading the weights. Rows of several texts share the products but attend separately.
 //
-// Every row is computed in the same way for any number of rows.
+// Each row's result is the same for any number of rows.
 
 #include "head_step.h"
 
@@ -31,7 +31,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       std::copy_n(right + i * d, d, pairs + (2 * i + 1) * d);
     }
   };
-  // 1. What the rows read.
+  // 1. The inputs of the rows.
   std::copy_n(as_floats((const T *)given, copy, size), size, embeddings);
   float *to = x;
   for (const Text *t = texts; t < end; t++)
@@ -39,7 +39,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       const T *feature = (const T *)t->features + (t->places ? t->places[i] : i) * d;
       for (int64_t j = 0; j < d; j++) to[j] = to_float(feature[j]);
     }
-  // 2. The projection in front of the layers.
+  // 2. The projection before the layers.
   if (s->exit) {
     std::copy_n(embeddings, size, x);
   } else if (s->fuse.weight) {
@@ -56,7 +56,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
   for (int64_t index = 0; index < s->count; index++) {
     const StepLayer &l = s->layers[index];
     const float *read = x, *added = x;
-    // 3. The norms in front of a layer's attention.
+    // 3. The norms before a layer's attention.
     if (l.feature_norm) {
       rms_norm<T>(embeddings, l.embedding_norm, l.embedding_eps, copy, n, d);
       rms_norm<T>(x, l.feature_norm, l.feature_eps, features, n, d);
@@ -68,7 +68,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       read = features;
     }
     for (int64_t i = 0; i < size; i++) residual[i] = convert<T>(added[i]);
-    // 4. Queries, keys and values of all rows, each written to where its text has them.
+    // 4. Queries, keys and values of all rows, each written to its text's place.
     const auto write = [&](const Linear &linear, int64_t heads, const void *norm, float eps, bool rotate, auto &&place) {
       project<T>(any, linear, read, projected, n, heads * s->head, l.layer.given, threads);
       const float *from = projected;
@@ -113,7 +113,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       for (int64_t i = 0; t->exits && i < t->n * d; i++) ((T *)t->exits)[i] = convert<T>(from[i]);
   }
   if (!wanted) return;
-  // 6. What the last rows of each text pass on, and the logits after them.
+  // 6. The states that the last rows of each text pass on, and the logits after them.
   float *last = copy;
   const float *from = x;
   for (const Text *t = texts; t < end; from += t->n * d, last += t->wanted * d, t++)

@@ -1,6 +1,6 @@
-"""Compiled code for a step of a head of EAGLE's family: everything but the embeddings in one call of `head_step.cpp`.
+"""Compiled code for a step of an EAGLE head: everything but the embeddings in one call of `head_step.cpp`.
 
-A step has some forty operations on one to ten rows, which take several times as long as reading its weights.
+A step has some forty operations on one to ten rows, which would take several times as long as reading its weights.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class HeadStep:
 
         Args:
             parts: `drafters.heads.step.StepParts` with layers that are `computable`.
-            embeddings: of the tokens; drafts are grown whole where they are PyTorch's, or quantised and not scaled.
-            output: the projection of the logits; all weights are of one dtype.
-            products: that the code has.
-            narrow: copies of float matrices that steps of few rows read; None for none.
+            embeddings: token embeddings; drafts are grown in one call if they are PyTorch's, or quantised and unscaled.
+            output: output projection; all weights have one dtype.
+            products: the available products.
+            narrow: copies of float matrices for steps of few rows; None for none.
         """
         self._native, self._rotary, self._ids = products.native, parts.rotary, parts.ids
         self._embeddings = embeddings if type(embeddings) is nn.Embedding else None
@@ -137,7 +137,7 @@ class HeadStep:
             layers = (HeldArguments * len(text.held))(
                 *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in text.held)
             )
-            held.append(layers)  # until the call has ended
+            held.append(layers)  # kept alive until the call ends
             call.features, call.places, call.positions, call.seen = (
                 text.features.data_ptr(), _address(text.places), text.positions.data_ptr(), _address(text.seen),
             )  # fmt: skip
@@ -176,7 +176,7 @@ class HeadStep:
         step = weights.look_up()
         step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
         texts, asked = (TextArguments * len(roots))(), (PlanArguments * len(roots))()
-        kept, found = list[Any](), list[tuple[Any, ...]]()  # until the call has ended
+        kept, found = list[Any](), list[tuple[Any, ...]]()  # kept alive until the call ends
         for text, each, root, plan, warmth in zip(texts, asked, roots, plans, temperatures, strict=True):
             layers = (HeldArguments * len(root.held))(
                 *(HeldArguments(keys.data_ptr(), values.data_ptr(), keys.stride(0)) for keys, values in root.held)
@@ -217,12 +217,12 @@ class HeadStep:
 
 
 class StepWeights:
-    """The weights of a head's step. They are looked up for every call, so new ones are used at once.
+    """The weights of a head's step. They are looked up for every call, so new ones take effect at once.
 
     Attributes:
         layers: the structs of the layers.
-        dtype: of all weights but narrow copies.
-        maximum: rows of a call.
+        dtype: dtype of all weights except narrow copies.
+        maximum: maximum rows per call.
     """
 
     def __init__(
@@ -232,11 +232,11 @@ class StepWeights:
         products: Products,
         narrow: NarrowWeights | None = None,
     ) -> None:
-        """Take what `HeadStep` takes, and where copies of matrices are, None to read the matrices themselves."""
+        """Take the arguments of `HeadStep`, and the copies of matrices; None to read the matrices themselves."""
         self._narrow = narrow
         self._around = [("norm", parts.norm)] if parts.norm is not None else []  # norms outside the layers
         self._around += zip(("embedding_norm", "feature_norm"), parts.fuse_norms or (), strict=False)
-        self._weights = [  # what the target's layers compute is used when drafts are verified, so it is read exactly
+        self._weights = [  # verification reuses the target layers' results, so their weights are read exactly
             LayerWeights(layer, products, None if place < parts.exit else narrow)
             for place, layer in enumerate(parts.layers)
         ]
@@ -260,7 +260,7 @@ class StepWeights:
         self.dtype, self.maximum = first.dtype, min(each.maximum for each in self._weights)
 
     def look_up(self) -> StepArguments:
-        """Return the step, with the addresses of the weights."""
+        """Return the step with the current addresses of the weights."""
         changed = [each.look_up() for each in self._weights]
         norms = [norm.weight.data_ptr() for *_, norm in self._norms]
         linears = [

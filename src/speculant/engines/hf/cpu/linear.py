@@ -71,6 +71,6 @@ def can_accelerate(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def readable(weight: Tensor) -> bool:
-    """Return whether compiled code can read a weight where it is stored."""
+    """Return whether compiled code can read a weight in place."""
     plain = type(weight) in (nn.Parameter, Tensor) and weight.layout is torch.strided
     return plain and weight.is_cpu and weight.dtype in DTYPES and weight.is_contiguous()

@@ -1,6 +1,6 @@
-"""What a transformers model can do here by its class and config: verify trees, verify chains only, or nothing, and why.
+"""The capabilities of a transformers model by its class and config: verifying trees, only chains, or nothing, and why.
 
-What no config says, `probe` finds out before the first draft.
+What no config states, `probe` determines before the first draft.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from speculant.engines.hf.views.row_positions import find_placing
 
 TREE_ATTENTION = ("sdpa", "eager")
 INDEXED_LAYERS = {"indexed_attention"}
-INDEXED_BY_PLACE = ("glm5_next_text",)  # whose index pools the rows of a cache in order, and reads no mask but padding
+INDEXED_BY_PLACE = ("glm5_next_text",)  # the index pools cache rows in order, and reads no mask but padding
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
-CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # what forwards call their cache
-MEDIA_INPUTS = {"image_patches", "mm_encoder_outputs", "pixel_values"}  # of classes whose config has no part for text
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # names of the cache argument
+MEDIA_INPUTS = {"image_patches", "mm_encoder_outputs", "pixel_values"}  # for classes whose config has no text part
 WITHOUT_CACHE = {"moe", "mlp"}
 WITHOUT_POSITIONS = ("alibi", "bloom", "mpt")
 ENCODERS = (  # classes that attend in both directions unless the config's `is_decoder` is True
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-WRITERS = {  # by model types whose `generate` calls that of a part of theirs, the part's name
+WRITERS = {  # model types whose `generate` calls that of a part -> name of the part
     **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "language_model"),
     "blip": "text_decoder",
     "kosmos-2": "text_model",
 }
-STATE_ON_MODULES = ("recurrent_gemma",)  # so that all texts on the model share it
+STATE_ON_MODULES = ("recurrent_gemma",)  # shared by all texts on the model
 JOINED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder")  # of two models of other classes
-OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those rules
+OWN_SCHEMES = {  # model types with special rules for passes -> those rules
     "cpmant": "puts prompt tokens of its own in front of every text, and builds its masks from the whole text",
     "prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
     "xlm-prophetnet": "predicts several tokens ahead in streams that attend in a way of their own, one token a pass",
@@ -52,7 +52,7 @@ OWN_SCHEMES = {  # model types whose passes go by rules of their own, and those 
 
 @dataclass(frozen=True, slots=True)
 class InputNames:
-    """What a class calls the inputs of rows that text consists of."""
+    """A class's names for the inputs of text rows."""
 
     ids: str = "input_ids"
     mask: str = "attention_mask"
@@ -69,27 +69,27 @@ class HFCapabilities(Capabilities):
 
     Attributes:
         additive: whether masks must be added to scores as floats (eager attention).
-        window: positions a sliding layer sees, or None.
-        window_by_cache: whether the class itself knows no window, but `generate` hands it a cache that forgets what is
-            beyond: prompts are read without a window, in one pass, and every row after them has it in its mask.
-        mixed: whether full and sliding layers alternate, so that masks go in as a dict by layer type.
+        window: number of positions that a sliding layer sees, or None.
+        window_by_cache: whether the class itself has no window, but `generate` passes it a cache that forgets older
+            rows: prompts are read without a window, in one pass, and the mask of every later row has it.
+        mixed: whether full and sliding layers alternate, so that masks are passed as a dict by layer type.
         rope_limit: the position from which on rotary factors change for all rows of a pass, or None.
-        rope_follows: whether beyond it they follow the longest position of a pass ("dynamic"), so that nothing can be
-            drafted there; else they change once ("longrope").
-        rope_rereads: whether `generate` reads the text anew when it reaches the limit.
-        takes_positions: whether the model takes position ids.
-        slots: the most rows that a cache may hold, drafts included, where the class has a mask of that size; or None.
+        rope_follows: whether beyond it they depend on the longest position of a pass ("dynamic"), so that nothing can
+            be drafted there; otherwise they change once ("longrope").
+        rope_rereads: whether `generate` rereads the text when it reaches the limit.
+        takes_positions: whether the model accepts position ids.
+        slots: maximum rows of a cache, including drafts, if the class has a mask of fixed size; or None.
         batches: whether several sequences may share a pass.
-        attends: whether there are layers that attend to rows, so that passes need masks and positions.
-        indexed: whether there are layers that choose the tokens they attend to by an index.
-        mixers: where there are layers whose cache is a state, of which passes over drafts are recorded; None without.
+        attends: whether there are attention layers, so that passes need masks and positions.
+        indexed: whether there are layers that select the tokens they attend to by an index.
+        mixers: the layers with states, which passes over drafts record; None without any.
         replays: whether the cache can only be copied: chains are verified, and accepted tokens may be read again.
-        inputs: what the class calls the rows that it reads.
-        placing: the modules that place rows by slots, and are told the positions of a tree's rows by a view.
-        encoder: whether there is an encoder, whose states every pass reads beside the rows.
-        text_alone: whether the model reads prompts without media.
-        both_ways: whether the tokens of a prompt attend to later ones, too, so that it is read in one pass.
-        source_layers: the layers of cross-attention in a decoder, whose cached rows are those of an image.
+        inputs: the class's names for its text inputs.
+        placing: modules that place rows by slots, and get a tree's positions from a view.
+        encoder: whether there is an encoder, whose states every pass reads.
+        text_alone: whether the model accepts prompts without media.
+        both_ways: whether prompt tokens also attend to later ones, so that a prompt is read in one pass.
+        source_layers: the decoder's cross-attention layers, whose cached rows are those of an image.
     """
 
     additive: bool = False
@@ -115,7 +115,7 @@ class HFCapabilities(Capabilities):
 
     @property
     def states(self) -> bool:
-        """Whether there are layers whose cache is a state."""
+        """Whether there are layers that cache a state."""
         return self.mixers is not None
 
 
@@ -241,7 +241,7 @@ def check_model(model: Any) -> HFCapabilities:
 
 
 def _check_decoder(model: Any, base: Any) -> HFCapabilities:
-    """Return how drafts may be verified on the decoder of an encoder-decoder; its first prompt tells whether they are.
+    """Return how drafts may be verified on the decoder of an encoder-decoder; its first prompt shows whether they can.
 
     Raises:
         UnsupportedError: they cannot.
@@ -253,7 +253,7 @@ def _check_decoder(model: Any, base: Any) -> HFCapabilities:
         raise UnsupportedError(f"{name} is an encoder-decoder model without a cache of its decoder's rows.")
     attention = getattr(config, "_attn_implementation", None) or "eager"
     placing, positions = find_placing(base), DECODER_INPUTS.positions in parameters
-    if config.model_type in JOINED:  # which hand over what is named for the decoder
+    if config.model_type in JOINED:  # these pass on only inputs named for the decoder
         positions = TEXT_INPUTS.positions in inspect.signature(base.decoder.forward).parameters
     text = config.get_text_config(decoder=True)
     layers = set(getattr(text, "layer_types", None) or ())
@@ -283,7 +283,7 @@ def _check_decoder(model: Any, base: Any) -> HFCapabilities:
 
 
 def _attends(mixers: Mixers | None, layers: set[str]) -> bool:
-    """Return whether a class has layers that attend to rows, beside those of states."""
+    """Return whether a class has attention layers, besides those with states."""
     return mixers is None or bool(layers - {"linear_attention", "conv"} - WITHOUT_CACHE)
 
 
@@ -297,30 +297,30 @@ def plain_capabilities(model: Any, reason: str) -> HFCapabilities:
 
 
 def optional_layers(model: Any) -> int:
-    """Return how many decoder layers a model has, if passes can leave some out; else 0; raises as `check_model`."""
+    """Return the number of decoder layers if passes can skip some, else 0; raises as `check_model`."""
     capabilities = check_model(base_model(model))
     return capabilities.hidden_layers if capabilities.trees else 0
 
 
 def base_model(model: Any) -> Any:
-    """Return the model whose passes write the text: without an adapter of PEFT, and the part that others let write."""
+    """Return the model whose passes write the text: without a PEFT adapter, and the part to which others delegate."""
     whole = bare_model(model)
     part = getattr(whole, WRITERS.get(whole.config.model_type, ""), None)
     return part if part is not None and part.can_generate() else whole
 
 
 def bare_model(model: Any) -> Any:
-    """Return the model that an adapter of PEFT wraps; the model itself where nothing does."""
+    """Return the model that a PEFT adapter wraps; the model itself without an adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def acts_inside_generate(model: Any) -> bool:
-    """Return whether the active adapter of a PEFT model is in effect only while its own `generate` runs."""
+    """Return whether the active adapter of a PEFT model takes effect only while its own `generate` runs."""
     return bool(getattr(getattr(model, "active_peft_config", None), "alora_invocation_tokens", None))
 
 
 def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return what transformers' own decoding loop runs its passes in, where this release has it."""
+    """Return the context in which transformers' own decoding loop runs its passes, if this release has one."""
     mode: contextlib.AbstractContextManager[Any] = getattr(
         model, "_optimize_model_for_decode", contextlib.nullcontext
     )()
@@ -328,9 +328,9 @@ def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _positions(config: Any) -> int | None:
-    """Return how many positions a model has, None for any number."""
+    """Return the number of positions of a model; None for no limit."""
     found = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
-    return next((int(positions) for positions in found if positions and positions > 0), None)  # XLNet's are -1
+    return next((int(positions) for positions in found if positions and positions > 0), None)  # XLNet has -1
 
 
 def _slots(model: Any) -> int | None:
@@ -341,7 +341,7 @@ def _slots(model: Any) -> int | None:
 
 
 def adapter_reason(model: Any) -> str:
-    """Return why drafts are not verified with the active adapter of a PEFT model; "" where they may be."""
+    """Return why drafts are not verified with the active adapter of a PEFT model; "" if they may be."""
     adapter = getattr(model, "active_peft_config", None)
     if adapter is None:
         return ""
@@ -354,9 +354,9 @@ def adapter_reason(model: Any) -> str:
 
 
 def _rope_limits(config: Any) -> tuple[int | None, int | None]:
-    """Return the smallest "longrope" limit of all kinds of layers and that of "dynamic" ones, None for none.
+    """Return the smallest "longrope" limit over all kinds of layers, and that of "dynamic" ones; None for none.
 
-    transformers compares a pass's largest position with them.
+    transformers compares them with a pass's largest position.
     """
     given = getattr(config, "rope_parameters", None) or {}
     kinds = [given, *(kind for kind in given.values() if isinstance(kind, dict))]
@@ -366,22 +366,22 @@ def _rope_limits(config: Any) -> tuple[int | None, int | None]:
 
 
 def _rereads(model: Any) -> bool:
-    """Return whether the class drops the cache at the limit, as Phi-3 does where `generate` prepares its inputs."""
+    """Return whether the class drops the cache at the limit, as Phi-3 does when `generate` prepares its inputs."""
     code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
     return code is not None and "original_max_position_embeddings" in code.co_names
 
 
 def misreads_at_limit(model: Any) -> bool:
-    """Return whether `generate` itself gets texts beyond the limit wrong, as Phi-3's does before transformers 5.4.
+    """Return whether `generate` itself is wrong for texts beyond the limit, as for Phi-3 before transformers 5.4.
 
-    There the pass that reads the text anew is masked as if it held one token, so that tokens attend to later ones.
+    There the rereading pass is masked as if it had a single token, so that tokens attend to later ones.
     """
     code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
     return _rereads(model) and code is not None and "cache_position" in code.co_varnames
 
 
 def _masks_windows(model: Any) -> bool:
-    """Return whether the file of a model's class makes masks of windows; True where it cannot be read."""
+    """Return whether the file of a model's class creates window masks; True if it cannot be read."""
     try:
         return "sliding_window" in inspect.getsource(sys.modules[type(model).__module__])
     except (OSError, TypeError, KeyError):
@@ -389,7 +389,7 @@ def _masks_windows(model: Any) -> bool:
 
 
 def _find_own_way(model: Any, config: Any) -> str:
-    """Return what keeps a class from being decoded with a key-value cache and causal masks; "" if nothing does."""
+    """Return why a class cannot be decoded with a key-value cache and causal masks; "" if it can."""
     if config.model_type in OWN_SCHEMES:
         return OWN_SCHEMES[config.model_type]
     if not set(CACHE_ARGUMENTS) & set(inspect.signature(type(model).forward).parameters):

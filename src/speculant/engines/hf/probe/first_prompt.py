@@ -1,6 +1,6 @@
-"""A check before drafts are first verified behind prompts that are more than text: media, or an encoder's states.
+"""A check before drafts are first verified after prompts with more than text: media, or an encoder's states.
 
-No config says what a class does with positions and masks there, so the first prompt with certain inputs is read twice
+No config states how a class handles positions and masks there, so the first prompt with certain inputs is read twice
 more: by the model's own decoding, and by a sequence that verifies a small draft. Both must give the same logits.
 """
 
@@ -25,22 +25,22 @@ from speculant.engines.hf.prompt import UnusualPromptError
 from speculant.engines.hf.sampling.generate_capture import Call
 from speculant.engines.hf.target_cache import HFTargetCache
 
-_STEPS = 4  # tokens that plain decoding chooses behind the prompt
-_NO_PARENT = np.array([-1], np.int32)  # of a root
+_STEPS = 4  # tokens that plain decoding chooses after the prompt
+_NO_PARENT = np.array([-1], np.int32)  # parent of a root
 
 logger = logging.getLogger(__name__)
 
 
 class FirstPromptCheck:
-    """Knows behind which inputs drafts are verified on one model, as it is now."""
+    """Knows after which inputs drafts can be verified on one model in its current state."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._known: dict[frozenset[str], str] = {}  # by the names of the inputs
-        self._split: dict[frozenset[str], bool] = {}  # the same
+        self._split: dict[frozenset[str], bool] = {}  # also by the names of the inputs
 
     def reason(self, call: Call) -> str:
-        """Return why no drafts can be verified behind a prompt with media or an encoder's states; "" where they can.
+        """Return why no drafts can be verified after a prompt with media or an encoder's states; "" if they can.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -62,7 +62,7 @@ class FirstPromptCheck:
         return self._known[names]
 
     def open(self, call: Call) -> HFTargetCache:
-        """Return a new sequence whose prompt is more than text, and may go on from another's rows where that is right.
+        """Return a new sequence for a prompt with more than text, which reuses another's rows if that is correct.
 
         Raises:
             UnusualPromptError: drafts cannot follow it.
@@ -70,9 +70,9 @@ class FirstPromptCheck:
         return open_prompt(self._runner, call, splits=lambda end: self._splits(call, end))
 
     def _splits(self, call: Call, end: int) -> bool:
-        """Return whether a prompt gets the same logits where it goes on from rows of another up to the media's end.
+        """Return whether a prompt gets the same logits when it reuses another's rows up to the end of the media.
 
-        The other prompt has another last token, which the kept rows must not have read.
+        The other prompt has a different last token, which the reused rows must not have read.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -96,7 +96,7 @@ class FirstPromptCheck:
             expected, found = whole.prefill(), parted.prefill()
         except OutOfMemoryError:
             raise
-        except Exception:  # whatever a model makes of a part it does not expect
+        except Exception:  # a model may raise anything for an unexpected part
             logger.info("prompts with media do not go on from %s rows", end, exc_info=True)
             return False
         assert expected is not None
@@ -104,7 +104,7 @@ class FirstPromptCheck:
         return not wrong_rows(found.logits, expected.logits, runner.model.dtype).numel()
 
     def _find_difference(self, call: Call) -> str:
-        """Return what is wrong with drafts behind a prompt; where no text was probed, chains may be right."""
+        """Return what is wrong with drafts after a prompt; if no text was probed, chains may still be correct."""
         found, capabilities = self._difference(call), self._runner.capabilities
         if not found or not capabilities.trees or (capabilities.text_alone and not capabilities.encoder):
             return found
@@ -130,7 +130,7 @@ class FirstPromptCheck:
             raise
         except UnusualPromptError as error:
             return str(error)
-        except Exception as error:  # whatever a model makes of masks and positions it does not expect
+        except Exception as error:  # a model may raise anything for unexpected masks and positions
             logger.info(
                 "a probe of %s behind its first prompt failed", type(self._runner.model).__name__, exc_info=True
             )
@@ -140,9 +140,9 @@ class FirstPromptCheck:
         return ""
 
     def _drafted(self, ours: HFTargetCache, tokens: list[int]) -> list[torch.Tensor]:
-        """Return the logits [V] behind each token but the last, by a drafted pass and one behind its kept rows."""
+        """Return the logits [V] after each token but the last, by a drafted pass and one after its kept rows."""
         right, last = tokens[: _STEPS - 1], tokens[_STEPS - 1]
-        if ours.trees:  # a wrong node stands between the right ones
+        if ours.trees:  # a wrong node lies between the correct ones
             drafted = [right[0], right[1] + 1 if right[1] == 0 else right[1] - 1, *right[1:]]
             rows, parents = [0, 2, 3], [-1, 0, 0, 2]
         else:
@@ -154,11 +154,11 @@ class FirstPromptCheck:
 
 
 def open_prompt(runner: ModelRunner, call: Call, *, splits: Callable[[int], bool] = lambda _: False) -> HFTargetCache:
-    """Return a new sequence whose prompt is more than text.
+    """Return a new sequence whose prompt has more than text.
 
     Args:
-        runner: of the model.
-        call: what `generate` prepared.
+        runner: runner of the model.
+        call: a call prepared by `generate`.
         splits: see `MediaPrompt`.
 
     Raises:

@@ -1,19 +1,18 @@
-"""Checks, before the first draft on a model, that drafts leave its logits as they are.
+"""Checks, before the first draft on a model, that drafts leave its logits unchanged.
 
-A draft is verified losslessly only if a row's logits depend on nothing but its own tokens and positions. Models break
-that in ways that no config says: masks by cache slot, masks chosen by what a pass holds, rotary factors that follow
-the longest position of a pass. So the probe compares rounds with trees, with chains and with nothing drafted, all
-through the engine's own caches, with the logits that `model.generate` itself works on, over random ids.
+Drafts can be verified losslessly only if a row's logits depend on nothing but its own tokens and positions. Models
+violate this in ways that no config states: masks by cache slot, masks chosen by the contents of a pass, rotary factors
+that depend on the longest position of a pass. So the probe compares rounds with trees, with chains and without drafts,
+all through the engine's own caches, with the logits of `model.generate` itself, over random ids.
 
-Two models are probed. Beyond limits (windows, chunks, rotary limits) long texts on a large model are expensive, and a
-limit of 4096 tokens takes as long to reach as it sounds. So these run on a random fp32 model of a few thousand weights
-of the same class (see `tiny`), which has one layer of each kind that the config names and limits of a few tokens. The
-model itself is probed for what the tiny one cannot show: its own weights, dtype, kernels, quantisation, adapters and
-code changed after loading. Its texts cross position 128, and its passes have as many rows as drafts get, alone and in a
-batch. Where no tiny model can be built, a note says what was left out.
+Two models are probed. Long texts beyond limits (windows, chunks, rotary limits) would be expensive on a large model. So
+these run on a random fp32 model of a few thousand weights of the same class (see `tiny`), with one layer of each kind
+in the config and limits of a few tokens. The model itself is probed for what the tiny one cannot show: its own weights,
+dtype, kernels, quantisation, adapters and code changed after loading. Its texts cross position 128, and its passes have
+as many rows as drafts get, alone and in a batch. If no tiny model can be built, a note says what was skipped.
 
-The result is kept in the user's cache folder, one file per config, class, attention, dtype, device, versions, code and
-state of the model (`model_state`); a model with code that no file can name is probed in every process.
+The result is stored in the user's cache folder, one file per config, class, attention, dtype, device, versions, code
+and state of the model (`model_state`); a model with code that no file can identify is probed in every process.
 """
 
 from __future__ import annotations
@@ -65,16 +64,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOutcome:
-    """What a probe found.
+    """The findings of a probe.
 
     Attributes:
         verdict: "trees", "chains" or "refused".
-        text_alone: whether the model reads prompts without media; those that do not are checked by their first prompt.
+        text_alone: whether the model accepts prompts without media; others are checked by their first prompt.
         masked: whether rows see windows as the config and class suggest; False if the model has none after all.
         batches: whether several sequences may share a pass.
-        reads_padding: whether padding in front of a text decides its tokens.
-        drafts_padded: whether drafts behind padding leave the logits as they are.
-        reason: what differed, for those that are not "trees".
+        reads_padding: whether padding in front of a text affects its tokens.
+        drafts_padded: whether drafts after padding leave the logits unchanged.
+        reason: the difference found, for verdicts other than "trees".
         notes: what could not be probed.
     """
 
@@ -96,14 +95,14 @@ def probe_outcome(
     entry: Any = None,
     largest: int = ROW_COUNTS[-1],
 ) -> ProbeOutcome:
-    """Return the outcome that is kept of this model, device and versions; probe the model where none is.
+    """Return the stored outcome for this model, device and versions, probing the model if there is none.
 
     Args:
         model: a causal LM that `check_model` accepted.
-        capabilities: what that returned.
+        capabilities: the result of `check_model`.
         acceleration: the prepared model; None for its own passes.
-        entry: the PEFT model whose `generate` says what the text is; None for the model itself.
-        largest: the most rows that a pass will have.
+        entry: the PEFT model whose `generate` defines the text; None for the model itself.
+        largest: maximum rows per pass.
 
     Raises:
         OutOfMemoryError: the device is full.
@@ -119,7 +118,7 @@ def probe_outcome(
 
 
 def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFCapabilities:
-    """Return the capabilities as an outcome leaves them."""
+    """Return the capabilities restricted by an outcome."""
     if outcome.verdict == "refused":
         return make_refused(replace(capabilities, batches=False), f"{name} cannot verify drafts: {outcome.reason}")
     notes = (*capabilities.notes, *outcome.notes)
@@ -164,7 +163,7 @@ def examine(
         return ProbeOutcome(verdict=verdict, text_alone=False, batches=False, notes=(note,))
     try:
         tiny, small = _tiny(model, capabilities)
-    except Exception as error:  # whatever a class makes of a small config: the model itself can still be probed
+    except Exception as error:  # a class may fail on a small config: the model itself can still be probed
         logger.info("no tiny model of %s: %r", type(model).__name__, error)
         tiny, small = None, capabilities
         notes = ("no small model of this architecture could be made, so drafts beyond its limits were not checked.",)
@@ -204,7 +203,7 @@ def examine(
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run tiny passes on one thread: several only wait for each other, on a busy machine for seconds."""
+    """Run tiny passes on one thread: several would only wait for each other, for seconds on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -214,7 +213,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _candidates(capabilities: HFCapabilities) -> Iterator[tuple[bool, bool]]:
-    """Yield (trees, masked), from what the config promises down to chains that leave the masks to the model."""
+    """Yield (trees, masked), from the config's promises down to chains with masks left to the model."""
     for trees in (True, False) if capabilities.trees else (False,):
         yield trees, True
         if capabilities.window is not None and not capabilities.mixed:
@@ -228,7 +227,7 @@ def _change(capabilities: HFCapabilities, *, trees: bool, masked: bool) -> HFCap
 
 
 def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities]:
-    """Return a tiny random model of the same architecture and what it can do."""
+    """Return a tiny random model of the same architecture and its capabilities."""
     bare = base_model(model)
     config = tiny_config(bare.config)
     attention = getattr(bare.config, "_attn_implementation", None) or "eager"
@@ -242,7 +241,7 @@ def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities
 def _result_file(
     model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None, entry: Any, largest: int
 ) -> Path | None:
-    """Return where the outcome is kept; None where there is no folder, or no name for the state of the model."""
+    """Return the file of the outcome; None if there is no folder, or the model's state cannot be identified."""
     state = digest_of(model)
     if state is None:
         return None
@@ -270,9 +269,9 @@ def _result_file(
 
 @functools.cache
 def _code_identity() -> tuple[str, ...]:
-    """Return a digest of this engine's code, which decides what its passes do as much as versions do, and versions.
+    """Return a digest of this engine's code, which affects its passes as much as versions do, and the versions.
 
-    They are read once in a process, which goes on with the code that it has imported.
+    They are read once per process, which continues with its imported code.
     """
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
@@ -281,7 +280,7 @@ def _code_identity() -> tuple[str, ...]:
 
 
 def _read(path: Path) -> ProbeOutcome | None:
-    """Return a kept outcome; None where there is none or the file is broken: probing again mends it."""
+    """Read a stored outcome; None if there is none or the file is broken, which probing again repairs."""
     try:
         found = json.loads(path.read_text("utf-8"))
         outcome = ProbeOutcome(**{**found, "notes": tuple(found["notes"])})
@@ -291,7 +290,7 @@ def _read(path: Path) -> ProbeOutcome | None:
 
 
 def _write(path: Path, outcome: ProbeOutcome) -> None:
-    """Keep an outcome, whole or not at all; a folder that cannot be written to costs a probe per process."""
+    """Store an outcome atomically; with an unwritable folder, every process probes again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:

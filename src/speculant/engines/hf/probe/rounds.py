@@ -1,4 +1,4 @@
-"""Rounds over random texts through the engine's own caches, compared with the logits that `model.generate` works on."""
+"""Rounds over random texts through the engine's own caches, compared with the logits of `model.generate`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from speculant.engines.hf.quantized.model_weights import rounding_dtype
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 _HALF = (torch.float16, torch.bfloat16)
-_FEW = 0.25  # rows of half precision that may differ by more: experts are chosen by near-ties
-_DEPTH = 3  # of drafts
+_FEW = 0.25  # share of half-precision rows that may differ by more: near-ties between experts
+_DEPTH = 3  # depth of drafts
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class ProbeText:
     """A text of random ids.
 
     Attributes:
-        prompt: tokens of its prompt.
-        length: tokens in all.
-        chunk: the tokens in which the prompt is read; None for all at once.
-        nodes: how many nodes drafts have, in turn; 0 for those around the right tokens alone.
-        padding: masked tokens in front of the prompt.
+        prompt: number of tokens of its prompt.
+        length: total number of tokens.
+        chunk: number of tokens per part in which the prompt is read; None for all at once.
+        nodes: numbers of nodes of drafts, in turn; 0 for those around the correct tokens alone.
+        padding: number of masked tokens in front of the prompt.
     """
 
     prompt: int
@@ -47,7 +47,7 @@ class ProbeText:
     padding: int = 0
 
     def within(self, positions: int | None) -> ProbeText:
-        """Return the text, or one that a model with so many positions can read."""
+        """Return the text, or one that fits in a model with this many positions."""
         if positions is None or self.length + self.padding <= positions:
             return self
         length = min(self.length, positions)
@@ -64,23 +64,23 @@ OWN_TEXTS = (  # beyond position 128, with the largest drafts, and with a prompt
     ProbeText(prompt=132, length=146, chunk=66, nodes=(MAX_NODES, 15, 31)),
 )
 PADDED_TEXTS = (ProbeText(prompt=9, length=26, padding=21), ProbeText(prompt=30, length=47, padding=291))
-ROW_COUNTS = (*range(1, 18), 24, 33, 48, MAX_NODES + 1)  # of passes: all small ones, and some up to the largest
+ROW_COUNTS = (*range(1, 18), 24, 33, 48, MAX_NODES + 1)  # rows of passes: all small counts, some up to the largest
 
 
 class Plain:
-    """What `model.generate` works on: computed once per text."""
+    """The logits of `model.generate`, computed once per text."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._known = model, dict[ProbeText, Tensor]()
 
     def logits(self, text: ProbeText, ids: Tensor) -> Tensor:
-        """Return the logits [K, V] from which `generate` would choose each token of ids Int64[1, T] behind a prompt."""
+        """Return the logits [K, V] from which `generate` would choose each token of ids Int64[1, T] after a prompt."""
         if text not in self._known:
             self._known[text] = _generate(self._model, ids, text.prompt, text.padding)
         return self._known[text]
 
     def failure(self, runner: ModelRunner) -> str:
-        """Return with what error `generate` fails behind a random text; "" where it writes.
+        """Return the error with which `generate` fails after a random text; "" if it works.
 
         Raises:
             OutOfMemoryError: the device is full.
@@ -91,14 +91,14 @@ class Plain:
                 self.logits(text, ids)
         except OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a class makes of a text without media
+        except Exception as error:  # a class may raise anything for a text without media
             logger.info("%s reads no text alone", type(runner.model).__name__, exc_info=True)
             return f"{type(error).__name__}: {str(error).strip():.200}"
         return ""
 
 
 def first_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Plain) -> str:
-    """Return where drafted rounds give other logits than `model.generate`; "" if they do nowhere.
+    """Return where drafted rounds give other logits than `model.generate`; "" if nowhere.
 
     Raises:
         OutOfMemoryError: the device is full.
@@ -112,7 +112,7 @@ def first_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Pla
             expected = plain.logits(walk.text, walk.ids)
         except OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model makes of masks and positions it does not expect
+        except Exception as error:  # a model may raise anything for unexpected masks and positions
             logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
             return f"passes over several tokens fail with {type(error).__name__}: {str(error).strip():.200}"
         wrong = wrong_rows(walk.logits(), expected, rounding_dtype(runner.model))
@@ -124,22 +124,22 @@ def first_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Pla
 
 
 def reads_padding(runner: ModelRunner, text: ProbeText, plain: Plain) -> bool:
-    """Return whether masked tokens in front of a text change what `model.generate` writes: by chunks or slots, say."""
+    """Return whether masked tokens in front of a text change `model.generate`'s output, e.g. by chunks or slots."""
     ids = _random_ids(runner.capabilities.vocabulary, text.length).to(runner.model.device)
     try:
         padded = plain.logits(replace(text, padding=PADDED_TEXTS[0].padding), ids)
-    except Exception:  # a class that takes no padding has no padded rows either
+    except Exception:  # a class that rejects padding has no padded rows either
         logger.info("%s takes no padding", type(runner.model).__name__, exc_info=True)
         return False
     return bool(wrong_rows(padded, plain.logits(text, ids), rounding_dtype(runner.model)).numel())
 
 
 def count_difference(runner: ModelRunner, largest: int) -> str:
-    """Return which number of rows in a pass changes the logits of one of them; "" if none does.
+    """Return a number of rows in a pass that changes the logits of one of them; "" if there is none.
 
     Args:
-        runner: of the model.
-        largest: the most rows that a pass will have; those of `ROW_COUNTS` are compared in any case.
+        runner: runner of the model.
+        largest: maximum rows per pass; those of `ROW_COUNTS` are compared in any case.
 
     Raises:
         OutOfMemoryError: the device is full.
@@ -150,7 +150,7 @@ def count_difference(runner: ModelRunner, largest: int) -> str:
     tokens = _random_ids(runner.capabilities.vocabulary, maximum).numpy()[0].astype(np.int32)
     parents = np.arange(-1, maximum - 1, dtype=np.int32)
     if runner.capabilities.trees:
-        parents[2:] //= 2  # two rows follow each
+        parents[2:] //= 2  # two children per row
     try:
         whole = _run_dropped(walk.cache, tokens, parents)
         for count in counts:
@@ -195,7 +195,7 @@ def batch_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Pla
         expected = [plain.logits(walk.text, walk.ids) for walk in walks]
     except OutOfMemoryError:
         raise
-    except Exception:  # whatever a model makes of rows of several texts
+    except Exception:  # a model may raise anything for rows of several texts
         logger.info("a probe of %s failed", type(runner.model).__name__, exc_info=True)
         return True
     pairs = zip(walks, expected, strict=True)
@@ -203,11 +203,11 @@ def batch_difference(runner: ModelRunner, texts: Sequence[ProbeText], plain: Pla
 
 
 def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return which of the K rows differ by more than rounding, Int64[n].
+    """Return the indices Int64[n] of the K rows that differ by more than rounding.
 
     Args:
-        ours, expected: logits [K, V]; differences are counted in standard deviations of a row.
-        dtype: of the model, or as roughly as which its passes round.
+        ours, expected: logits [K, V]; differences are measured in standard deviations of a row.
+        dtype: dtype of the model, or one with a similar rounding error.
     """
     ours, expected = ours.double(), expected.double()
     known = expected.isfinite() & ours.isfinite()
@@ -220,10 +220,10 @@ def wrong_rows(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Walk:
-    """Goes through a text by rounds with trees, with chains, with wrong drafts and with none, in turn."""
+    """Walks through a text in rounds with trees, with chains, with wrong drafts and with none, in turn."""
 
     def __init__(self, runner: ModelRunner, text: ProbeText, *, read: bool = True) -> None:
-        """Begin with a text, whose prompt is read unless `begin` is going to be given the passes over it."""
+        """Start with a text; its prompt is read unless the passes over it will be given to `begin`."""
         self._vocabulary, self._trees = runner.capabilities.vocabulary, runner.capabilities.trees
         text, self.ids = _fitting(text, runner)
         self.text = text
@@ -237,38 +237,38 @@ class _Walk:
         self._path: list[int] = []
 
     def begin(self, result: Pass | None) -> None:
-        """Take the logits of the pass that has read the end of the prompt; None for one that has read less."""
+        """Take the pass that has read the end of the prompt; None for one that has read less."""
         if result is not None:
             self._logits.append(result.logits[-1:])
 
     @property
     def goes_on(self) -> bool:
-        """Whether the text has another token behind the root."""
+        """Whether the text has another token after the root."""
         return self._root < len(self._tokens) - 1
 
     def rows(self) -> tuple[Int32, Int32]:
-        """Return tokens and parents, Int32[N + 1], of the next pass: the root's row and those of a draft."""
+        """Return tokens and parents, Int32[N + 1], of the next pass: the rows of the root and a draft."""
         depth = min(_DEPTH, self.cache.depth, len(self._tokens) - 2 - self._root)
         tree = self._draft(self._tokens[self._root + 1 : self._root + 1 + depth])
         root = np.array([self._tokens[self._root]], np.int32), np.array([ROOT], np.int32)
         return np.concatenate([root[0], tree.tokens]), np.concatenate([root[1], tree.parents + 1])
 
     def take(self, logits: Tensor) -> None:
-        """Keep the right rows of the pass, and their logits."""
+        """Keep the correct rows of the pass, and their logits."""
         rows = [0, *(node + 1 for node in self._path)]
         self.cache.keep(rows)
         self._logits.append(logits[rows])
         self._root, self._round = self._root + len(rows), self._round + 1
 
     def logits(self) -> Tensor:
-        """Return the logits [K, V] behind the prompt and each right token."""
+        """Return the logits [K, V] after the prompt and each correct token."""
         return torch.cat(self._logits)
 
     def _draft(self, right: list[int]) -> DraftTree:
-        """Return a draft around the right tokens."""
+        """Return a draft around the correct tokens."""
         begins_right = [*right[:1], *(self._other(token) for token in right[1:])]
         kinds: list[list[list[int]]] = [[right], [[]], [begins_right]]
-        if self._trees and right:  # what is right comes last, so that no node lies where its depth would put it
+        if self._trees and right:  # correct tokens come last, so that no node's slot matches its depth
             kinds = [[[self._other(right[0])], begins_right, right], *kinds]
         tree = DraftTree.from_paths(self._widened(kinds[self._round % len(kinds)]))
         self._path, above = [], ROOT
@@ -280,7 +280,7 @@ class _Walk:
         return tree
 
     def _widened(self, paths: list[list[int]]) -> list[list[int]]:
-        """Return the paths of a draft and wrong tokens beside or behind them, up to the nodes whose turn it is.
+        """Return the paths of a draft with wrong tokens added next to or after them, up to the current number of nodes.
 
         In a tree they are the first nodes, below the root; in a chain the last ones.
         """
@@ -302,7 +302,7 @@ class _Walk:
 
 
 def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
-    """Return the logits [K, V] from which `model.generate` would choose each token behind the prompt."""
+    """Return the logits [K, V] from which `model.generate` would choose each token after the prompt."""
     given, seen = _pad(ids[:, :prompt], padding)
     forced: list[int] = ids[0].tolist()
     config = GenerationConfig(
@@ -317,7 +317,7 @@ def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
         given,
         attention_mask=seen,
         generation_config=config,
-        prefix_allowed_tokens_fn=lambda _, text: [forced[len(text) - padding]],  # some classes pass no processors on
+        prefix_allowed_tokens_fn=lambda _, text: [forced[len(text) - padding]],  # some classes ignore processors
     )
     if output.sequences[0, padding:].tolist() != forced:
         raise ModelError("its `generate` writes another text than the one that alone it was allowed")
@@ -327,15 +327,15 @@ def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
 def _fitting(text: ProbeText, runner: ModelRunner) -> tuple[ProbeText, Tensor]:
     """Return a text within the model's positions, and its ids Int64[1, T]."""
     capabilities = runner.capabilities
-    if not getattr(runner.model.config, "rope_parameters", None):  # else no table of positions ends
+    if not getattr(runner.model.config, "rope_parameters", None):  # otherwise no table of positions ends
         text = text.within(capabilities.positions)
     if capabilities.rope_follows and text.prompt > (capabilities.rope_limit or 0):
-        text = text.within(capabilities.rope_limit)  # beyond it a prompt is rotated by factors of earlier texts
+        text = text.within(capabilities.rope_limit)  # beyond it a prompt uses the rotary factors of earlier texts
     return text, _random_ids(capabilities.vocabulary, text.length).to(runner.model.device)
 
 
 def _pad(ids: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """Return ids behind so many tokens of padding, and the mask that hides those."""
+    """Return ids after `padding` padding tokens, and the mask that hides those."""
     given = torch.nn.functional.pad(ids, (padding, 0))
     seen = torch.ones_like(given)
     seen[:, :padding] = 0
@@ -343,5 +343,5 @@ def _pad(ids: Tensor, padding: int) -> tuple[Tensor, Tensor]:
 
 
 def _random_ids(vocabulary: int, count: int) -> Tensor:
-    """Return Int64[1, T], without the smallest ids, which often stand for padding and the like."""
+    """Return Int64[1, T] without the smallest ids, which are often padding and the like."""
     return torch.from_numpy(np.random.default_rng(5).integers(min(3, vocabulary - 2), vocabulary, (1, count)))

@@ -1,7 +1,7 @@
 """Tiny random models of the architecture that a config describes.
 
 They have the same layer types, masks and kinds of positions. Every size is small, and every window, chunk and rope
-limit is scaled down to a few tokens, so that passes beyond those take milliseconds.
+limit is scaled down to a few tokens, so that passes beyond them take milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from transformers.utils import logging
 
 VOCABULARY = 61
-WINDOWS = (  # scaled down to a few tokens; where several differ, the smaller ones stay the smaller ones
+WINDOWS = (  # scaled down to a few tokens, preserving their order
     *("sliding_window", "sliding_window_size", "attention_window_size", "window_size"),
     *("local_attention", "local_attention_window_len", "keep_window_size"),
 )
@@ -27,7 +27,7 @@ LIMITS = {  # where attention, positions or rotary factors change; scaled down, 
     "original_max_position_embeddings": 14,
     "index_topk": 6,
     "index_topk_blocks": 2,
-    "index_kpool": 2,  # a pool larger than what is chosen leaves rows that see nothing
+    "index_kpool": 2,  # a pool larger than the selection would leave rows that see nothing
     "index_block_size": 4,
     "rel_extent": 8,
     "chunk_size": 8,
@@ -36,7 +36,7 @@ LIMITS = {  # where attention, positions or rotary factors change; scaled down, 
     "mamba_chunk_size": 8,
 }
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
-SIZES = {  # what every integer of that name becomes, where it was larger
+SIZES = {  # values for integers of that name, if larger
     "vocab_size": VOCABULARY,
     "decoder_vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
@@ -52,7 +52,7 @@ SIZES = {  # what every integer of that name becomes, where it was larger
     "rotary_dim": 4,
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 16),
     **dict.fromkeys(("gated_norm_rank", "hc_lowrank", "laurel_rank", "adapter_rank", "d_rel"), 4),
-    "index_n_heads": 16,  # with a few, rectified scores tie at 0, and which token is chosen depends on the shapes
+    "index_n_heads": 16,  # with fewer, rectified scores tie at 0, and the selected token depends on the shapes
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim"), 48),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size"), 24),
     **dict.fromkeys(("shared_experts_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp"), 24),
@@ -86,25 +86,25 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "swa_num_key_val
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "decoder_layers", "encoder_layers")
 TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 MEDIA = ("image", "video", "audio", "vision", "media", "speech")
-LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # how many first layers differ
-TRAILING = ("num_kv_shared_layers",)  # how many last ones do
-PATTERNS = ("block_types",)  # kinds of layers that are repeated
-COUNTED_FROM_1 = "ple_layer_ids"  # layers with embeddings of n-grams, whose tables are small, too
+LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # number of first layers that differ
+TRAILING = ("num_kv_shared_layers",)  # number of last layers that differ
+PATTERNS = ("block_types",)  # repeated kinds of layers
+COUNTED_FROM_1 = "ple_layer_ids"  # layers with n-gram embeddings, whose tables are also small
 INDICES = ("mlp_only_layers", "moe_layers", "full_attn_idxs", "cross_attention_layers", "hybrid_layer_ids")
 
 
 def tiny_config(config: Any) -> Any:
     """Return a small config of the same architecture.
 
-    It has as few layers as show every kind of layer the config names, at least two, and limits of a few tokens; sizes
-    that are small already stay.
+    It has the fewest layers that show every kind in the config, at least two, and limits of a few tokens; sizes that
+    are already small stay.
     """
     tiny = copy.deepcopy(config)
     _shrink(tiny)
     for name, value in TOKENS.items():
         setattr(tiny, name, value)
     text = tiny.get_text_config(decoder=True)
-    if getattr(text, COUNTED_FROM_1, None):  # n-grams end at a token, which must be one and be in no text
+    if getattr(text, COUNTED_FROM_1, None):  # n-grams end at a token, which must exist and not occur in texts
         text.eos_token_id = VOCABULARY
     return tiny
 
@@ -112,9 +112,9 @@ def tiny_config(config: Any) -> Any:
 def tiny_model(
     kind: Any, config: Any, *, attention: str, device: Any = "cpu", dtype: torch.dtype = torch.float32
 ) -> Any:
-    """Return a random model of class `kind`, whose logits are spread enough that every key of a row matters.
+    """Return a random model of class `kind`, with logits spread enough that every key of a row matters.
 
-    The default random streams are left as they were.
+    The default random streams are unchanged.
     """
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(7)
@@ -123,14 +123,14 @@ def tiny_model(
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
-                else:  # gates and scales that begin as constants would hide what they switch
+                else:  # constant initial gates and scales would hide what they switch
                     parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model.to(device)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from warning about sizes and lengths that nobody chose for use."""
+    """Silence transformers' warnings about sizes and lengths."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -143,7 +143,7 @@ def _shrink(config: Any) -> None:
     single = _single_layers(config)
     values = dict(config.__dict__)
     tokens = [name for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)]
-    for place, name in enumerate(tokens):  # no text has the tokens that stand for other media
+    for place, name in enumerate(tokens):  # texts do not contain the tokens of other media
         medium = any(each in name for each in MEDIA)
         setattr(config, name, TOKENS.get(name, VOCABULARY + place if medium else min(values[name], VOCABULARY - 1)))
     values = dict(config.__dict__)
@@ -180,7 +180,7 @@ def _shrink(config: Any) -> None:
 
 
 def _single_layers(config: Any) -> dict[int, dict[str, Any]]:
-    """Return what single layers have of their own, and take it away from the config until sizes are set."""
+    """Remove per-layer settings from the config until sizes are set, and return them."""
     if not getattr(config, "is_heterogeneous", False):
         return {}
     found = config.to_dict()["per_layer_config"]
@@ -189,7 +189,7 @@ def _single_layers(config: Any) -> dict[int, dict[str, Any]]:
 
 
 def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: list[int]) -> Any:
-    """Return what an attribute becomes; the value itself where it stays."""
+    """Return the new value of an attribute; the value itself if it stays."""
     if name in LAYERS and value == layers:
         return len(kept)
     if name in KV_HEADS and isinstance(value, int):
@@ -222,7 +222,7 @@ def _small(name: str, value: Any, values: Mapping[str, Any], layers: int, kept: 
 
 
 def _layers(values: Mapping[str, Any], layers: int, single: Mapping[int, Any]) -> list[int]:
-    """Return the first layers of each kind, rising: one of each, or two of a uniform model and where layers share."""
+    """Return the first layers of each kind, ascending: one of each, or two for uniform models and shared layers."""
     found: dict[tuple[Any, ...], list[int]] = {}
     each = 2 if "num_mem_blocks" in values or "n_mamba_heads" in values else 1  # Zamba's hybrid layers share a block
     for layer in range(layers):
@@ -255,6 +255,6 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
             small[name] = list(value)[: int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2]
         elif name == "mrope_section" and value:
             pairs = int(8 * parameters.get("partial_rotary_factor", 1.0)) // 2
-            odd = 2 if value[0] == value[1] != value[-1] else 0  # the axis whose share differs: of time, often
+            odd = 2 if value[0] == value[1] != value[-1] else 0  # the axis with another share, often time
             small[name] = [pairs - 2 * (pairs // 4) if axis == odd else pairs // 4 for axis in range(3)]
     return small

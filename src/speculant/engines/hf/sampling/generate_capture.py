@@ -1,4 +1,4 @@
-"""What transformers' `generate` prepared for its decoding loop, checked for what ours can honour."""
+"""The inputs that transformers' `generate` prepares for its decoding loop, checked for what ours supports."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ HANDLED_OF_DECODERS = {
 
 
 class Call:
-    """Takes the place of the decoding loop, keeps its arguments and decodes nothing.
+    """Replaces the decoding loop: stores its arguments and decodes nothing.
 
-    In front of `start` ids Int64[1, T] are padding that the target need not read; processors and criteria see it.
-    `source` are the ids of what an encoder reads, where they are known. `inputs` are all of the model's, `others` those
-    that this loop does not know, and `prepare_inputs` is what somebody has put in the place of the model's own
-    `prepare_inputs_for_generation`, else None.
+    Ids Int64[1, T] before `start` are padding that the target need not read; processors and criteria see it. `source`
+    has the ids that an encoder reads, if known. `inputs` are all inputs of the model, `others` those unknown to our
+    loop, and `prepare_inputs` is a replacement of the model's own `prepare_inputs_for_generation`, else None.
     """
 
     start = 0
@@ -58,17 +57,17 @@ class Call:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Tensor:
-        """Be called by `generate`; the signature is that of its decoding methods."""
+        """Receive the call of `generate`; the signature is that of its decoding methods."""
         self.model, self.ids, self.config = model, input_ids, generation_config
         self.processors, self.criteria = list(logits_processor), list(stopping_criteria)
         self.cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
         handled, axes = HANDLED, None
-        if model.config.is_encoder_decoder:  # other masks and positions are the encoder's
+        if model.config.is_encoder_decoder:  # other masks and positions belong to the encoder
             handled = HANDLED_OF_DECODERS
             self.padding, self.positions = model_kwargs.get("decoder_attention_mask"), None
         else:
             self.padding, self.positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-        if self.positions is not None and self.positions.ndim > 2:  # [A, B, T], alike in text
+        if self.positions is not None and self.positions.ndim > 2:  # [A, B, T], equal for text
             axes = self.positions if (self.positions != self.positions[:1]).any() else None
             self.positions = self.positions[0]
         self.others = {
@@ -86,10 +85,10 @@ class Call:
 
 
 def prepare_call(entry: Any, ids: Tensor, **options: Any) -> Call:
-    """Return what the `generate` of a model prepares of a prompt Int64[1, T] and its options.
+    """Return what a model's `generate` prepares for a prompt Int64[1, T] and its options.
 
     Raises:
-        UsageError: transformers refuses the options.
+        UsageError: transformers rejects the options.
     """
     call = Call()
     try:
@@ -106,21 +105,21 @@ def prepare_call(entry: Any, ids: Tensor, **options: Any) -> Call:
 
 
 def _given(name: str, value: Any) -> bool:
-    """Return whether an input says anything: no empty parts, and no types of tokens that are all text."""
+    """Return whether an input carries information: it is not empty, and not only text token types."""
     if value is None or (isinstance(value, Mapping) and not value):
         return False
     return not (name.endswith("token_type_ids") and isinstance(value, Tensor) and not value.any())
 
 
 def check(call: Call, *, plain: bool = False) -> None:
-    """Check what a call asks for, however many rows it has.
+    """Check the requested features of a call with any number of rows.
 
     Args:
         call: see above.
-        plain: whether it is decoded by the model's own methods, which know all of the model's inputs.
+        plain: whether it is decoded by the model's own methods, which support all of the model's inputs.
 
     Raises:
-        UnsupportedError: it asks for what this loop does not do; the message says what to leave out.
+        UnsupportedError: it requests something that our loop does not support; the message says what to omit.
     """
     config = call.config
     mode = config.get_generation_mode()
@@ -144,10 +143,10 @@ def check(call: Call, *, plain: bool = False) -> None:
 def plan_sampling(
     call: Call, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None, plain: bool = False
 ) -> SamplingPlan:
-    """Check a call of one row, as `check` does, and return how its tokens are chosen, stop strings included.
+    """Check a call of one row, as `check` does, and return how its tokens are chosen, including stop strings.
 
     Raises:
-        UnsupportedError: it has several rows, or asks for what this loop does not do.
+        UnsupportedError: it has several rows, or requests something that our loop does not support.
         TokenizerError: stop strings without a tokenizer.
     """
     check(call, plain=plain)
@@ -173,7 +172,7 @@ def plan_sampling(
 
 
 def sampling_settings(call: Call) -> Sampling:
-    """Return how a call's configuration warps the target's distribution, for drafters that sample."""
+    """Return the sampling settings of a call's configuration, for drafters that sample."""
     config = call.config
     if config.get_generation_mode() != GenerationMode.SAMPLE:
         return GREEDY
@@ -188,14 +187,14 @@ def sampling_settings(call: Call) -> Sampling:
 def sampling_options(
     temperature: float | None, top_p: float | None, top_k: int | None, **options: Any
 ) -> dict[str, Any]:
-    """Translate to `generate`'s options, where do_sample decides.
+    """Translate sampling options to those of `generate`, where do_sample decides.
 
     Args:
-        temperature, top_p, top_k: None where they were not given.
-        options: what else was.
+        temperature, top_p, top_k: None if not given.
+        options: other given options.
 
     Raises:
-        UsageError: options that need sampling together with greedy decoding, or a negative temperature.
+        UsageError: sampling options together with greedy decoding, or a negative temperature.
     """
     if temperature is not None and temperature < 0:
         raise UsageError(f"temperature must be 0 or more, not {temperature}.")

@@ -230,7 +230,7 @@ class DeviceSampler(HostSampler):
         return self._choices[row]
 
     def end_round(self) -> None:
-        """Return the noise of depths that were not reached."""
+        """Reset the random stream so that depths that were not reached consume no noise."""
         if self._states:
             self._generator(self._ids.device).set_state(self._states[self._drawn])
 

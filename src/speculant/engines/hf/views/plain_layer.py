@@ -1,4 +1,4 @@
-"""Which layers of a target's class are plain pre-norm decoder layers, so that a head can run them by its own code."""
+"""Recognises plain pre-norm decoder layers of a target's class, which a head can run with its own code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from speculant.drafters.heads.layers import DecoderLayer, LayerShape
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, LINEARS, is_known
 from speculant.engines.hf.views.own_layer import OwnLayer
 
-_FIXED = ("default", "linear", "llama3", "yarn")  # rotary embeddings whose frequencies do not depend on the text
+_FIXED = ("default", "linear", "llama3", "yarn")  # rotary embeddings with fixed frequencies
 
 
 def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any] | None:
-    """Return the sizes of a plain layer, by the names that `drafters.heads.layers.LayerShape` has for them.
+    """Return the sizes of a plain layer, named as in `drafters.heads.layers.LayerShape`.
 
     Args:
         own: the layer; its tensors have the names of Llama's.
         norms: RMSNorms around it.
 
     Returns:
-        None where the layer or a norm is of another class, its attention has a window, its rotary embedding depends on
-        the length of the text, or a part has been changed.
+        None if the layer or a norm is of another class, its attention has a window, its rotary embedding depends on the
+        length of the text, or a part has been changed.
     """
     layer: Any = own.layer
     home = type(layer).__module__
@@ -60,15 +60,15 @@ def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any
 def view_first_layers(
     model: Any, count: int, known: dict[nn.Module, nn.Module]
 ) -> tuple[tuple[nn.Module, ...], dict[str, Any]] | None:
-    """Return the first layers of a model of the Llama family as plain ones that share its weights, and their sizes.
+    """Return plain layers that share the weights of a Llama-like model's first layers, and their sizes.
 
     Args:
-        model: of the layers.
-        count: how many.
-        known: plain ones that were made before, by layer; those of other weights by now are made anew.
+        model: model with the layers.
+        count: number of layers.
+        known: plain layers created earlier, by layer; those whose weights have changed are created again.
 
     Returns:
-        None where a layer is of another kind, or quantised.
+        None if a layer is of another kind, or quantised.
     """
     home = type(model).__module__
     if home not in FAMILIES or type(model).__name__ != f"{FAMILIES[home]}ForCausalLM":
@@ -103,5 +103,5 @@ def _linears(layer: Any) -> list[Any]:
 
 
 def _head_norms(attention: Any) -> list[Any]:
-    """Return the norms of queries and keys, if there are any."""
+    """Return the query and key norms, if there are any."""
     return [attention._modules[name] for name in ("q_norm", "k_norm") if name in attention._modules]

@@ -26,17 +26,17 @@ from speculant.engines.hf.views.plain_layer import find_plain_shape, view_first_
 
 
 class HFTargetParts:
-    """See `drafters.heads.head.TargetParts`. The modules stay the model's."""
+    """See `drafters.heads.head.TargetParts`. The modules remain the model's."""
 
     def __init__(self, model: Any, *, fast: bool = False) -> None:
         """Find the parts.
 
         Args:
             model: a causal LM.
-            fast: whether heads may run compiled code, where it is available.
+            fast: whether heads may use compiled code, if available.
 
         Raises:
-            UnsupportedError: the model's decoder layers or its final norm cannot be told, or it is an encoder-decoder.
+            UnsupportedError: the decoder layers or the final norm cannot be identified, or it is an encoder-decoder.
         """
         model = base_model(model)
         if getattr(model.config, "is_encoder_decoder", False):
@@ -62,7 +62,7 @@ class HFTargetParts:
         self.hidden_size = int(output.weight.shape[-1])
 
     def same_model(self, other: HFTargetParts) -> bool:
-        """Whether both are parts of one model."""
+        """Return whether both are parts of one model."""
         return self._embeddings is other._embeddings and self._output is other._output
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class HFTargetParts:
         if self._code is None:
             return None
         if parts.output is None and (self._factor != 1.0 or self._cap is not None):
-            return None  # logits that the target changes behind its projection
+            return None  # the target modifies logits after its projection
         embeddings = self._embeddings if parts.embeddings is None else parts.embeddings
         return self._code.step(parts, embeddings, self._output if parts.output is None else parts.output)
 
@@ -175,7 +175,7 @@ class HFTargetParts:
 
 
 def _logit_factor(config: Any) -> float:
-    """Return what a model multiplies the output of its projection by: Cohere's scale, Granite's divisor."""
+    """Return the factor that a model applies to its logits: Cohere's scale, Granite's divisor."""
     if (scale := getattr(config, "logit_scale", None)) is not None:
         return float(scale)
     if (scale := getattr(config, "logits_scaling", None)) is not None:
@@ -184,7 +184,7 @@ def _logit_factor(config: Any) -> float:
 
 
 def _final_norm(model: Any, path: tuple[str, ...], size: int) -> nn.Module:
-    """Return the norm beside the list of decoder layers, which comes after the last of them."""
+    """Return the norm next to the list of decoder layers, which follows the last of them."""
     above = model
     for name in path[:-1]:
         above = getattr(above, name)

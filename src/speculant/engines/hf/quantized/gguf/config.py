@@ -93,7 +93,7 @@ def _gemma3(found: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention_scale(values: Mapping[str, Any], *, largest: int) -> dict[str, Any]:
-    """Return the number whose root divides scores: the head size, except in Gemma models with most layers."""
+    """Return the number whose root divides scores: the head size, but not in Gemma's largest models."""
     of_a_head = values["hidden_size"] // values["num_attention_heads"]
     return {"query_pre_attn_scalar": of_a_head if values["num_hidden_layers"] == largest else values["head_dim"]}
 

@@ -230,7 +230,7 @@ def _add_special(backend: Any, vocabulary: Vocabulary) -> None:
     from tokenizers import AddedToken
 
     name = str(vocabulary.file.metadata.get("general.name", "")).lower()
-    strips = "phi-3" in name or "phi3" in name  # as llama.cpp knows these; their special tokens take spaces behind them
+    strips = "phi-3" in name or "phi3" in name  # as in llama.cpp; their special tokens absorb the spaces after them
     kept = ("<unk>", "<s>", "<|endoftext|>")
     special, own = list[Any](), list[Any]()
     for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True):
