@@ -219,7 +219,7 @@ def plan(
 
 
 def play(runs: Sequence[Run], jobs: int) -> list[ReplayResult]:
-    """ReplayOptions the runs with a progress bar."""
+    """Replay the runs with a progress bar."""
     from speculant.bench.replay.workers import replay_runs
 
     with compilation_announced():
