@@ -80,7 +80,7 @@ def serve(method: str, folder: str, script: list[str]) -> Iterator[tuple[str, in
         ids = tokenizer(script.pop(0), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         return before(self, request, prompt, choice=choice) | {"logits_processor": [Scripted(prompt, ids)]}
 
-    settings = ServingOptions(port=0, max_body_bytes="8MiB", max_new_tokens=8192, log_format="json")
+    settings = ServingOptions(port=0, max_body_bytes=8 << 20, max_new_tokens=8192, log_format="json")
     ready = threading.Event()
     Service.options = options  # type: ignore[method-assign]
     try:
