@@ -66,7 +66,7 @@ class PassOutput:
     logits: Tensor
     hidden: Tensor | None = None
     cache: Any = None
-    early: float = 0.0
+    early: float = field(default=0.0, kw_only=True)
     returned: Any = None
 
 
