@@ -59,7 +59,7 @@ def test_an_interrupt_makes_the_base(tmp_path: Path, capsys: CaptureFixture, mon
 
     monkeypatch.setattr(Batch, "step", interrupted)
     assert learn(out, *SHORT) == 130
-    assert "the base is made of the answers so far" in capsys.readouterr().err
+    assert "building the base from the answers so far" in capsys.readouterr().err
     held = read_base_header(out).facts["tokens"]
     assert learn(out, *SHORT) == 0
     assert read_base_header(out).facts["tokens"] > held
@@ -84,7 +84,7 @@ def test_what_is_refused(tmp_path: Path, capsys: CaptureFixture) -> None:
     out = tmp_path / "own.base"
     (tmp_path / "log.jsonl").write_text('{"text": "a"}\n')
     for argv, reason in (
-        ([], "say how long the model answers"),
+        ([], "set --minutes or --tokens"),
         (["--tokens", "1", "--minutes", "1"], "Leave one out"),
         (["--prompts", "p.txt", "--answers", str(tmp_path / "log.jsonl")], "--prompts would be ignored"),
         (["--answers", str(tmp_path / "log.jsonl"), "--top-k", "4"], "would be ignored"),

@@ -75,7 +75,7 @@ def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, mon
     with monkeypatch.context() as patched:
         patched.setattr(Runner, "warm_up", None)
         assert main([*forced, "--methods", "none"]) == 0
-    assert "going on with the run" in capsys.readouterr().err
+    assert "continuing the run" in capsys.readouterr().err
     assert (tmp_path / "out" / "result.json").read_text() == before
     assert main([*forced, "--methods", "none", "--limit", "1"]) == 2
     assert "other settings (limit)" in capsys.readouterr().err
@@ -218,7 +218,7 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--inflate", "many"], "--inflate takes"),
         (["--inflate", "1x4"], "it can be inflated, not cut to 1 layers and 4"),
         (["--forced", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-        (["--forced", "a/t.jsonl", "b/t.jsonl"], "called differently"),
+        (["--forced", "a/t.jsonl", "b/t.jsonl"], "different names"),
         (["--seed", "1"], "--seed would be ignored"),
         (["--base", "missing"], "there is no base missing"),
         (["--base", "bundled"], "name the recordings' by --tokenizer"),
@@ -242,7 +242,7 @@ def test_faults_come_before_the_work(
         (["--tasks", "x", "--config", "c"], "--config needs --forced"),
         (["m", "--forced", "x", "--config", "c"], "leave one out"),
         (["--tasks", "nothing"], "no task 'nothing'"),
-        (["m", "--tasks", "gsm8k", "--tokenizer", "t"], "--tokenizer names that of recordings"),
+        (["m", "--tasks", "gsm8k", "--tokenizer", "t"], "--tokenizer is for recordings"),
     ],
 )
 def test_misuse(argv: list[str], message: str, tmp_path: Path, capsys: CaptureFixture) -> None:

@@ -115,7 +115,7 @@ def test_a_model_without_template_says_so_at_once(tiny_folder: Path, talk: Talk)
     """Not only after the first question was typed."""
     code, out, err = talk("Tom\n", "--model", str(tiny_folder))
     assert (code, out) == (1, "")
-    assert "has no chat template, so it cannot be talked to" in err
+    assert "has no chat template, so it cannot chat" in err
 
 
 def test_a_conversation_that_no_longer_fits_can_go_on(tmp_path: Path, tiny_folder: Path, talk: Talk) -> None:
@@ -125,8 +125,8 @@ def test_a_conversation_that_no_longer_fits_can_go_on(tmp_path: Path, tiny_folde
     (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }} {% endfor %}")
     code, out, err = talk("Tom\n" + "word " * 60 + "\nTom\n/reset\nTom\n", "--model", str(tmp_path))
     assert code == 0
-    assert err.count("no longer fits: the prompt has") == 1
-    assert "/reset begins a new conversation" in err
+    assert err.count("the conversation is too long: the prompt has") == 1
+    assert "/reset begins a new one" in err
     assert out
 
 

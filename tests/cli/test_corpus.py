@@ -130,12 +130,12 @@ def test_what_cannot_work_fails_first(tmp_path: Path, capsys: CaptureFixture) ->
     cases = [
         (["-o", out, none, *BUNDLED], 1, "cannot read"),
         (["-o", f"{none}/table", short, *BUNDLED], 1, "there is no folder"),
-        (["-o", out, str(tmp_path / "empty"), *BUNDLED], 2, "none of the files holds text"),
+        (["-o", out, str(tmp_path / "empty"), *BUNDLED], 2, "none of the files contains text"),
         (["-o", out, short, *BUNDLED], 2, "hold no tri-grams"),
         (["-o", out, short, "--tokenizer", str(tmp_path)], 1, "no tokenizer in"),
         (["-o", out, short, "--model", none], 1, "there is no tokenizer at"),
-        (["-o", out, short], 2, "name the model that the memory is for"),
-        (["-o", out, short, *BUNDLED, "--tokenizer", "x"], 2, "name the model that the memory is for"),
+        (["-o", out, short], 2, "name the memory's model by --model"),
+        (["-o", out, short, *BUNDLED, "--tokenizer", "x"], 2, "name the memory's model by --model"),
     ]
     for argv, code, message in cases:
         assert main(["corpus", "build", "--kind", "trigram", *argv]) == code
@@ -226,7 +226,7 @@ def test_an_empty_suffix_array_is_refused(tmp_path: Path, capsys: CaptureFixture
     (tmp_path / "empty").write_text("")
     argv = ["corpus", "build", *BUNDLED, "--kind", "suffix", "-o", str(tmp_path / "array"), str(tmp_path / "empty")]
     assert main(argv) == 2
-    assert "none of the files holds text" in capsys.readouterr().err
+    assert "none of the files contains text" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 

@@ -25,7 +25,7 @@ def test_a_batch_prints_texts_in_order(tmp_path: Path, capsys: CaptureFixture) -
     argv = ["generate", "--prompts", str(prompts), *SHORT, "--temperature", "0.8", "--seed", "4", "--top-k", "20"]
     assert main([*argv, "--batch", "2", "--json", str(tmp_path / "out.json")]) == 0
     out, err = capsys.readouterr()
-    assert "prompts a pass" in err
+    assert "prompts per pass" in err
     assert err.index("--- 1 of 3") < err.index("--- 2 of 3") < err.index("--- 3 of 3")
     speculator = Speculator.from_pretrained(method="none")
     options = {"max_new_tokens": 12, "temperature": 0.8, "top_k": 20}

@@ -29,7 +29,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_outputs_are_checked_first(tmp_path: Path, capsys: CaptureFixture, nothing_loads: None) -> None:
     """Guards a user's files, and minutes of conversion for a name that no command would recognise."""
     for name, content, reason in [
-        ("model.bin", None, "is not called .gguf"),
+        ("model.bin", None, "does not end in .gguf"),
         ("notes.gguf", b"not a model", "is not a GGUF file"),
         ("earlier.gguf", b"GGUF....", "add --force"),
         ("nowhere/model.gguf", None, "there is no folder"),
@@ -48,7 +48,7 @@ def test_models_and_formats_are_checked_first(tmp_path: Path, capsys: CaptureFix
     assert main(["gguf", str(tmp_path / "missing"), "-o", out]) == 1
     assert "the folder does not exist" in capsys.readouterr().err
     assert main(["gguf", "other.gguf", "-o", out]) == 2
-    assert "is a GGUF file already" in capsys.readouterr().err
+    assert "is already a GGUF file" in capsys.readouterr().err
     assert main(["gguf", "-o", out, "--format", "q9"]) == 2
     assert "weights are written as f32, f16" in capsys.readouterr().err
 

@@ -146,9 +146,9 @@ def test_merges_that_are_refused(tmp_path: Path, capsys: CaptureFixture) -> None
     cases = [
         ([a, other_kind, "-o", out], 1, "Merge files of one kind"),
         ([a, other_tokenizer, "-o", out], 1, "Merge files of one tokenizer"),
-        ([a, "-o", out], 2, "two files or more"),
+        ([a, "-o", out], 2, "two or more files"),
         ([a, str(tmp_path / "link"), "-o", out], 2, "named twice"),
-        ([a, b, "-o", other_kind], 2, "none of the files to merge"),
+        ([a, b, "-o", other_kind], 2, "not one of the files to merge"),
         ([a, str(tmp_path / "none"), "-o", out], 1, "there is no memory file"),
         ([a, b, "-o", str(tmp_path / "none" / "out")], 1, "cannot write"),
     ]
@@ -174,7 +174,7 @@ def test_clearing_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert main(["memory", "clear", str(path)]) == 1
         out, err = capsys.readouterr()
         assert (out, path.read_bytes()) == ("", good)
-        assert "1 documents, 30 tokens. Forget all of it?" in err
+        assert "1 documents, 30 tokens. Delete all of it?" in err
         assert err.endswith("nothing was changed.\n")
     monkeypatch.setattr(sys, "stdin", Terminal("Y\n"))
     assert main(["memory", "clear", str(path)]) == 0

@@ -56,7 +56,7 @@ def test_requirements_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "draft-model"]) == 0
     assert "requires    a draft model\n" in capsys.readouterr().out
     assert main(["methods", "lookup"]) == 0
-    assert "requires    nothing beside the target\n" in capsys.readouterr().out
+    assert "requires    nothing but the target\n" in capsys.readouterr().out
 
 
 def test_acceptance_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_recorded_chains_are_not_set_beside_trees_unsaid(trace: str, capsys: Cap
     advice = "--chain --nodes 20 compares chains with chains"
     assert main(["replay", trace, "--method", "none", "--jobs", "1"]) == 0
     out = capsys.readouterr().out
-    assert "recorded:eagle: chains that were recorded with the traces" in out
+    assert "recorded:eagle: chains recorded with the traces" in out
     assert advice in out
     assert main(["replay", trace, "--method", "none", "--jobs", "1", "--chain", "--nodes", "20"]) == 0
     assert advice not in capsys.readouterr().out
@@ -118,7 +118,7 @@ def test_bad_rows_are_reported_and_counted(tmp_path: Path, capsys: CaptureFixtur
     assert len(err.splitlines()) == 1
     assert "could not be used: 1." in out
     assert main(["replay", write(tmp_path / "none.jsonl", {"text": "a"})]) == 1
-    assert "holds no row that can be replayed" in capsys.readouterr().err
+    assert "has no row that can be replayed" in capsys.readouterr().err
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path, capsys: CaptureFixture) -> None:
@@ -154,8 +154,8 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
     argv += ["--corpus", corpus]
     assert main(["replay", *argv, "--jobs", "1", "--json", str(tmp_path / "o"), "--html", str(tmp_path / "p")]) == 0
     out, err = capsys.readouterr()
-    assert "since they take none of this kind: none." in err
-    assert "Methods that can began with trigrams.speculant." in out
+    assert "since they do not read this kind: none." in err
+    assert "Methods that can read them started from trigrams.speculant." in out
     helped = json.loads((tmp_path / "o").read_text())
     assert helped["rows"][1]["mat"] > alone["rows"][1]["mat"]
     page = (tmp_path / "p").read_text()
@@ -173,9 +173,9 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
         (["--corpus", "nowhere"], "cannot read nowhere"),
         (["--json", "nowhere/o"], "cannot write nowhere/o"),
         (["--html", "nowhere/o"], "cannot write nowhere/o"),
-        (["--nodes", "100000"], "must be at most 1024, not 100000: a pass over that many tokens"),
+        (["--nodes", "100000"], "must be at most 1024, not 100000: a pass over so many tokens"),
         (["--nodes", "5,x"], "must be a whole number of 0 or more, not 'x'"),
-        (["--nodes", ","], "one or more values with commas"),
+        (["--nodes", ","], "one or more comma-separated values"),
         (["--seed", "1"], "--seed would be ignored"),
     ],
 )
@@ -216,7 +216,7 @@ def test_two_processes(trace: str, capsys: CaptureFixture) -> None:
         [row["method"], "tree", "of", "64", str(row["tokens"]), str(row["rounds"]), f"{row['mat']:.3f}"]
         for row in alone[:2]
     ]
-    assert "2 processes side by side" in out
+    assert "2 parallel processes" in out
 
 
 def test_settings(trace: str, capsys: CaptureFixture) -> None:

@@ -65,7 +65,7 @@ def test_several_pairs_show_their_spread() -> None:
         "speed       2.0 (1.2 to 2.5) tokens/s, 2 tokens",
         "plain       1.0 (1.0 to 1.1) tokens/s",
         "speed-up    2.00x (1.25x to 2.38x)",
-        "            the pair in the middle of 3 in turns, and the least and the most of them",
+        "            the median of 3 pairs in turns, with minimum and maximum",
     ]
     assert compared.line().startswith("2.0 tokens/s, speed-up 2.00x")
     record = compared.to_json({})

@@ -30,7 +30,7 @@ def test_all_that_is_to_be_known_stands_there() -> None:
     lines = screen(StartSpeed(plain=310.4, drafted=1402.0))
     assert list(lines) == ["serving", "method", "speed", "memory", "keys", "threads", "API", "stop", "page"]
     assert lines["serving"] == "tiny on http://127.0.0.1:8000"
-    assert lines["speed"] == "1,402 tokens/s with drafts on a text new to them, 310 tokens/s without drafts"
+    assert lines["speed"] == "1,402 tokens/s with drafts on a new text, 310 tokens/s without drafts"
     assert lines["memory"] == "up to 256 MiB, not saved; --memory FILE keeps it"
     assert lines["keys"].startswith("none")
     assert lines["page"].startswith("http://127.0.0.1:8000/ ")
@@ -41,8 +41,8 @@ def test_memories_and_keys_in_words(tmp_path: Path) -> None:
     file = tmp_path / "m.speculant"
     assert screen(memory=file, memory_limit="1GiB")["memory"] == f"up to 1,024 MiB, saved to {file}"
     by_key = screen(memory=file, api_keys=("a", "b"), memory_scope="key", keys=2)
-    assert by_key["memory"] == f"up to 256 MiB in all, one for each key, saved beside {file}"
-    assert by_key["keys"] == "2 API keys, one of which requests must carry"
+    assert by_key["memory"] == f"up to 256 MiB in all, one per key, saved next to {file}"
+    assert by_key["keys"] == "2 API keys; requests must carry one"
     assert "cannot be used" in screen(memory=file, unused=[file])["memory"]
     assert screen(keeps=False)["memory"] == "none: the method keeps none"
 

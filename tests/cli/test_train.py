@@ -62,7 +62,7 @@ def test_a_training_that_gained_nothing_says_so(
     given = ["--model", str(tiny_folder), "--data", str(texts), "--out", str(tmp_path / "head"), *SHORT]
     assert main(["train", "eagle", *given, "--lr", "1e-12"]) == 0
     err = capsys.readouterr().err
-    assert "warning: no measurement was better than the first, so the head is as it was before training" in err
+    assert "warning: no measurement was better than the first, so the head is unchanged" in err
     assert "step 0 of 4  loss -  agreement" in err
 
 
@@ -187,7 +187,7 @@ def test_ctrl_c_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)
         assert main(given) == 143
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "--resume continues" in capsys.readouterr().err
     assert main(given) == 2
     assert main([*given, "--resume"]) == 0
     assert "going on from step 3" in capsys.readouterr().err

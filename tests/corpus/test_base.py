@@ -124,7 +124,7 @@ def test_a_network_is_part_of_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "t.jsonl").write_text(json.dumps({"ids": ids}) + "\n")
     out = tmp_path / "base"
     assert main([*BUILD, "-o", str(out), str(tmp_path / "t.jsonl"), "--budget", "600KB"]) == 0
-    assert "network     400 tokens have vectors of their own; " in capsys.readouterr().out
+    assert "network     400 tokens have vectors; " in capsys.readouterr().out
     arrays = read_any_memory(out).arrays
     assert sum(array.nbytes for name, array in arrays.items() if name != "lines") <= 150_000
     assert out.stat().st_size <= 600_000

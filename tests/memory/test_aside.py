@@ -97,5 +97,5 @@ def test_memory_commands_remove_it_too(command: list[str], tmp_path: Path, capsy
         child.send_signal(signal.SIGKILL)
         child.wait()
     main(["memory", command[0], str(path), *command[1:]])
-    assert "which a save that was killed had left" in capsys.readouterr().err
+    assert "left from a killed save" in capsys.readouterr().err
     assert beside(path) == []

@@ -35,7 +35,7 @@ def test_sizes(given: Any, expected: int) -> None:
         (kinds.choice("a", "b"), "c", "must be a or b, not 'c'"),
         (kinds.NODES, "many", "must be a whole number of 0 or more, or auto, not 'many'"),
         (kinds.PATH, 1, "must be a path, not 1"),
-        (kinds.comma_separated(kinds.whole(1)), ",", "must be one or more values"),
+        (kinds.comma_separated(kinds.whole(1)), ",", "must be one or more comma-separated values"),
         (kinds.text("name one"), "", "is empty: name one"),
     ],
 )

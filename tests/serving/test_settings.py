@@ -104,7 +104,7 @@ def test_config_file_must_exist(tmp_path: Path) -> None:
         ("SPECULANT_HOST='open", "is not of the form SPECULANT_NAME=value"),
         ("SPECULANT_PORT=abc", "SPECULANT_PORT must be a whole number .*'abc'"),
         ("SPECULANT_MEMORY_LIMIT=lots", "SPECULANT_MEMORY_LIMIT must be .*lots"),
-        ("SPECULANT_API_KEYS=with space", "SPECULANT_API_KEYS must be of printable"),
+        ("SPECULANT_API_KEYS=with space", "SPECULANT_API_KEYS must be printable"),
     ],
 )
 def test_lines_of_the_file_that_are_refused(tmp_path: Path, line: str, match: str) -> None:

@@ -32,19 +32,19 @@ def write_answers(
     ids = encode_prompts(speculator, prompts)
     fitting = fitting_prompts(ids, speculator.engine.capabilities.positions)
     if len(fitting) < len(ids):
-        say(f"note: {count_noun(len(ids) - len(fitting), 'prompt')} left out, empty or too long for the model.")
+        say(f"note: {count_noun(len(ids) - len(fitting), 'prompt')} left out: empty, or too long for the model.")
     file = AnswerFile(path, tokenizer=tokenizer_fingerprint(speculator.tokenizer, vocabulary))
     interrupt = None
     if file.rows:
         found = f"{count_noun(file.tokens, 'token')} of {count_noun(file.rows, 'answer')}"
-        say(f"continuing {path}: it holds {found}.")
+        say(f"continuing {path}, which has {found}.")
     before, began = file.tokens, time.perf_counter()
     try:
         with progress("answering", settings.tokens, "tokens", done=min(before, settings.tokens or before)) as advance:
             answer_prompts(speculator, fitting, file, settings, advance=advance)
     except KeyboardInterrupt as error:
         interrupt = error
-        say("interrupted; the base is made of the answers so far. Again Ctrl-C ends at once.")
+        say("interrupted; building the base from the answers so far. Press Ctrl-C again to end at once.")
     finally:
         file.close()
     seconds = time.perf_counter() - began

@@ -20,8 +20,8 @@ def provenance(corpus: dict[str, Any] | None) -> list[str]:
     made = corpus.get("made") or {}
     return [
         *(f"source      {source_line(source)}" for source in corpus.get("sources", [])),
-        f"license     {corpus.get('license') or 'not named by the builder'}",
-        f"from        {corpus.get('source') or 'not named by the builder'}",
+        f"license     {corpus.get('license') or 'not stated'}",
+        f"from        {corpus.get('source') or 'not stated'}",
         f"built       {made.get('date', 'at an unknown date')} by Speculant {made.get('version', '(version unknown)')}",
     ]
 
@@ -37,7 +37,7 @@ def source_line(source: Mapping[str, Any]) -> str:
 
 def built_lines(built: BuildSummary) -> list[str]:
     """Return the lines to print about a base that was built."""
-    left_out = f"{built.lacking:,} in full lines, {built.surplus:,} beyond 16 a context"
+    left_out = f"{built.lacking:,} in full lines, {built.surplus:,} beyond 16 per context"
     lines = [
         f"tokens      {built.tokens:,}",
         *(f"source      {line}" for line in map(source_line, built.sources)),
@@ -46,7 +46,7 @@ def built_lines(built: BuildSummary) -> list[str]:
     ]
     if built.network is not None:
         tokens, size = built.network
-        lines.append(f"network     {tokens:,} tokens have vectors of their own; {size:,} of these bytes")
+        lines.append(f"network     {tokens:,} tokens have vectors; {size:,} of these bytes")
     if built.refused:
-        lines.append(f"chats       {built.refused:,} were not taken by the chat template; learned message by message")
+        lines.append(f"chats       {built.refused:,} were rejected by the chat template and learned message by message")
     return lines

@@ -110,8 +110,8 @@ def learn(
             defaults={"max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE},
             changes={
                 "max_new_tokens": {"help": f"maximum tokens of an answer; default: {NEW_TOKENS}"},
-                "temperature": {"help": f"default: {TEMPERATURE}; at 0 every prompt is answered once"},
-                "seed": {"help": "of the answers and the order of prompts; default: 0"},
+                "temperature": {"help": f"default: {TEMPERATURE}; at 0 each prompt is answered once"},
+                "seed": {"help": "seed of the answers and of the order of prompts; default: 0"},
             },
         ),
     ],
@@ -132,7 +132,7 @@ def learn(
 
     writes = minutes is not None or tokens is not None
     if not writes and not answers:
-        raise UsageError("say how long the model answers, by --minutes or --tokens, or name --answers to learn.")
+        raise UsageError("set --minutes or --tokens to let the model answer, or name --answers to learn.")
     if minutes is not None and tokens is not None:
         raise UsageError("--minutes and --tokens both end the answers. Leave one out.")
     if prompts and not writes:
@@ -144,7 +144,7 @@ def learn(
     # Existing answers are from an earlier run, which is continued.
     check_memory_output(output, [*given, *(prompts or ())], force=force or (writes and own.exists()))
     if any(own.exists() and Path(each).exists() and own.samefile(each) for each in given) and writes:
-        raise UsageError(f"{own} gets the model's answers, and is learned anyway. Leave it out of --answers.")
+        raise UsageError(f"{own} receives the model's answers and is learned anyway. Leave it out of --answers.")
     sources = [find(each, rejected) for each in answers or ()]
     if not writes:
         return build(output, sources, *load_tokenizer_alone(model.model), budget, license_, rejected)
@@ -168,7 +168,7 @@ def learn(
         vocabulary: int = speculator.model.config.get_text_config(decoder=True).vocab_size
         interrupt = write_answers(speculator, asked, own, vocabulary, settings)
         if not own.exists():
-            raise interrupt or UsageError("the model has written nothing within that time. Allow more.")
+            raise interrupt or UsageError("the model wrote nothing within that time. Allow more.")
         sources = [find(str(own), rejected), *sources]
         source = f"answers of {model_name(model.model)}"
         build(output, sources, speculator.tokenizer, vocabulary, budget, license_, rejected, source)

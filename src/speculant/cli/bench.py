@@ -18,15 +18,13 @@ DRAFTING = Take(
     panel="How",
     changes=dict(SEVERAL_METHODS)
     | {
-        "drafter": {"help": "a drafter of your own, timed too; modules of this folder are found, too"},
+        "drafter": {"help": "also time your own drafter; modules in the current folder are found"},
         "draft_model": {
-            "help": "a smaller model with the same vocabulary, for the methods that draft with one and hf:assisted",
+            "help": "smaller model with the same vocabulary, for methods that need one and hf:assisted",
             "aliases": ("--assistant",),
             "several": False,
         },
-        "head": {
-            "help": "a trained head of the model, for the methods that draft with one; default: the bundled model's"
-        },
+        "head": {"help": "trained head for the model, for methods that need one; default: the bundled model's"},
     },
     defaults={"base": ()},
 )

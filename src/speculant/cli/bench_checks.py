@@ -40,14 +40,14 @@ def check(asked: BenchOptions) -> None:
     if (asked.forced and asked.tasks is not None) or not (asked.forced or asked.tasks or asked.growth):
         raise UsageError("name what to decode: either --tasks, or --forced and recorded outputs; or --growth.")
     if asked.config is not None and not asked.forced and (asked.tasks is not None or not asked.growth):
-        raise UsageError("random weights generate nothing of use: --config needs --forced TRACES, or --growth.")
+        raise UsageError("random weights generate no useful text: --config needs --forced TRACES or --growth.")
     if asked.config is not None and asked.loading.model is not None:
         raise UsageError("MODEL and --config both name the model; leave one out.")
     ignored = [name for name in ("max_new_tokens", "data") if asked.forced and getattr(asked, name) is not None]
     if ignored:
-        raise UsageError(f"a forced run takes texts and lengths from its recordings; leave {flags(ignored)} out.")
+        raise UsageError(f"a forced run takes its texts and lengths from the recordings; leave {flags(ignored)} out.")
     if asked.tokenizer is not None and not asked.forced:
-        raise UsageError("--tokenizer names that of recordings, so it needs --forced; a model brings its own.")
+        raise UsageError("--tokenizer is for recordings, so it needs --forced; a model has its own.")
     check_folder(Path(asked.out), restart=asked.restart)
     if not asked.restart and (before := earlier_settings(Path(asked.out) / ROWS)) is not None:
         known = find_known_conditions(asked)
@@ -176,5 +176,5 @@ def task_names(asked: BenchOptions) -> list[str]:
     names = list(dict.fromkeys(given))
     called = [Path(name).stem for name in names]
     if not names or len(set(called)) < len(called):
-        raise UsageError("name at least one task, and files that are called differently: results go by their names.")
+        raise UsageError("name at least one task, and give files different names: results are listed by file name.")
     return names

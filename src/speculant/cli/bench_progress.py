@@ -70,5 +70,5 @@ class LongRun:
             self._warned = True
             say(
                 f"warning: this will take about {duration(left)} more, {reason}. "
-                "Ctrl-C ends it; the same command goes on from there. --limit and --trials make it shorter."
+                "Ctrl-C ends it; the same command continues from there. Use --limit or --trials to shorten it."
             )

@@ -132,7 +132,7 @@ def run(asked: BenchOptions) -> int:
     )
     file = RowFile(Path(asked.out), settings, restart=asked.restart)
     if file.rows:
-        say(f"going on with the run in {asked.out}.")
+        say(f"continuing the run in {asked.out}.")
     if left := runner.remaining_items(file):
         with compilation_announced(), waiting("warming up"):
             runner.warm_up()

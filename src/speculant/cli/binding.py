@@ -28,12 +28,11 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
 SEVERAL_METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {  # drafting options in commands that take several methods
         "settings": {
-            "help": "a setting of one of the methods, see `speculant methods NAME`; may be repeated",
+            "help": "setting of one of the methods, see `speculant methods NAME`; may be repeated",
             "kind": kinds.name(metavar="[METHOD.]NAME=VALUE"),
         },
         "base": {
-            "help": "a frozen base for the methods that take any, up to three; bundled: that of the story model; "
-            "default: none",
+            "help": "frozen base for the methods that use one; up to three; bundled: the story model's; default: none",
             "off": "",
         },
     }
@@ -148,7 +147,7 @@ def _parameters(option: Option, *, argument: str | None) -> list[inspect.Paramet
     )
     found = [_parameter(name, kind, own, default)]
     if option.off:
-        shown["help"] = f"begin without {option.flag}, whatever there is"
+        shown["help"] = f"use no {option.flag}"
         found.append(_parameter(_name_of(option.off), bool, typer.Option(option.off, **shown), False))
     return found
 

@@ -83,7 +83,7 @@ def check_template(speculator: Speculator, title: str) -> None:
         speculator.encode_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
         raise TokenizerError(
-            f"{title} has no chat template, so it cannot be talked to in turns. Name a model that was tuned to chat "
+            f"{title} has no chat template, so it cannot chat. Name a model that was tuned to chat "
             "(often called -Instruct or -Chat) by --model, or continue a text: speculant generate PROMPT."
         ) from None
 
@@ -100,7 +100,7 @@ def talk(conversation: Conversation, *, title: str, method: str) -> None:
         marker = "> "
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (gives input() line editing and a history)
-        say(f"Chat with {title}, drafts by {method}. /help lists the commands, /exit ends.")
+        say(f"Chat with {title}, drafted by {method}. /help lists the commands, /exit ends.")
     while True:
         try:
             line = input(marker).strip()
@@ -127,7 +127,7 @@ def talk(conversation: Conversation, *, title: str, method: str) -> None:
             try:
                 conversation.ask(line)
             except PromptError as error:
-                say(f"this no longer fits: {error} /reset begins a new conversation.")
+                say(f"the conversation is too long: {error} /reset begins a new one.")
             except FileError as error:
                 say(str(error))
             except Terminated:

@@ -81,14 +81,14 @@ def check(
 
     given = list(PROMPTS) if prompts is None else read_prompts(prompts)
     if model.model is not None and named is not None:
-        raise UsageError("MODEL and --model are the same; name the model once.")
+        raise UsageError("MODEL and --model both name the model; leave one out.")
     loading = model if named is None else replace(model, model=named)
     pair, head, method = drafting.draft_model, drafting.head, drafting.method
     if pair and head is not None and method is None:
-        raise UsageError("--draft-model and --head are reported one at a time; leave one out, or add --method.")
+        raise UsageError("only one of --draft-model and --head can be reported; leave one out, or add --method.")
     described = bool(pair or head is not None) and method is None and drafting.drafter is None
     if described and len(pair or ()) > 1:
-        raise UsageError("draft models are described one at a time; leave the others out, or add --method specinfer.")
+        raise UsageError("only one draft model can be reported; leave the others out, or add --method specinfer.")
     if described and (drafting.settings or drafting.nodes is not None or drafting.verifier or drafting.lossy):
         raise UsageError("--set, --nodes, --verifier and --lossy belong to a method; add --method, or leave them out.")
     if described:

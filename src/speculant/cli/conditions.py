@@ -127,17 +127,17 @@ def sentences(settings: dict[str, Any], mapped: bool) -> list[str]:
         found.append("Random weights: the model is its config's shape and nothing else.")
     if settings["inflated"]:
         found.append(
-            f"Inflated to {settings['inflated']} (layers x MLP): layers and widths that change no output were added, "
-            "so the text is the small model's and the cost that of a larger one."
+            f"Inflated to {settings['inflated']} (layers x MLP): layers and widths that do not change the output "
+            "were added, so the text is the small model's and the cost a larger model's."
         )
     if mapped:
-        found.append("Token ids were numbered anew, since the model's vocabulary is smaller than the recorded one.")
+        found.append("Token ids were renumbered, since the model's vocabulary is smaller than the recorded one.")
     if settings["draft_model"] is not None:
         found.append(f"Draft model: {settings['draft_model']}.")
     if "head" in settings:
         found.append(f"Head: {settings['head']}.")
     found += [
-        f"Frozen base of the methods that take any: {base['name']}, {base['entries']:,} entries from "
+        f"Frozen base of the methods that use one: {base['name']}, {base['entries']:,} entries from "
         f"{base['tokens']:,} tokens."
         for base in settings.get("bases", ())
     ]

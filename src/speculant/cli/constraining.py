@@ -22,7 +22,7 @@ def constraint_options(json_schema: str | None, regex: str | None) -> dict[str, 
         UsageError: both are given, or one is not a valid constraint.
     """
     if json_schema is not None and regex is not None:
-        raise UsageError("--json-schema and --regex both say what the text must match; give one of them.")
+        raise UsageError("--json-schema and --regex both constrain the text; leave one out.")
     if json_schema is None and regex is None:
         return {}
     if find_spec("llguidance") is None:

@@ -149,8 +149,8 @@ def build(
         check_unused({**options, "--restart": restart or None}, kind)
     if (model is None) == (tokenizer is None):
         raise UsageError(
-            "name the model that the memory is for by --model, or its tokenizer by --tokenizer: a memory fits one "
-            "tokenizer only. --model bundled is the story model that comes with the package."
+            "name the memory's model by --model, or its tokenizer by --tokenizer: a memory fits one tokenizer only. "
+            "--model bundled is the story model included in the package."
         )
     check_tokenizer(model, tokenizer)
     rejected = Rejected(say)
@@ -253,7 +253,7 @@ def check_sources(sources: Sequence[TextSource], kind: CorpusKind) -> None:
         UsageError: there are none, or weights are given for another kind.
     """
     if not any(source.files or source.dataset for source in sources):
-        raise UsageError("none of the files holds text. Name text files or .jsonl files.")
+        raise UsageError("none of the files contains text. Name text files or .jsonl files.")
     for source in sources:
         if source.weight != 1 and kind is not CorpusKind.MIX_BASE:
             raise UsageError(
@@ -300,6 +300,6 @@ def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]
         vocabulary: int = AutoConfig.from_pretrained(source).get_text_config(decoder=True).vocab_size
     except (OSError, ValueError, AttributeError) as error:
         raise ModelNotFoundError(
-            f"{source} has a tokenizer, but no config that names a vocabulary. Name it by --tokenizer instead."
+            f"{source} has a tokenizer, but no config with a vocabulary size. Name it by --tokenizer instead."
         ) from error
     return found, vocabulary

@@ -36,8 +36,8 @@ INTRODUCTION = (
 )
 TITLES = {
     "session": "1. A session of ten stories: the memory starts empty and fills as it goes",
-    "edit": "2. An edit: most of the answer stands in the prompt",
-    "base": "3. New stories, with a base that knows the language beforehand",
+    "edit": "2. An edit: most of the answer is in the prompt",
+    "base": "3. New stories, with a base that already knows the language",
 }
 ROWS = {
     "session": "session of ten stories",

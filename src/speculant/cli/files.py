@@ -89,7 +89,7 @@ def check_memory_output(path: str, inputs: Iterable[str | Path], *, force: bool)
             "after -o? Name a new file."
         )
     if not force:
-        raise UsageError(f"{path} is a memory file already. Name another file, or add --force to replace it.")
+        raise UsageError(f"{path} is already a memory file. Name another file, or add --force to replace it.")
 
 
 def is_memory(path: Path) -> bool:

@@ -102,7 +102,7 @@ def generate(
     from speculant.cli.terminal import say
 
     if (prompt is None) == (prompts is None):
-        raise UsageError("name a PROMPT (- reads standard input), or a file of them by --prompts; not both.")
+        raise UsageError("give either a PROMPT (- reads standard input) or a file of prompts by --prompts.")
     media = read_media(image, audio)
     if media and (prompts is not None or compare):
         raise UsageError("--image and --audio are for one PROMPT, without --compare.")

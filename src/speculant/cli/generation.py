@@ -126,7 +126,7 @@ class PromptRun:
         if self._batch is not None:
             stats = self._batch.stats
             say("\n" + totals(self._outcomes, stats.seconds))
-            say(f"batch       {stats.sequences / max(1, stats.rounds):.1f} prompts a pass, {stats.rounds} passes")
+            say(f"batch       {stats.sequences / max(1, stats.rounds):.1f} prompts per pass, {stats.rounds} passes")
             self._notes += stats.notes
         elif self._output.many:
             say("\n" + totals(self._outcomes))

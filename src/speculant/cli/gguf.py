@@ -54,7 +54,7 @@ def gguf(
     path, model = Path(output), named.model
     check_gguf_output(path, force=force)
     if is_gguf_model(model):
-        raise UsageError(f"{model} is a GGUF file already. Name the folder or hub id of a model of transformers.")
+        raise UsageError(f"{model} is already a GGUF file. Name the folder or hub id of a transformers model.")
     source = find_model(model)
     check_gguf_format(format_)
     if not Path(source).exists():
@@ -81,8 +81,8 @@ def check_gguf_output(path: Path, *, force: bool) -> None:
 
     check_writable(str(path))
     if path.suffix != ".gguf":
-        raise UsageError(f"--out {path} is not called .gguf, by which such files are recognised. Name it so.")
+        raise UsageError(f"--out {path} does not end in .gguf, by which such files are recognised. Add it.")
     if path.exists() and not begins_as_gguf(path):
         raise UsageError(f"--out {path} exists and is not a GGUF file; it is not overwritten. Name another file.")
     if path.exists() and not force:
-        raise UsageError(f"{path} is a GGUF file already. Name another file, or add --force to replace it.")
+        raise UsageError(f"{path} is already a GGUF file. Name another file, or add --force to replace it.")

@@ -34,13 +34,13 @@ def check_gguf_options(loading: ModelOptions) -> None:
 
     if loading.device not in (None, "cpu"):
         raise UsageError(
-            "--device does not apply to a GGUF file, which runs on the CPU, or where llama.cpp offloads it. Leave it "
+            "--device does not apply to a GGUF file, which runs on the CPU or where llama.cpp offloads it. Leave it "
             "out; Speculator.from_gguf has options for offloading."
         )
     again = {"--quantize": loading.quantize, "--packed-cache": loading.packed_cache}
     for name, value in again.items():
         if value is not None:
-            raise UsageError(f"{name} does not apply to a GGUF file, whose weights are as they are. Leave it out.")
+            raise UsageError(f"{name} does not apply to a GGUF file, whose weights are not converted. Leave it out.")
     own = {"--dtype": loading.dtype, "--attn": loading.attention, "--activations": loading.activations}
     given = [name for name, value in {**own, "--fast": loading.fast or None}.items() if value is not None]
     if given and loading.engine == "llamacpp":
@@ -48,7 +48,7 @@ def check_gguf_options(loading: ModelOptions) -> None:
     rounding = {"--quantize": loading.quantize, "--packed-cache": loading.packed_cache}
     for option, value in rounding.items():
         if value is not None:
-            raise UsageError(f"{option} does not apply to a GGUF file, whose weights are as they are. Leave it out.")
+            raise UsageError(f"{option} does not apply to a GGUF file, whose weights are not converted. Leave it out.")
     check_file(Path(str(loading.model)))
     if loading.engine == "llamacpp":
         from speculant.engines.llamacpp.library import load_library

@@ -72,7 +72,7 @@ def find_head(source: str, method: Method | None = None) -> str:
     if means_bundled(source):
         return str(bundled_head_folder(method))
     if Path(source).is_file():
-        raise ModelNotFoundError(f"{source} is a file; name the folder that holds the head's config and weights.")
+        raise ModelNotFoundError(f"{source} is a file; name the folder with the head's config and weights.")
     if reason := why_missing(source):
         raise ModelNotFoundError(f"there is no head at {source}: {reason}.")
     return source

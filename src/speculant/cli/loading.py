@@ -184,7 +184,7 @@ def check_drafting(drafting: DraftingOptions) -> Method | None:
     """
     if drafting.drafter is not None and (drafting.method is not None or drafting.head is not None):
         option = "--method" if drafting.method is not None else "--head"
-        raise UsageError(f"--drafter and {option} both say what drafts; leave one of them out.")
+        raise UsageError(f"--drafter and {option} both choose the drafter; leave one of them out.")
     given = {"--draft-dtype": drafting.draft_dtype, "--draft-device": drafting.draft_device}
     ignored = " and ".join(name for name, value in given.items() if value is not None)
     if ignored and not drafting.draft_model:
@@ -373,7 +373,7 @@ def recall(speculator: Speculator, memory: str) -> bool:
         if Path(memory).exists():
             speculator.load(memory)
     except (MemoryFileError, FileError, UnsupportedError) as error:
-        say(f"warning: {error} Drafting begins with an empty memory; the file is left as it is, nothing is saved.")
+        say(f"warning: {error} Drafting starts with an empty memory; the file is left unchanged and nothing is saved.")
         return False
     return True
 

@@ -112,16 +112,16 @@ def merge(
     paths, target = [Path(file) for file in files], Path(output)
     check_writable(output)
     if len(paths) < 2:
-        raise UsageError("merging takes two files or more. Name another, or copy the one.")
+        raise UsageError("merging takes two or more files. Name another, or copy the file.")
     for path in paths:
         tidy(path)
     with waiting("reading the memories"):
         memories = [read_any_memory(path) for path in paths]
     places = [path.resolve() for path in paths]
     if len(set(places)) < len(places):
-        raise UsageError("a file is named twice; what it holds would count twice. Name each once.")
+        raise UsageError("a file is named twice; its contents would count twice. Name each file once.")
     if target.exists() and target.resolve() not in places:
-        raise UsageError(f"{target} exists and is none of the files to merge; name it among them, or a new file.")
+        raise UsageError(f"{target} exists and is not one of the files to merge; include it, or name a new file.")
     check_alike(paths, memories)
     first = memories[0]
     with waiting(f"merging into {target}"):
@@ -164,7 +164,7 @@ def clear(
     print(f"cleared     {held}")
     print(f"bytes       {path.stat().st_size}")
     for name in sorted(glob.glob(f"{glob.escape(str(path.parent / f'.{path.name}'))}.*")):
-        say(f"note: {name} may be of a save that was killed, and hold the same. Delete it if none is running.")
+        say(f"note: {name} may be left from a killed save, with the same contents. Delete it if no save is running.")
     return 0
 
 
@@ -173,7 +173,7 @@ def tidy(path: Path) -> None:
     from speculant.memory.aside import remove_stale
 
     for each in remove_stale(path.resolve()):
-        say(f"note: removed {each}, which a save that was killed had left.")
+        say(f"note: removed {each}, left from a killed save.")
 
 
 def ask_to_overwrite(held: str) -> bool:
@@ -183,8 +183,10 @@ def ask_to_overwrite(held: str) -> bool:
         UsageError: there is no terminal to ask on.
     """
     if not sys.stdin.isatty():
-        raise UsageError("clearing forgets what was learned for good, and there is no terminal to ask on. Add --yes.")
-    say(f"{held}. Forget all of it? [y/N]")
+        raise UsageError(
+            "clearing permanently deletes what was learned, and there is no terminal for confirmation. Add --yes."
+        )
+    say(f"{held}. Delete all of it? [y/N]")
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
@@ -206,7 +208,7 @@ def check_alike(paths: list[Path], memories: list[Memory]) -> None:
         if memory.tokenizer != memories[0].tokenizer:
             raise ForeignMemoryError(
                 f"{path} was made with another tokenizer (fingerprint {memory.tokenizer}) than {paths[0]} "
-                f"({memories[0].tokenizer}); their tokens mean different words. Merge files of one tokenizer."
+                f"({memories[0].tokenizer}); their token ids mean different tokens. Merge files of one tokenizer."
             )
 
 

@@ -108,10 +108,10 @@ def describe_method(method: Method, settings: list[Setting]) -> str:
         "",
         f"family      {method.family}",
         f"exactness   {method.exactness}",
-        f"requires    {method.requires or 'nothing beside the target'}",
+        f"requires    {method.requires or 'nothing but the target'}",
         f"source      {method.source}",
         f"verifier    {', '.join(verifiers)}",
-        f"memory      {'can be saved: --memory FILE' if method.memory else 'none is kept between runs'}",
+        f"memory      {'can be saved: --memory FILE' if method.memory else 'not kept between runs'}",
         "",
     ]
     if not settings:

@@ -30,7 +30,7 @@ def read_prompt_argument(text: str) -> str:
         try:
             text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not UTF-8 text: byte {error.start} does not belong there.") from error
+            raise UsageError(f"standard input is not UTF-8 text: byte {error.start} is invalid.") from error
     if not is_text(text):
         raise UsageError("the prompt is not UTF-8 text; write it to a file in UTF-8 and give that to --prompts.")
     if not text:
@@ -76,7 +76,7 @@ def single_turns(prompts: Sequence[Prompt]) -> list[str | list[Message]]:
     """
     for number, prompt in enumerate(prompts, start=1):
         if isinstance(prompt, tuple):
-            raise UsageError(f"prompt {number} has several turns, which follow each other. Leave out --batch.")
+            raise UsageError(f"prompt {number} has several turns, which must be decoded in order. Leave out --batch.")
     return [prompt for prompt in prompts if not isinstance(prompt, tuple)]
 
 
@@ -120,7 +120,7 @@ def prompt_of(place: str, item: Any) -> Prompt:
     if not texts or not all(texts):
         raise FileError(f"{place}: the prompt is empty.")
     if not all(map(is_text, texts)):
-        raise FileError(f"{place}: the prompt is not text: it holds half of a surrogate pair.")
+        raise FileError(f"{place}: the prompt is not text: it contains half of a surrogate pair.")
     return prompt
 
 

@@ -84,7 +84,7 @@ def rag(
     from speculant.cli.terminal import importing, say, waiting
 
     if (encoder is None) != (retriever == "bm25"):
-        raise UsageError("--retriever dense and graph need --encoder, a model of sentence-transformers; bm25 has none.")
+        raise UsageError("--retriever dense and graph need --encoder, a sentence-transformers model; bm25 takes none.")
     if compare and retrieval.sequential:
         raise UsageError("--compare already searches before every interval; leave out --sequential.")
     if compare and sampling.temperature and sampling.seed is None:

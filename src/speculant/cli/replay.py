@@ -16,7 +16,9 @@ DRAFTING = Take(
     only=("drafter", "settings", "memory_limit", "base"),
     changes=dict(SEVERAL_METHODS)
     | {
-        "drafter": {"help": "a drafter of your own beside --method, or alone; modules of this folder are found, too"},
+        "drafter": {
+            "help": "your own drafter, alone or in addition to --method; modules in the current folder are found"
+        },
     },
     defaults={"base": ()},
 )

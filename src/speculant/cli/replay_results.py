@@ -48,7 +48,7 @@ class Results:
         )
         if not recorded:
             return []
-        found = [f"{' and '.join(recorded)}: chains that were recorded with the traces, elsewhere."]
+        found = [f"{' and '.join(recorded)}: chains recorded with the traces, in other runs."]
         if not any(
             row["shape"] == "chain" for row, each in zip(self.rows, self.results, strict=True) if each is not None
         ):
@@ -107,11 +107,11 @@ def sentences(settings: dict[str, Any]) -> list[str]:
         found.append(f"Only the first {settings['limit']} requests of each file.")
     found += settings_sentences(settings["method_settings"])
     if settings["corpora"]:
-        found.append(f"Methods that can began with {' and '.join(settings['corpora'])}.")
+        found.append(f"Methods that can read them started from {' and '.join(settings['corpora'])}.")
     if settings["bases"]:
-        found.append(f"Frozen base of the methods that take any: {' and '.join(settings['bases'])}.")
+        found.append(f"Frozen base of the methods that use one: {' and '.join(settings['bases'])}.")
     if settings["jobs"] > 1:
-        found.append(f"Times were taken in {settings['jobs']} processes side by side.")
+        found.append(f"Times were taken in {settings['jobs']} parallel processes.")
     if settings["left_out"]:
         found.append(f"Rows left out, since they could not be used: {settings['left_out']}.")
     return found

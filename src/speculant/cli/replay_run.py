@@ -68,7 +68,7 @@ def run(asked: ReplayOptions) -> int:
     chosen = build_settings_by_method(methods, asked.drafting.settings or ())
     corpora = assign(methods, [read_corpus(Path(path), tokenizer) for path in asked.corpora])
     if asked.corpora and (empty := [name for name in methods if name not in corpora]):
-        say(f"beginning without a corpus, since they take none of this kind: {', '.join(empty)}.")
+        say(f"starting without a corpus, since they do not read this kind: {', '.join(empty)}.")
     bases = assign_bases(methods, base_files, tokenizer)
     rejected = Rejected(say)
     traces = read_traces(asked, tokenizer, rejected)
@@ -174,7 +174,7 @@ def read_traces(asked: ReplayOptions, tokenizer: Any, rejected: Rejected) -> lis
         for path, name in zip(paths, names, strict=True):
             found = list(read_recordings(path, tokenizer=tokenizer, reject=rejected, advance=advance))
             if not found:
-                raise FileError(f"{path} holds no row that can be replayed.")
+                raise FileError(f"{path} has no row that can be replayed.")
             ordered = in_order(found, shuffled=asked.order == SHUFFLED, seed=asked.seed or 0, limit=asked.limit)
             traces.append(Trace(name if names.count(name) == 1 else str(path), ordered))
     return traces

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from speculant.api.result import Result
     from speculant.cli.prompts import Message
 
-INTERRUPTED = "note        interrupted: this is what was generated until then"
+INTERRUPTED = "note        interrupted: this is the text so far"
 
 
 @dataclass(slots=True)
@@ -124,13 +124,11 @@ def format_comparison(compared: Comparison) -> list[str]:
         f"speed-up    {_format_value(ratios, compared.place, digits=2, unit='x')}",
     ]
     if len(ratios) > 1:
-        lines.append(
-            f"            the pair in the middle of {len(ratios)} in turns, and the least and the most of them"
-        )
+        lines.append(f"            the median of {len(ratios)} pairs in turns, with minimum and maximum")
     if compared.noisy:
         lines.append(f"            {compared.noisy}.")
     elif len(ratios) == 1:
-        lines.append("            one pair only, since it takes long; timings of single runs vary.")
+        lines.append("            one pair only, to save time; timings of single runs vary.")
     lines.append(f"identical   {identity(compared)}")
     if compared.reference is not None:
         lines.append(f"reference   {compared.reference.tokens_per_second:.1f} tokens/s by transformers' model.generate")
@@ -140,7 +138,7 @@ def format_comparison(compared: Comparison) -> list[str]:
 def identity(compared: Comparison) -> str:
     """Return whether the tokens equal those of the other ways of decoding."""
     if not compared.exact:
-        return "not compared: this acceptance rule keeps the distribution of tokens at most, not the tokens of a seed"
+        return "not compared: this acceptance rule keeps at most the distribution, not the tokens of a seed"
     different = compared.differences()
     if different:
         return f"NO, differs from {different}"
@@ -179,7 +177,7 @@ def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list
         f"plain       {_rate(tokens, plain):.1f} tokens/s in {plain:.2f} s",
         f"speed-up    {ratio:.2f}x, prompts from {min(ratios):.2f}x to {max(ratios):.2f}x",
         *(
-            [f"            for {noisy} of {len(compared)} prompts the runs do not tell which is faster."]
+            [f"            for {noisy} of {len(compared)} prompts the runs do not show which is faster."]
             if noisy
             else []
         ),

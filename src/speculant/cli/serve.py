@@ -119,7 +119,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
         if serving.memory_strict:
             check_memories(serving)
     if serving.memory_scope == "key" and drafting.share is not None:
-        raise UsageError("--share would exchange what each key's memory learns. Leave it out, or --memory-scope.")
+        raise UsageError("--share would mix the memories of different keys. Leave out --share or --memory-scope.")
     name = served_name or model_name(loading.model)
     with bind(serving) as bound:
         with answering(bound, serving):

@@ -49,8 +49,8 @@ def start_screen(
         "keys": _keys(keys),
         "threads": loaded.threads,
         "API": f"{address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
-        "stop": f"Ctrl-C or SIGTERM; requests may end within {count_noun(serving.drain_seconds, 'second')}",
-        "page": f"{address}/ shows drafts being accepted",
+        "stop": f"Ctrl-C or SIGTERM; running requests get {count_noun(serving.drain_seconds, 'second')}",
+        "page": f"{address}/ shows decoding as it happens",
     }
     return "\n".join(f"{title:<{COLUMN}}{line}" for title, line in lines.items() if line)
 
@@ -61,7 +61,7 @@ def _speed(speed: StartSpeed | None) -> str:
     plain = f"{_rounded(speed.plain)} tokens/s without drafts"
     if speed.drafted is None:
         return plain
-    return f"{_rounded(speed.drafted)} tokens/s with drafts on a text new to them, {plain}"
+    return f"{_rounded(speed.drafted)} tokens/s with drafts on a new text, {plain}"
 
 
 def _rounded(speed: float) -> str:
@@ -77,15 +77,15 @@ def _also(serving: ServingOptions) -> str:
 
 def _memory(serving: ServingOptions, unused: Sequence[Path]) -> str:
     limit = f"up to {serving.memory_limit / (1 << 20):,.4g} MiB"
-    limit += " in all, one for each key" if serving.memory_scope == "key" else ""
+    limit += " in all, one per key" if serving.memory_scope == "key" else ""
     if unused:
-        return f"{limit}, not saved: {', '.join(map(str, unused))} cannot be used and is left as it is"
+        return f"{limit}, not saved: {', '.join(map(str, unused))} cannot be used and is left unchanged"
     if serving.memory is None:
         return f"{limit}, not saved; --memory FILE keeps it"
-    return f"{limit}, saved {'beside' if serving.memory_scope == 'key' else 'to'} {serving.memory}"
+    return f"{limit}, saved {'next to' if serving.memory_scope == 'key' else 'to'} {serving.memory}"
 
 
 def _keys(count: int) -> str:
     if count:
-        return f"{count_noun(count, 'API key')}, one of which requests must carry"
-    return "none: whoever reaches the address may ask"
+        return f"{count_noun(count, 'API key')}; requests must carry one"
+    return "none: anyone who reaches the address can use the server"

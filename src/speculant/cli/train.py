@@ -122,8 +122,8 @@ def train(
     written = [name for name in ("temperature", "opening", "new_tokens") if name in given]
     if written and not given.get("on_policy"):
         raise UsageError(
-            f"--{written[0].replace('_', '-')} would be ignored without --on-policy: it is of the texts that the draft "
-            "model writes. Add --on-policy, or leave it out."
+            f"--{written[0].replace('_', '-')} would be ignored without --on-policy: it applies to texts that the "
+            "draft model writes. Add --on-policy, or leave it out."
         )
     own = {name: getattr(kind, name) for name in ("loss", "feature_weight", "depth", "decay", "lr", "anchors")}
     settings = TrainSettings(**(own | given))
@@ -159,7 +159,9 @@ def train(
     except KeyboardInterrupt:
         saved = state_file(place).exists()
         where = (
-            f"the training is saved in {place}. The same command with --resume goes on" if saved else "nothing is saved"
+            f"the training is saved in {place}. The same command with --resume continues"
+            if saved
+            else "nothing is saved"
         )
         say(f"interrupted; {where}.")
         raise
@@ -167,13 +169,13 @@ def train(
         best = record["best"]
         if not best["step"]:
             say(
-                f"warning: no measurement was better than the first, so the {kind.noun} is as it was before training. "
+                f"warning: no measurement was better than the first, so the {kind.noun} is unchanged. "
                 "Train for more --steps, with a lower --lr, or on more texts."
             )
         print(f"{kind.noun:<12}{place}")
         print(f"best        step {best['step']} of {record['steps']}, {record['seconds'] / 60:.1f} minutes")
         print(f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy")
-        print(f"chain       {best['greedy']:.2f} tokens a round greedy, {best['sampled']:.2f} sampled (estimated)")
+        print(f"chain       {best['greedy']:.2f} tokens per round greedy, {best['sampled']:.2f} sampled (estimated)")
     return 0
 
 

@@ -131,7 +131,7 @@ def data(
                 advance=lambda _tokens: advance(1),
             )
         except KeyboardInterrupt:
-            say(f"interrupted; the shards in {out} are whole. The same command goes on.")
+            say(f"interrupted; the shards in {out} are complete. The same command continues.")
             raise
     print(f"texts       {written.shards * rows} in {out}, {written.tokens} tokens")
     if written.found:
@@ -174,7 +174,7 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) 
     maximum = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     fitting = [ids for ids in found if ids and (maximum is None or len(ids) < maximum)]
     if len(fitting) < len(found):
-        say(f"warning: {len(found) - len(fitting)} prompts are empty or longer than the model; they are left out.")
+        say(f"warning: {len(found) - len(fitting)} prompts are empty or too long for the model; they are left out.")
     return fitting
 
 

@@ -62,7 +62,7 @@ def tune(
     from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
-    say(f"measuring at {len(PREFIXES)} lengths of text, up to {seconds} seconds each; threads: {used}.")
+    say(f"measuring at {len(PREFIXES)} text lengths, up to {seconds} seconds each; threads: {used}.")
     with progress("measuring", len(PREFIXES), "lengths") as advance:
         curve = measure_step_cost(speculator.engine, maximum=nodes, seconds=seconds, advance=advance)
     print(table(curve))
@@ -73,9 +73,9 @@ def tune(
         path = step_cost_file(speculator.engine, speculator.fast)
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"the curve cannot be kept: {error}. Set XDG_CACHE_HOME to a folder of yours.") from error
+        raise FileError(f"the curve cannot be stored: {error}. Set XDG_CACHE_HOME to a writable folder.") from error
     write_json(str(path), found)
-    say(f"kept in {path}; decoding with this model, dtype, device and number of threads begins with it.")
+    say(f"kept in {path}; decoding with this model, dtype, device and number of threads starts from it.")
     return 0
 
 

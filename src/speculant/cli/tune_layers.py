@@ -83,7 +83,7 @@ def tune_layers(
         )
     print(f"--method layer-skip --set skipped={best.setting}")
     say(
-        f"these layers are left out; the others predict {best.acceptance:.0%} of the tokens for {best.cost:.0%} of a "
+        f"these layers are skipped; the others predict {best.acceptance:.0%} of the tokens for {best.cost:.0%} of a "
         f"pass: {best.speed:.2f} times the speed of plain decoding is expected, with a draft length of {best.length}."
     )
     if best.speed <= 1:

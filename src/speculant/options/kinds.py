@@ -110,7 +110,7 @@ def text(empty: str, *, metavar: str = "TEXT", complete: Callable[[str], list[st
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"must be a text, not {value!r}.")
+            raise ValueError(f"must be text, not {value!r}.")
         if not value:
             raise ValueError(f"is empty: {empty}.")
         return value
@@ -159,7 +159,7 @@ def comma_separated(kind: ValueKind) -> ValueKind:
         given = value if isinstance(value, list | tuple) else str(value).split(",")
         parts = [each for each in given if str(each).strip()]
         if not parts:
-            raise ValueError("must be one or more values with commas between them.")
+            raise ValueError("must be one or more comma-separated values.")
         return tuple(dict.fromkeys(kind.read(each.strip() if isinstance(each, str) else each) for each in parts))
 
     return ValueKind(f"{kind.metavar},...", read)
@@ -200,9 +200,7 @@ def _read_path(value: Any) -> Path:
 
 
 FLAG = ValueKind("", _read_flag)
-NODE_LIMIT = whole(
-    0, MAX_NODES, why=": a pass over that many tokens costs far more than a draft can gain, and takes minutes to draft"
-)
+NODE_LIMIT = whole(0, MAX_NODES, why=": a pass over so many tokens costs far more than a draft can gain")
 NODES = ValueKind("N|auto", _read_nodes)
 TEMPERATURE = ValueKind("T", read_temperature)
 FRACTION = number(0, 1, above=True, metavar="P")
@@ -216,7 +214,7 @@ def read_list(value: Any) -> list[str]:
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
         return list(value)
-    raise ValueError(f"must be a list, or a text with commas between its items, not {value!r}.")
+    raise ValueError(f"must be a list, or comma-separated text, not {value!r}.")
 
 
 def shorten(value: Any, width: int = 40) -> str:

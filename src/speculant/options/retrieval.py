@@ -49,4 +49,4 @@ class RetrievalOptions:
     def __post_init__(self) -> None:
         for part in ("{document}", "{question}"):
             if self.template.count(part) != 1:
-                raise UsageError(f"the template names {part} once, as in '{{document}}\\n\\n{{question}}'.")
+                raise UsageError(f"the template must contain {part} once, as in '{{document}}\\n\\n{{question}}'.")

@@ -34,7 +34,7 @@ def read_key(value: Any) -> str:
         ValueError: it has characters that a header cannot hold.
     """
     if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable() or " " in value:
-        raise ValueError("must be of printable ASCII characters, without spaces, and not empty.")
+        raise ValueError("must be printable ASCII characters without spaces, and not empty.")
     return value
 
 
@@ -175,7 +175,7 @@ class ServingOptions:
         False, "ignore unknown request parameters, and list them in the header x-speculant-unused", kinds.FLAG
     )
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
-    max_queue: int = _limit(64, "maximum requests waiting beyond these; more get 429", kinds.whole(0))
+    max_queue: int = _limit(64, "maximum waiting requests; more get 429", kinds.whole(0))
     prefix_cache: int = _limit(
         256 << 20,
         "maximum size of the cache of shared prompt prefixes, 0 for none; default: 256MiB",
