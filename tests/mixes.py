@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rounds import budget, start
+from rounds import budget, commit, start
 from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.tree import DraftTree
 from speculant.drafters.mix.drafter import MixDrafter
-from tables import ids
 from trees import paths_of
 
 VOCABULARY = 1000
@@ -19,11 +17,6 @@ VOCABULARY = 1000
 def drafter(**options: object) -> MixDrafter:
     """Return an empty drafter."""
     return MixDrafter(**{"vocabulary": VOCABULARY, "tokenizer": "t", "memory_limit": 8 << 20, **options})
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def language(seed: int, length: int, vocabulary: int = VOCABULARY) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculant.bench.report.replay_table import HEADINGS, SPEEDUP, align_columns, replay_table, tell_apart
+from speculant.bench.report.replay_table import HEADINGS, SPEEDUP, replay_table, tell_apart
 
 UNKNOWN = {"mean": None, "p50": None, "p99": None}
 
@@ -45,11 +45,3 @@ def test_categories_are_shown_where_there_are_several() -> None:
     lines = replay_table([row(categories=[one, two])], categories=True)
     assert [line[0] for line in lines[2:]] == ["  x", "  y"]
     assert len(replay_table([row(categories=[one, two])])) == 2
-
-
-def test_columns_line_up() -> None:
-    """Words are aligned to the left, numbers to the right."""
-    text = align_columns([("file", "method", "drafts", "MAT"), ("a", "b", "c", "1"), ("longer", "b", "c", "10.25")])
-    assert text.splitlines() == [
-        "file    method  drafts    MAT", "a       b       c           1", "longer  b       c       10.25",
-    ]  # fmt: skip

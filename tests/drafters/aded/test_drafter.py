@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixes import commit, language
-from rounds import budget, start
+from mixes import language
+from rounds import budget, commit, start
 from speculant.core.drafter import EMPTY_PATH, Persistent, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from rounds import budget, commit, start
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
 from tables import ids
 from trees import paths_of
@@ -18,11 +16,6 @@ from trees import paths_of
 def drafter(**settings: int) -> LookupDrafter:
     """Return a drafter for 1000 token ids."""
     return LookupDrafter(vocabulary=1000, settings=LookupSettings(**settings))
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def test_the_longest_match_counts() -> None:

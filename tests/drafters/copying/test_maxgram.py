@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from rounds import budget, commit, start
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
-from speculant.core.tree import DraftTree
 from speculant.drafters.copying.maxgram import MaxGramDrafter, MaxGramSettings
 from speculant.memory.file import write_memory
 from tables import ids
@@ -21,11 +19,6 @@ from tables import ids
 def drafter(**options: object) -> MaxGramDrafter:
     """Return an empty drafter."""
     return MaxGramDrafter(**{"vocabulary": 1000, "tokenizer": "t", **options})
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def test_the_longest_match_is_copied() -> None:

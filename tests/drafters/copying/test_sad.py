@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from rounds import budget, commit, start
+from speculant.core.drafter import Session
 from speculant.core.engine import RequestedOutputs
-from speculant.core.tree import DraftTree
 from speculant.drafters.copying.sad import SadDrafter, SadSettings
 from tables import ids
 
@@ -16,11 +15,6 @@ from tables import ids
 def open_session(prompt: list[int], **settings: int) -> Session:
     """Begin a request."""
     return SadDrafter(vocabulary=1000, settings=SadSettings(**settings)).open(start(ids(prompt)))
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def naive_place(prompt: list[int], output: list[int]) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mixes import check, commit, drafter, language
-from rounds import budget, start
+from mixes import check, drafter, language
+from rounds import budget, commit, start
 
 
 def test_a_repetition_is_followed_to_its_end() -> None:

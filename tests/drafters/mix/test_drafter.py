@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mixes import VOCABULARY, check, commit, drafter, language, play, trees
-from rounds import budget, start
+from mixes import VOCABULARY, check, drafter, language, play, trees
+from rounds import budget, commit, start
 from speculant.core.drafter import EMPTY_PATH, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError

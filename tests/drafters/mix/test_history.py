@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixes import VOCABULARY, commit, drafter
-from rounds import budget, start
+from mixes import VOCABULARY, drafter
+from rounds import budget, commit, start
 from speculant.drafters.mix.history import NEVER, OCCURRENCES, History, add_use, followers
 from tables import ids
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixes import VOCABULARY, check, commit, drafter, language, play, table_bytes, trees
-from rounds import budget, start
+from mixes import VOCABULARY, check, drafter, language, play, table_bytes, trees
+from rounds import budget, commit, start
 from speculant.core.errors import CorruptMemoryError, FileError, ForeignMemoryError, UnsupportedError
 from speculant.drafters.mix import cells as cells_module
 from speculant.drafters.mix import drafter as mix_module

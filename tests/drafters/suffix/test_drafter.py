@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from rounds import budget, commit, start
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError
-from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.drafter import SuffixDrafter, SuffixSettings
 from tables import ids
 
@@ -19,11 +17,6 @@ from tables import ids
 def drafter(**options: object) -> SuffixDrafter:
     """Return an empty drafter."""
     return SuffixDrafter(**{"vocabulary": 1000, "tokenizer": "t", **options})
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def request(held: SuffixDrafter, prompt: list[int], output: list[int]) -> None:

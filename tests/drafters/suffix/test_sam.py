@@ -8,10 +8,8 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
+from rounds import budget, commit, start
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError
-from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.sam import SamDrafter, SamSettings
 from tables import ids
 
@@ -19,11 +17,6 @@ from tables import ids
 def drafter(**options: object) -> SamDrafter:
     """Return an empty drafter."""
     return SamDrafter(**{"vocabulary": 1000, "tokenizer": "t", **options})
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def request(held: SamDrafter, prompt: list[int], output: list[int]) -> None:

@@ -9,15 +9,12 @@ import pytest
 import torch
 
 from models import tiny_model
-from rounds import budget, start
+from rounds import budget, commit, start
 from speculant import Speculator
-from speculant.core.drafter import EMPTY_PATH, Session, Verified
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree
 from speculant.drafters.suffix.sam import SamDrafter
 from speculant.drafters.suffix.switching import SwitchingDrafter, SwitchingSession
 from speculant.registry import BuildContext, build_drafter
-from tables import ids
 
 REPEATING = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
 
@@ -27,11 +24,6 @@ def drafter(**settings: Any) -> SwitchingDrafter:
     found = build_drafter("sam", BuildContext(vocabulary=61, settings={"auxiliary": "lookup", **settings}))
     assert isinstance(found, SwitchingDrafter)
     return found
-
-
-def commit(session: Session, *tokens: int) -> None:
-    """Commit tokens to a session."""
-    session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=ids(tokens)))
 
 
 def test_a_match_is_continued_from_the_threshold_on() -> None:

@@ -50,18 +50,6 @@ def tell_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def align_columns(lines: Sequence[tuple[str, ...]]) -> str:
-    """Return the lines as column-aligned text."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < NAME_COLUMNS else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def _cells(file: str, row: dict[str, Any], expected: bool) -> tuple[str, ...]:
     draft, learn, memory = row["draft_us"], row["learn_us"], row.get("memory_bytes")
     cells = (

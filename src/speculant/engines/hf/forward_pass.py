@@ -67,7 +67,7 @@ class PassOutput:
     hidden: Tensor | None = None
     cache: Any = None
     early: float = field(default=0.0, kw_only=True)
-    returned: Any = None
+    returned: Any = field(default=None, kw_only=True)
 
 
 class ModelRunner:
@@ -161,7 +161,7 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         behind = getattr(output, self.capabilities.cache_argument, None)
         hidden = taps.hidden(count, last=last and not needs.prompt)
-        return PassOutput(logits if index is None else logits[index], hidden, behind, output)
+        return PassOutput(logits if index is None else logits[index], hidden, behind, returned=output)
 
     def _states_of(self, cache: Any, recorder: StateRecorder | None) -> tuple[Any, View | None]:
         """Return the cache to pass, and the function that creates views of mixers for its states.

@@ -37,12 +37,6 @@ def eager() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_eagle(target: HFTargetParts, tmp_path: Path, *, bias: bool) -> None:
     """Guards EAGLE-1: the states that are passed on and the logits, over a text and a drafted token."""

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import mtps
-from eagles import HIDDEN, eagle3_head, started, states, target_model
+from eagles import HIDDEN, eagle3_head, started, states
 from models import VOCABULARY, tiny_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.formats import load_head
@@ -21,12 +21,6 @@ from speculant.drafters.heads.medusa.head import MedusaHead
 from speculant.drafters.heads.mtp.head import MtpHead
 from speculant.engines.hf.cpu.head_layer import computable
 from speculant.engines.hf.views.target_parts import HFTargetParts
-
-
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
 
 
 def saved(folder: Path, target: HFTargetParts, top: dict[str, Any], inner: dict[str, Any]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagles import IDS, replayed, spread, states, target_model
+from eagles import IDS, replayed, spread, states
 from models import VOCABULARY
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.engines.hf.views.target_parts import HFTargetParts
@@ -34,12 +34,6 @@ def eager() -> Iterator[None]:
     """Run what these packages compile as it is: a compiler is not what is tested."""
     with torch._dynamo.config.patch(disable=True):
         yield
-
-
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
 
 
 def layers_config(name: str = "llama", **changes: Any) -> Any:

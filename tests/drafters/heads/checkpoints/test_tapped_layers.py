@@ -16,12 +16,6 @@ from speculant.engines.hf.views.target_parts import HFTargetParts
 NVIDIA = "use_input_layernorm_in_first_layer"
 
 
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
-
-
 @pytest.mark.parametrize(
     ("config", "taps"),
     [

@@ -18,12 +18,6 @@ from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
-
-
 def loaded(folder: Path, target: HFTargetParts) -> EagleHead:
     """Return the head of a folder."""
     head = load_head(folder, target).head

@@ -6,16 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from eagles import eagle_formula, eagle_head, target_model
+from eagles import eagle_formula, eagle_head
 from speculant.drafters.heads.eagle.recipe import EagleRecipe
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from unrolling import drafted_logits, target_rows, training_batch
-
-
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpointing import rewrite
-from eagles import IDS, eagle3_head, eagle_head, p_eagle_head, started, states, target_model
+from eagles import IDS, eagle3_head, eagle_head, p_eagle_head, started, states
 from models import VOCABULARY
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
@@ -34,12 +34,6 @@ LAYERS = {
     "vocab_size": VOCABULARY,
     "hidden_act": "silu",
 }
-
-
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers, whose default boundaries are 2, 4 and 5."""
-    return HFTargetParts(target_model())
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:

@@ -45,12 +45,6 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
-
-
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_logits_are_the_formula(target: HFTargetParts, changes: dict[str, Any]) -> None:
     """Guards every variant: committed rows, and two drafted ones that read what the row above passes on."""

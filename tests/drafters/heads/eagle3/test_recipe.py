@@ -5,19 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagles import IDS, eagle3_head, p_eagle_head, target_model
+from eagles import IDS, eagle3_head, p_eagle_head
 from speculant.drafters.heads.eagle3.head import Eagle3Head
 from speculant.drafters.heads.eagle3.recipe import Eagle3Recipe
 from speculant.drafters.heads.p_eagle.recipe import PEagleRecipe
 from speculant.drafters.heads.training.recipe import TrainBatch
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from unrolling import drafted_logits, target_rows, training_batch
-
-
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
 
 
 @pytest.mark.parametrize(

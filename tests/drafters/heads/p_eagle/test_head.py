@@ -16,7 +16,6 @@ from eagles import (
     plain_text,
     replayed,
     states,
-    target_model,
 )
 from models import tiny_model
 from speculant import Speculator
@@ -24,12 +23,6 @@ from speculant.drafters.heads.eagle3 import checkpoint as eagle3
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 PROMPT = [5, 7, 9, 11, 13]
-
-
-@pytest.fixture(scope="module")
-def target() -> HFTargetParts:
-    """Return the parts of a target of 8 layers."""
-    return HFTargetParts(target_model())
 
 
 @pytest.mark.parametrize("fc_norm", [False, True])
