@@ -15,9 +15,9 @@ HEAD = """\
 
 <!-- written by `python benchmarks/settings_report.py` -->
 
-Set by `--set NAME=VALUE` on the command line or `settings={"name": value}` in Python; `bench` and `replay`, which compare
-several methods, take `--set METHOD.NAME=VALUE`. Methods with the same settings share a section; those not listed have
-none. What each method does: [methods](methods.md).
+Set by `--set NAME=VALUE` on the command line or `settings={"name": value}` in Python; `bench` and `replay`, which
+compare several methods, take `--set METHOD.NAME=VALUE`. Methods with the same settings share a section; those not
+listed have none. What each method does: [methods](methods.md).
 """
 
 
