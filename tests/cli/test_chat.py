@@ -171,7 +171,7 @@ def test_ctrl_c_ends_only_the_answer_on_a_terminal(monkeypatch: pytest.MonkeyPat
     answer = speculator.generate(asked[-1], **OPTIONS).text
     out, err = capsys.readouterr()
     assert out == f"{half['content']}\n{answer}\n"
-    assert err.startswith("Chat with a model, drafts by mix. /help lists the commands, /exit ends.")
+    assert err.startswith("Chat with a model, drafted by mix. /help lists the commands, /exit ends.")
 
 
 @pytest.mark.parametrize("command", ["/exit", "/quit"])

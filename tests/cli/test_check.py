@@ -125,7 +125,7 @@ def test_a_method_with_a_draft_model_is_proved(tiny_folder: Path, draft_folder: 
     [
         (["--draft-dtype", "bfloat16"], "--draft-dtype would be ignored without --draft-model"),
         (["--draft-model", "x", "--nodes", "3"], "belong to a method"),
-        (["--draft-model", "x", "--draft-model", "y"], "one at a time"),
+        (["--draft-model", "x", "--draft-model", "y"], "only one draft model"),
         (["--model", "x"], "both name the model"),
         (["--draft-model", "{draft}", "--draft-device", "nowhere"], "--draft-device: there is no device"),
         (["--draft-model", "{draft}", "--draft-dtype", "float99"], "there is no dtype"),

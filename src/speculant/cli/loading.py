@@ -373,7 +373,7 @@ def recall(speculator: Speculator, memory: str) -> bool:
         if Path(memory).exists():
             speculator.load(memory)
     except (MemoryFileError, FileError, UnsupportedError) as error:
-        say(f"warning: {error} Drafting starts with an empty memory; the file is left unchanged and nothing is saved.")
+        say(f"warning: {error} Drafting begins with an empty memory; the file is left unchanged and nothing is saved.")
         return False
     return True
 
