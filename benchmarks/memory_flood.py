@@ -34,7 +34,7 @@ ROUNDS = 20
 NODES = 64
 EDGE = 100_000  # ids at the start and at the end over which rounds are compared
 STRETCHES = 25
-IDS_PER_MB = 50_000  # so that a small limit is reached early
+IDS_PER_MB = 50_000  # maximum; a small limit is reached early
 
 
 @dataclass(slots=True)
