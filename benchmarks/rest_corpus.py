@@ -2,8 +2,8 @@
 
 The text is that of SPECULANT_DATA, cut into pieces of about 2000 characters that are reshuffled for every repetition,
 so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in a separate process, whose
-memory is measured and compared with that of the same command on a one-line text. Then a held-out text is committed token by
-token. Finally, the first half of each of two trace files is the corpus for the second half.
+memory is measured and compared with that of the same command on a one-line text. Then a held-out text is committed
+token by token. Finally, the first half of each of two trace files is the corpus for the second half.
 
     python benchmarks/rest_corpus.py -o benchmarks/results/rest-corpus.json
 """
