@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--label", required=True, help="name of the result in the file")
-    parser.add_argument("--seconds", type=float, default=25.0, help="of each measurement; default: 25")
+    parser.add_argument("--seconds", type=float, default=25.0, help="duration of each measurement; default: 25")
     args = parser.parse_args()
     from serving import described
 

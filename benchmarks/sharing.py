@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="requests per trace, from the start; default: all")
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--pass-ms", type=float, default=10.0)
-    parser.add_argument("--memory", type=int, default=256, help="MB of each memory")
+    parser.add_argument("--memory", type=int, default=256, help="MB per memory")
     args = parser.parse_args()
     folder, figures = Path(os.environ["SPECULANT_DATA"]) / "traces", []
     with server() as url:
