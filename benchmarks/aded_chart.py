@@ -1,4 +1,4 @@
-"""Draw the charts of docs/aded.md from the raw results: the table's size, domains over time, sampling.
+"""Draw the charts of docs/aded.md from the raw results: size of the table, changing domains, sampling.
 
 python benchmarks/aded_chart.py -o docs/images
 """
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results"
 BLUE, PALE, GREY, ORANGE, PURPLE = "#2463b0", "#7fb0e8", "#8a8a8a", "#d98a2b", "#b79fd6"
-SMOOTHED = 4  # bins that a point of the curve over time is the mean of, fewer where a domain begins
+SMOOTHED = 4  # moving average: bins per point of the curve over time, fewer at the start of a domain
 DOMAINS = {
     "aded": ("aded", BLUE, "-"),
     "published": ("as published", ORANGE, "-"),
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def draw_table(figure: Figure) -> None:
-    """Draw MAT over the table's bytes, and over the processor time of a draft."""
+    """Draw MAT over the table's bytes, and over the CPU time of a draft."""
     left, right = figure.subplots(1, 2)
     rows = [row for row in read("aded-representative") if "published_bytes" in row]
     curves: tuple[tuple[str, dict[str, Any], str, str], ...] = (
@@ -89,7 +89,7 @@ def draw_table(figure: Figure) -> None:
 
 
 def note(axes: Axes, text: str, x: float, y: float) -> None:
-    """Write beside a point, on the side where there is room."""
+    """Label a point, on the side where there is room."""
     shift, side = {
         "exhaustive": ((0, -12), "center"),
         "PUCT, published paths": ((5, -11), "center"),
@@ -100,10 +100,10 @@ def note(axes: Axes, text: str, x: float, y: float) -> None:
 
 
 def draw_domains(figure: Figure) -> None:
-    """Draw MAT over output tokens, through the domains."""
+    """Draw MAT over output tokens as the domains change."""
     axes = figure.subplots()
     rows = read("aded-domains")
-    width = 250  # output tokens a bin
+    width = 250  # output tokens per bin
     for system, (name, color, style) in DOMAINS.items():
         parts = [row for row in rows if row["system"] == system]
         start, named = 0, False

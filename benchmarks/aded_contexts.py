@@ -1,6 +1,6 @@
-"""Tables of one, two and three tokens of context, for the study of ADED: the same update and search for all.
+"""Tables with one, two and three tokens of context for the study of ADED, all with the same update and search.
 
-Plain Python, since the library's table has two tokens of context at most; its times say nothing.
+Plain Python, since the library's table has at most two tokens of context; its speed is not representative.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Ver
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
 
-BITS = 15  # of an id in a key: Llama 2 has 32,000
+BITS = 15  # bits per id in a key; Llama 2 has 32,000 ids
 STEP, WINDOW, CAP, SUCCESSORS, DEPTH = 0.04, 16, 3.0, 12, 4  # as published
 LONGEST = 3
 Row = dict[int, float]
 
 
 class ContextTable:
-    """Which tokens followed the last `context` ones: shares of a corpus, moved by the published update."""
+    """Weights of the successors of each context of `context` tokens: shares in a corpus, updated as published."""
 
     def __init__(self, texts: Sequence[Tokens], context: int) -> None:
         """Count a corpus."""
@@ -47,11 +47,11 @@ class ContextTable:
         self.published_bytes = 8 + (8 + 4 * context) * len(starts) + 8 * int(kept.sum())
 
     def forget(self) -> None:
-        """Return to the corpus."""
+        """Reset the table to the corpus."""
         self._learned.clear()
 
     def row(self, tokens: Sequence[int]) -> Row:
-        """Return what followed the last tokens, with its weights."""
+        """Return the successors of the last tokens with their weights."""
         key = 0
         for token in tokens[len(tokens) - self.context :]:
             key = key << BITS | token
@@ -72,7 +72,7 @@ class ContextTable:
 
 
 class ContextDrafter(Drafter):
-    """Best-first search over the row of the longest context that is known."""
+    """Best-first search over the row of the longest known context."""
 
     def __init__(self, tables: Sequence[ContextTable]) -> None:
         """Take tables, the longest context first."""
@@ -80,11 +80,11 @@ class ContextDrafter(Drafter):
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing."""
+        """Request no outputs."""
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request; of the prompt only the end is learned."""
+        """Begin a request; only the end of the prompt is learned."""
         return _ContextSession(self, start.prompt)
 
 

@@ -1,9 +1,9 @@
-"""`aded-paper` and the drafter of ADED's authors above the same corpus: tokens a round on recorded answers.
+"""Compare `aded-paper` with the drafter of ADED's authors on the same corpus: tokens per round on recorded answers.
 
     python benchmarks/aded_corpus.py -o benchmarks/results/aded-corpus.json
 
-The corpus is the chat of SPECULANT_DATA/corpora; the recordings are Vicuna's answers on MT-Bench, in the same tokens.
-Needs draftretriever, which keeps about 0.13 MB a round, hence the number of tokens.
+The corpus is the chat data of SPECULANT_DATA/corpora; the recordings are Vicuna's answers on MT-Bench, with the same
+tokenizer. Needs draftretriever, which leaks about 0.13 MB per round, hence the limited number of tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODES = 64
 
 
 def documents(data: Path) -> Iterator[Int32]:
-    """Yield the answers of the corpus as ids."""
+    """Yield the answers of the corpus as token ids."""
     tokenizer = load_tokenizer_file(data / "tokenizers" / "llama2-32k.model")
     for path in sorted((data / "corpora").glob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -41,7 +41,7 @@ def documents(data: Path) -> Iterator[Int32]:
 
 
 def first(recordings: Iterator[Recording], tokens: int) -> list[Recording]:
-    """Return the first recordings that hold so many output tokens, the last one cut."""
+    """Return the first recordings, `tokens` output tokens in total; the last one is cut."""
     chosen = list[Recording]()
     for each in recordings:
         chosen.append(Recording(each.prompt, each.output[:tokens]))
@@ -52,7 +52,7 @@ def first(recordings: Iterator[Recording], tokens: int) -> list[Recording]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the comparison and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=8000)

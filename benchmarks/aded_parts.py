@@ -1,4 +1,4 @@
-"""ADED taken apart, for the study: corpora and recordings as ids, initial tables, and a drafter of chosen parts."""
+"""Building blocks of the ADED study: corpora and recordings as ids, initial tables, and a configurable drafter."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ PAPER = AdedPaperSettings()
 
 
 def recordings(data: Path, name: str, *, start: int = 0, count: int) -> list[Recording]:
-    """Return `count` recordings of a file from the place `start` on."""
+    """Return `count` recordings of a file, beginning at index `start`."""
     return [*read_recordings(data / "traces" / f"{name}.jsonl")][start : start + count]
 
 
 def chat(data: Path, model: str, llama3: Path | None, folder: Path) -> list[Tokens]:
-    """Return other models' answers in the tokens of llama2 or llama3, kept in `folder` once they are encoded.
+    """Return the chat corpus of other models' answers, tokenized for llama2 or llama3 and cached in `folder`.
 
-    Answers that share 13 tokens in a row with a recording are left out.
+    Answers that share 13 consecutive tokens with a recording are left out.
     """
     kept = folder / f"chat-{model}.npz"
     if not kept.exists():
@@ -67,7 +67,7 @@ def _answers(data: Path) -> Iterator[str]:
 
 
 def count(texts: Sequence[Tokens], model: str) -> Frozen:
-    """Return the table of a corpus, bi-grams included."""
+    """Return the table of a corpus, including bi-grams."""
     counter = TrigramCounter(VOCABULARIES[model])
     for text in texts:
         counter.add(text)
@@ -75,7 +75,7 @@ def count(texts: Sequence[Tokens], model: str) -> Frozen:
 
 
 def prune(table: Frozen, *, successors: int = 255, occurrences: float = 1, bigrams: bool = False) -> Frozen:
-    """Return the table with only so many successors a row, seen so often; published tables have no bi-grams."""
+    """Return the table with at most `successors` per row, each seen often enough; published tables have no bi-grams."""
     a, b, c, weight = thaw(table)
     vocabulary = len(table.first) - 2
     kept = (weight >= 64 * occurrences * 0.95) & (bigrams | (a < vocabulary))  # weights are stored with 2 % error
@@ -83,20 +83,20 @@ def prune(table: Frozen, *, successors: int = 255, occurrences: float = 1, bigra
 
 
 def published_bytes(table: Frozen) -> int:
-    """Return the bytes of the authors' file for a table without bi-grams."""
+    """Return the size in bytes of the authors' file format for a table without bi-grams."""
     return 8 + 16 * len(table.second) + 8 * len(table.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a drafter of the study is made of.
+    """The parts of a drafter in the study.
 
     Attributes:
         rule: how rows learn.
         search: how drafts are made.
-        window: tokens at the end of the text that are learned again at every draft; 0 for each token once.
+        window: tokens at the end of the text that are learned again at every draft; 0 to learn each token once.
         prompt: whether the whole prompt is learned, not only its end.
-        nodes: the most nodes of a draft, below those of the budget.
+        nodes: maximum nodes per draft, in addition to the budget's limit.
     """
 
     rule: LearningRule
@@ -107,29 +107,29 @@ class Parts:
 
 
 def paper(settings: AdedPaperSettings = PAPER, model: str = "llama2", **changes: Any) -> Parts:
-    """Return the published parts, some of them changed."""
+    """Return the published parts, with changes."""
     parts = Parts(rule=settings.rule(), search=published(settings, VOCABULARIES[model]), window=settings.window)
     return replace(parts, **changes)
 
 
 def improved(**changes: Any) -> Parts:
-    """Return the parts of `aded`, which learns no top-k tokens from recordings."""
+    """Return the parts of `aded`, without top-k tokens, which recordings do not have."""
     given = AdedSettings()
     search = best(UNLIMITED_DEPTH, escape=given.escape, exploration=given.exploration, cut=given.cut)
     return replace(Parts(rule=given.rule(), search=search, prompt=True), **changes)
 
 
 class PartsDrafter(Drafter):
-    """A table with chosen parts; the memory is kept across requests."""
+    """Drafts from a table with the chosen parts; the memory is kept across requests."""
 
     def __init__(self, parts: Parts, base: Frozen | None = None) -> None:
-        """Begin with a corpus's table, or with none."""
+        """Start from the table of a corpus, or from an empty one."""
         self.parts = parts
         self.table = TrigramTable(rule=parts.rule, limit=LIMIT, base=base or empty_frozen())
 
     @property
     def needs(self) -> RequestedOutputs:
-        """Nothing, since recordings hold nothing else."""
+        """Request no outputs, since recordings have none."""
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
@@ -145,7 +145,7 @@ class _PartsSession(Session):
         if self._parts.prompt:
             self._learn(prompt, 0)
         elif not self._parts.window:
-            self._learn(prompt[-16:], 0)  # as much as the published method sees of it
+            self._learn(prompt[-16:], 0)  # the part that the published method uses
 
     def _learn(self, text: Int32, start: int) -> None:
         if self._parts.rule.gain:
@@ -168,7 +168,7 @@ class _PartsSession(Session):
 
 
 def play_official(texts: Sequence[Tokens], *parts: Sequence[Recording]) -> list[ReplayResult]:
-    """Replay parts in a row with the authors' drafter, in a process of its own, since it frees no memory."""
+    """Replay the parts in order with the authors' drafter, in a separate process, since it never frees memory."""
     with ProcessPoolExecutor(1, get_context("fork")) as pool:
         return pool.submit(_play_official, texts, parts).result()
 
@@ -179,7 +179,7 @@ def _play_official(texts: Sequence[Tokens], parts: Sequence[Sequence[Recording]]
 
 
 def play(drafter: Drafter, played: Sequence[Recording], nodes: int = NODES) -> dict[str, Any]:
-    """Return MAT, its standard error over requests, and mean nodes a draft."""
+    """Return MAT, its standard error over requests, and mean nodes per draft."""
     return figures(replay(drafter, played, nodes=nodes))
 
 
@@ -188,7 +188,7 @@ def figures(result: ReplayResult) -> dict[str, Any]:
     assert result.drafting is not None
     rounds = np.bincount(result.request).astype(float)
     tokens = np.bincount(result.request, result.accepted + 1.0)
-    spread = tokens - result.mat * rounds  # of the ratio of sums
+    spread = tokens - result.mat * rounds  # for the standard error of a ratio of sums
     error = np.sqrt((spread**2).sum() * len(rounds) / max(1, len(rounds) - 1)) / rounds.sum()
     return {
         "mat": round(result.mat, 4),

@@ -1,10 +1,10 @@
-"""Acceptance of ADED by temperature and top-p, with REST and Lookahead beside it; the target samples.
+"""Acceptance of ADED, REST and Lookahead with a sampling target, by temperature and top-p.
 
-The bundled story model continues held-out stories. ADED's tables and REST's datastore are of the training text. Drafts
-change no text, so methods that learn from text alone are replayed on those of plain decoding, and those that need the
-model's passes run, with the same seeds, and must give the same texts. The authors' drafter, too, drafts for this
-library's acceptance rule, since its own does not keep the target's distribution. A memory is kept over the stories of a
-cell and starts anew with each cell.
+The bundled story model continues held-out stories. ADED's tables and REST's datastore are built from the training text.
+Drafts do not change the text, so methods that learn from text alone are replayed on the output of plain decoding;
+methods that need the model's passes run with the same seeds and must give the same texts. The authors' drafter also
+drafts for this library's acceptance rule, since its own does not preserve the target's distribution. A memory is kept
+over the stories of a cell and reset for each cell.
 
     OMP_NUM_THREADS=1 python benchmarks/aded_sampling.py -o benchmarks/results/aded-sampling.json
 """
@@ -34,7 +34,7 @@ from targets import data_folder, story_prompts
 NODES, PROMPT = 64, 32
 TEMPERATURES, TOP_PS = (0.3, 0.6, 0.8, 1.0), (0.5, 0.9, 1.0)
 CELLS = [(0.0, 1.0), *((temperature, top_p) for temperature in TEMPERATURES for top_p in TOP_PS)]
-QUERIES = 27  # rows of Lookahead's window, beside the draft, with the published settings
+QUERIES = 27  # rows of Lookahead's window in addition to the draft, with the published settings
 Row = dict[str, Any]
 
 
@@ -61,10 +61,10 @@ def main() -> None:
 
 
 class Systems:
-    """The model, the corpora of its training text, and what is compared."""
+    """The model, the corpora of its training text, and the compared systems."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the model and build the corpora in a folder."""
+        """Load the model and build the corpora in `folder`."""
         self.model, self.tokenizer = load_model(None)
         self.plain = Speculator.from_transformers(self.model, self.tokenizer, method="none")
         stories = data_folder() / "text/tinystories"
@@ -78,10 +78,10 @@ class Systems:
         self.documents = [np.array(self.tokenizer(each.strip())["input_ids"], np.int32) for each in pieces]
 
     def measure(self, prompts: Sequence[list[int]], sampling: Row) -> list[Row]:
-        """Return a row of every system.
+        """Return a row for each system.
 
         Raises:
-            SystemExit: drafts changed a text.
+            SystemExit: if drafts changed a text.
         """
         texts = [each.ids for each in self.decode(self.plain, prompts, sampling)]
         # A text's first token comes from the prompt's pass, before any draft.
@@ -116,25 +116,25 @@ class Systems:
         return rows
 
     def published(self) -> Any:
-        """Return the published drafter, which takes a corpus and saves nothing."""
+        """Return the published drafter, started from a corpus and without a memory file."""
         drafter: Any = self.make(method="aded-paper").drafter
         drafter.load(self.paths["trigram"])
         return drafter
 
     def make(self, **options: Any) -> Speculator:
-        """Return a new speculator of the model."""
+        """Return a new speculator for the model."""
         return Speculator.from_transformers(
             self.model, self.tokenizer, nodes=NODES, base=None, fast=self.plain.fast, **options
         )
 
     @staticmethod
     def decode(speculator: Speculator, prompts: Sequence[list[int]], sampling: Row) -> list[Any]:
-        """Return the continuations, each with a seed of its own."""
+        """Return the continuations, each with its own seed."""
         return [speculator.generate(prompt, seed=seed, **sampling) for seed, prompt in enumerate(prompts)]
 
 
 def row_of(name: str, rounds: int, accepted: int, drafted: int, *, queries: int = 0) -> Row:
-    """Return tokens a pass, and rows of a pass beside the root."""
+    """Return tokens per pass, and rows per pass without the root."""
     return {"method": name, "mat": round(1 + accepted / rounds, 4), "rows": round(drafted / rounds + queries, 1)}
 
 

@@ -1,7 +1,7 @@
-"""Cost of ADED's search on a table as large as the one the official drafter was measured on.
+"""Time ADED's search on a table as large as the one that the official drafter was measured on.
 
-The table holds 4.6 million tri-grams: text of SPECULANT_DATA in Llama-2 tokens, continued by sampling from its own
-tri-grams until there are as many distinct ones. Searches start at positions of text that is not in the table.
+The table holds 4.6 million tri-grams: text of SPECULANT_DATA in Llama 2 tokens, extended by sampling from its own
+n-grams until there are enough distinct tri-grams. Searches start at positions of text that is not in the table.
 
     python benchmarks/aded_search.py -o benchmarks/results/aded-search.json
 """
@@ -32,7 +32,7 @@ VOCABULARY = 32000
 
 
 def texts(data: Path, tokenizer: sentencepiece.SentencePieceProcessor) -> tuple[Int32, Int32]:
-    """Return the tokens of all texts, and those of the held-out stories for queries."""
+    """Return the tokens of all texts, and those of the held-out stories used as queries."""
     files = sorted(data.glob("text/prose/*.txt")) + sorted(data.glob("text/code/*.txt"))
     pieces = [np.array(tokenizer.encode(path.read_text(encoding="utf-8")), np.int32) for path in files]
     held_out = pieces.pop(1)
@@ -40,7 +40,7 @@ def texts(data: Path, tokenizer: sentencepiece.SentencePieceProcessor) -> tuple[
 
 
 def resample(text: Int32, length: int, random: np.random.Generator) -> Int32:
-    """Return new text: a random walk over the text's own bi-grams, which yields tri-grams that never occurred."""
+    """Return new text: a random walk over the bi-grams of `text`, which yields tri-grams that never occurred in it."""
     order = np.argsort(text[:-1], kind="stable")
     starts = np.searchsorted(text[:-1][order], np.arange(VOCABULARY + 1))
     walkers = text[random.integers(0, len(text) - 1, 4096)]
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def measure(drafter: AdedDrafter, queries: Int32, nodes: int, searches: int) -> dict[str, float]:
-    """Time searches as a session makes them, learning between them; watch the process's memory."""
+    """Time searches as a session runs them, learning in between, and track the process's memory."""
     positions = np.random.default_rng(1).integers(2, len(queries) - 2, searches)
     times = np.empty(searches)
     session, budget = drafter.open(SessionRequest(prompt=queries[:2])), Budget(nodes=nodes, depth=nodes)

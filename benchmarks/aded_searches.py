@@ -1,6 +1,6 @@
-"""Draft makers above ADED's table that the study compares: PUCT, a greedy tree, a full traversal, best-first search.
+"""Draft searches on ADED's table that the study compares: PUCT, a greedy tree, full traversal and best-first search.
 
-All read the same rows. A search is given the table, the last two tokens and the most nodes, and returns a tree.
+All read the same rows. A search takes the table, the last two tokens and the maximum nodes, and returns a tree.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
 Array = npt.NDArray[Any]
 Search = Callable[[TrigramTable, int, int, int], DraftTree]
 
-DEPTH = 4  # of the published drafts
+DEPTH = 4  # depth of the published drafts
 
 
 def published(settings: AdedPaperSettings, vocabulary: int) -> Search:
-    """Return PUCT with the published choice of paths."""
+    """Return PUCT with the published selection of paths."""
     random = np.ones(1, np.uint64)
 
     def search(table: TrigramTable, before: int, root: int, nodes: int) -> DraftTree:
@@ -37,13 +37,13 @@ def published(settings: AdedPaperSettings, vocabulary: int) -> Search:
 
 
 def most_visited(settings: AdedPaperSettings) -> Search:
-    """Return PUCT whose draft is its most visited nodes, as many as are allowed."""
+    """Return PUCT whose draft consists of the most visited nodes, up to the limit."""
     random = np.ones(1, np.uint64)
 
     def search(table: TrigramTable, before: int, root: int, nodes: int) -> DraftTree:
         levels = table.young, table.old, table.base
         tokens, parents, visits = puct.puct(*levels, before, root, table.rule, settings.search(), random)
-        chosen = np.argsort(-visits, kind="stable")[: nodes + 1]  # parents have more visits, or come first
+        chosen = np.argsort(-visits, kind="stable")[: nodes + 1]  # parents have more visits, or precede their children
         chosen = chosen[visits[chosen] > 0]
         place = np.full(len(tokens), ROOT, np.int32)
         place[chosen[1:]] = np.arange(len(chosen) - 1)
@@ -54,7 +54,7 @@ def most_visited(settings: AdedPaperSettings) -> Search:
 
 
 def best(depth: int, *, escape: float = 0.0, exploration: float = 0.0, cut: float = 1.0) -> Search:
-    """Return best-first search by the product of the rows' shares; bi-grams take part with `escape`."""
+    """Return best-first search by the product of row probabilities; bi-grams contribute with weight `escape`."""
 
     def search(table: TrigramTable, before: int, root: int, nodes: int) -> DraftTree:
         deepest = min(depth, nodes)
@@ -67,13 +67,13 @@ def best(depth: int, *, escape: float = 0.0, exploration: float = 0.0, cut: floa
 
 
 def greedy(table: TrigramTable, before: int, root: int, nodes: int) -> DraftTree:
-    """Return the root's heaviest successors, each continued by the heaviest one to the published depth."""
+    """Return the heaviest successors of the root, each extended by its heaviest successors to the published depth."""
     found = _greedy(table.young, table.old, table.base, before, root, nodes // DEPTH, table.rule)
     return DraftTree.trusted(*found)
 
 
 def exhaustive(table: TrigramTable, before: int, root: int, nodes: int) -> DraftTree:
-    """Return the best nodes by the product of the rows' shares, of all to the published depth."""
+    """Return the best nodes by the product of row probabilities, among all nodes up to the published depth."""
     tokens, depths, scores = _exhaustive(table.young, table.old, table.base, before, root, nodes, table.rule)
     paths = [row[:depth] for row, depth in zip(tokens.tolist(), depths.tolist(), strict=True)]
     return DraftTree.from_paths(paths, scores.tolist())
@@ -110,7 +110,7 @@ def _greedy(
 def _exhaustive(
     young: TableLevel, old: TableLevel, base: Frozen, before: int, root: int, limit: int, rule: LearningRule
 ) -> tuple[Array, Array, Array]:
-    """Walk through every path, depth first."""
+    """Visit every path, depth first."""
     order, scores = np.empty(limit, np.int32), np.empty(limit, np.float32)
     tokens, depths = np.empty((limit, DEPTH), np.int64), np.empty(limit, np.int64)
     rows, weights = np.empty((DEPTH, LONGEST_ROW), np.int64), np.empty((DEPTH, LONGEST_ROW), np.int64)

@@ -1,4 +1,4 @@
-"""The study of ADED (docs/aded.md): its parts taken away or changed one at a time, on recorded outputs.
+"""The ablation study of ADED (docs/aded.md): its parts removed or changed one at a time, on recorded outputs.
 
     python benchmarks/aded_study.py corpus -o benchmarks/results/aded-representative.json
     python benchmarks/aded_study.py context -o benchmarks/results/aded-context.json
@@ -8,9 +8,9 @@
     python benchmarks/aded_study.py authors -o benchmarks/results/aded-authors.json
     python benchmarks/aded_study.py changes --llama3 FILE -o benchmarks/results/aded-changes.json
 
-Drafts are trees of up to 64 nodes, the memory is kept across requests, and the initial table is of the answers of
-SPECULANT_DATA/corpora, unless a row says otherwise. FILE is Llama 3's tokenizer.model, as the package `llama-models`
-has it. Encoded corpora are kept in `--folder`.
+Unless a row says otherwise, drafts are trees of up to 64 nodes, the memory is kept across requests, and the initial
+table is built from the answers in SPECULANT_DATA/corpora. FILE is Llama 3's tokenizer.model, as shipped in the package
+`llama-models`. Encoded corpora are cached in `--folder`.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from speculant.drafters.aded.frozen import Frozen
 from speculant.drafters.aded.paper import AdedPaperSettings
 
 MTBENCH = "vicuna-7b-mtbench"
-ROWS = 37  # the most nodes with which best-first drafts have as many on average as published ones
+ROWS = 37  # node limit at which best-first drafts have as many nodes on average as the published ones
 DRAFTS = 2000
-BIN = 250  # output tokens of a point of the curve over time
+BIN = 250  # output tokens per point of the curve over time
 Row = dict[str, Any]
 
 
 class Study:
-    """What the subcommands share."""
+    """Inputs shared by the subcommands."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.data = Path(os.environ["SPECULANT_DATA"])
@@ -75,11 +75,11 @@ class Study:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def texts(self, model: str = "llama2") -> list[Any]:
-        """Return the corpus."""
+        """Return the texts of the corpus."""
         return chat(self.data, model, self.llama3, self.folder)
 
     def table(self, model: str = "llama2") -> Frozen:
-        """Return the corpus's whole table, bi-grams included."""
+        """Return the whole table of the corpus, including bi-grams."""
         return count(self.texts(model), model)
 
     def answers(self) -> list[Recording]:
@@ -88,7 +88,7 @@ class Study:
 
 
 def corpus(study: Study) -> Iterator[Row]:
-    """Yield MAT and bytes by the corpus's size and by pruning."""
+    """Yield MAT and bytes for corpora of several sizes and pruning levels."""
     texts, answers = study.texts(), study.answers()
     yield {"corpus_tokens": 0, "adaptation": True} | play(PartsDrafter(paper()), answers)
     for share in (64, 16, 4, 1):
@@ -107,7 +107,7 @@ def corpus(study: Study) -> Iterator[Row]:
 
 
 def context(study: Study) -> Iterator[Row]:
-    """Yield MAT by the tokens of context, with best-first search for all."""
+    """Yield MAT by tokens of context, with best-first search throughout."""
     texts, answers = study.texts(), study.answers()
     held = {tokens: ContextTable(texts, tokens) for tokens in (1, 2, 3)}
     for used in ((1,), (2,), (3,), (2, 1), (3, 2, 1)):
@@ -119,7 +119,7 @@ def context(study: Study) -> Iterator[Row]:
 
 
 def adaptation(study: Study) -> Iterator[Row]:
-    """Yield MAT by the update's constants, above the corpus and above nothing."""
+    """Yield MAT for several constants of the update, with the corpus and with an empty table."""
     answers = study.answers()
     base = prune(study.table())
     changes: list[Row] = [{}, {"step": 0.0}, {"step": 0.01}, {"step": 0.16}, {"step": 0.64}]
@@ -146,7 +146,7 @@ def adaptation(study: Study) -> Iterator[Row]:
 
 
 def domains(study: Study) -> Iterator[Row]:
-    """Yield accepted tokens round by round, through chat, code, maths and chat again."""
+    """Yield accepted tokens per round as the domain changes: chat, code, maths, chat again."""
     each = min(study.requests, 30)
     segments = {
         "chat": recordings(study.data, "llama31-8b-sharegpt", count=each // 2),
@@ -175,13 +175,13 @@ def domains(study: Study) -> Iterator[Row]:
 
 
 def by_bin(yields: Int64) -> list[int]:
-    """Return the rounds that begin in each full bin of output tokens, so that systems can be compared bin by bin."""
+    """Return the number of rounds that begin in each full bin of output tokens, to compare systems bin by bin."""
     begins = np.cumsum(yields) - yields
     return np.bincount(begins // BIN)[: int(yields.sum()) // BIN].tolist()  # type: ignore[no-any-return]
 
 
 def search(study: Study) -> Iterator[Row]:
-    """Yield MAT and processor time a draft by draft maker, then by PUCT's constants."""
+    """Yield MAT and CPU time per draft for each search, then for several constants of PUCT."""
     answers = study.answers()
     base = prune(study.table(), successors=PAPER.successors)
     often = AdedPaperSettings(iterations=400)
@@ -213,7 +213,7 @@ def search(study: Study) -> Iterator[Row]:
 
 
 def times(drafter: PartsDrafter, answers: list[Recording], makers: dict[str, tuple[Search, int]]) -> Row:
-    """Return the median and the 99th percentile of the thread's microseconds a draft; the makers take turns."""
+    """Return the median and 99th percentile of CPU microseconds per draft; the searches alternate."""
     random = np.random.default_rng(0)
     taken: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(1500):
@@ -232,7 +232,7 @@ def times(drafter: PartsDrafter, answers: list[Recording], makers: dict[str, tup
 
 
 def authors(study: Study) -> Iterator[Row]:
-    """Yield processor time and memory of drafts by the authors' drafter and by these, a process for each."""
+    """Yield CPU time and memory of drafts by the authors' drafter and by ours, each in its own process."""
     texts, answers = study.texts(), study.answers()
     for name in ("draftretriever", "as published", "aded"):
         with ProcessPoolExecutor(1, get_context("fork")) as pool:
@@ -240,7 +240,7 @@ def authors(study: Study) -> Iterator[Row]:
 
 
 def searched(name: str, texts: list[Any], answers: list[Recording]) -> Row:
-    """Draft at random places, after a tenth as many drafts that are not counted."""
+    """Draft at random positions, after a tenth as many warm-up drafts."""
     if name == "draftretriever":
         drafter: Drafter = OfficialAded(texts)
     else:
@@ -268,7 +268,7 @@ def resident_bytes() -> int:
 
 
 def changes(study: Study) -> Iterator[Row]:
-    """Yield MAT from the published method to `aded`, one change more at a time."""
+    """Yield MAT from the published method to `aded`, adding one change at a time."""
     given = AdedSettings()
     for model, names in (("llama2", [MTBENCH]), ("llama3", [f"llama31-8b-{name}" for name in DEVELOPMENT])):
         texts = study.texts(model)
@@ -302,8 +302,8 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--llama3", type=Path, help="Llama 3's tokenizer.model")
-    parser.add_argument("--folder", type=Path, default=Path("build/aded"))
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--folder", type=Path, default=Path("build/aded"), help="cache of encoded corpora")
+    parser.add_argument("--requests", type=int, default=60, help="requests to replay")
     args = parser.parse_args()
     rows: list[Row] = []
     for row in PARTS[args.part](Study(args)):

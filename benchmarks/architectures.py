@@ -1,14 +1,14 @@
-"""Which architectures take trees, chains or nothing.
+"""Determine which architectures support trees, chains or no drafts.
 
-Every model of transformers that writes text, tiny and random, is compared with its own `generate`: behind text, behind
-media and behind an encoder's source; docs/architectures.md is made of what is found.
+Every text-generating model of transformers, tiny and random, is compared with its own `generate`: after text, after
+media and after an encoder's source. docs/architectures.md is generated from the results.
 
     python benchmarks/architectures.py -o docs/architectures.md
-    python benchmarks/architectures.py llama gpt_neo                 only these; the rest of the results stay
+    python benchmarks/architectures.py llama gpt_neo                 only these; other results are kept
     python benchmarks/architectures.py AutoModelForSeq2SeqLM         only the classes of this mapping
     python benchmarks/architectures.py AutoModelForSeq2SeqLM/bart    only this one
-    python benchmarks/architectures.py --missing -o docs/architectures.md     only those without results yet
-    python benchmarks/architectures.py --report -o docs/architectures.md      the tables only, nothing is run
+    python benchmarks/architectures.py --missing -o docs/architectures.md     only those without results
+    python benchmarks/architectures.py --report -o docs/architectures.md      write the tables without running models
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from architecture_matrix.sources import GROUPS, source_names
 from architecture_matrix.table import page
 
 RESULTS = Path(__file__).parent / "results" / "architectures.json"
-TEXT = ""  # the group of what is compared behind text
+TEXT = ""  # the group of text-only models
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="model types, Auto classes, or AUTO_CLASS/TYPE; all if none are named")
-    parser.add_argument("-o", "--out", type=Path, help="write the tables there")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="the results, which are added to")
+    parser.add_argument("names", nargs="*", help="model types, Auto classes, or AUTO_CLASS/TYPE; default: all")
+    parser.add_argument("-o", "--out", type=Path, help="file to write the tables to")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="results file, which is extended")
     parser.add_argument("--missing", action="store_true", help="only those without results")
-    parser.add_argument("--part", default="1/1", help="the k-th of n parts, as k/n")
-    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--part", default="1/1", help="run only part k of n, as k/n")
+    parser.add_argument("--report", action="store_true", help="only write the tables")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _places(asked: str) -> list[tuple[str, str]]:
-    """Return what an argument names, as pairs of a group and a model type."""
+    """Return the pairs of group and model type that an argument selects."""
     group, _, name = asked.partition("/")
     if group not in GROUPS:
         return [(TEXT, asked)]
@@ -79,7 +79,7 @@ def _examine(group: str, name: str) -> Found:
 
 
 def _sorted(known: dict[str, Any]) -> dict[str, Any]:
-    """Return the results in the order in which they are kept."""
+    """Return the results in the order of the file."""
     sources = known.get("sources", {})
     return {
         "versions": known["versions"],

@@ -1,6 +1,6 @@
-"""Sizes chosen round by round against fixed ones, end to end on two small real models.
+"""Compare automatic draft sizes with fixed ones, end to end on two small real models.
 
-The prompts of `stories.py`, greedy, fp32, `mix`. Every size has its own memory, empty at first; the sizes alternate on
+Prompts of `stories.py`, greedy, fp32, `mix`. Each size has its own memory, initially empty; the sizes alternate on
 each prompt, so that a slow spell of the machine affects all of them. All outputs must be identical.
 
     OMP_NUM_THREADS=1 python benchmarks/auto_sizes.py -o benchmarks/results/auto-sizes.json
@@ -65,7 +65,7 @@ def measure(name: str, folder: str | None, prompts: list[str]) -> dict[str, Any]
 
 
 def figures(stats: list[Stats]) -> dict[str, float]:
-    """Return speed, acceptance and times per round, without the prompts' passes."""
+    """Return speed, acceptance and times per round, excluding prefill."""
     seconds = sum(each.seconds - each.prefill_seconds for each in stats)
     rounds = sum(each.rounds for each in stats)
     tokens = sum(each.tokens - 1 for each in stats)

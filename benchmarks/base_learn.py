@@ -1,11 +1,11 @@
-"""What a base of the target's own outputs gives by its tokens, and beside a base of other models' texts.
+"""Measure bases built from the target's own outputs, by size, and in addition to a base of other models' texts.
 
     python benchmarks/base_learn.py --llama3 FILE -o benchmarks/results/base-learn.json [--folder DIR]
 
-The target is Llama-3.1-8B as recorded in SPECULANT_DATA: the first, third, ... requests of every task are what it has
-written, prompts included; the others are replayed. Others' texts are those of mix_corpora.py, all of them or the
-first of their chat answers. FILE is Llama 3's tokenizer.model, as the package `llama-models` has it; reading it needs
-`tiktoken`. What is built is kept in `--folder` and used again from there, and what was replayed in the output.
+The target is Llama-3.1-8B as recorded in SPECULANT_DATA. The first, third, ... requests of every task, prompts
+included, serve as its own text; the others are replayed. The texts of other models are those of mix_corpora.py, all of
+them or only the first chat answers. FILE is Llama 3's tokenizer.model, as shipped in the package `llama-models`;
+reading it needs `tiktoken`. Bases are cached in `--folder`, and replay results in the output file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--llama3", type=Path, required=True, help="Llama 3's tokenizer.model")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep what is built here")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="cache for the bases that are built")
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     recordings = {name: list(read_recordings(data / "traces" / f"{name}.jsonl")) for name in LLAMA3}
@@ -84,18 +84,18 @@ def main() -> None:
 
 
 def total(texts: Sequence[Tokens]) -> int:
-    """Return the tokens of texts."""
+    """Return the total number of tokens."""
     return sum(map(len, texts))
 
 
 def first_texts(texts: Sequence[Tokens], size: int) -> list[Tokens]:
-    """Return the first texts, of `size` tokens in all or a few more."""
+    """Return the first texts, until they have at least `size` tokens in total."""
     ends = np.cumsum([len(ids) for ids in texts])
     return list(texts[: int(np.searchsorted(ends, size)) + 1])
 
 
 def base_of(path: Path, corpora: dict[str, list[Tokens]]) -> MixBase:
-    """Return a base of the usual size, built unless it is there."""
+    """Return a base of the usual size, building it unless it exists."""
     if not path.exists():
         built_base(path, corpora, VOCABULARY, BUDGET, trained)
     return read_base(path, vocabulary=VOCABULARY, tokenizer="")

@@ -1,11 +1,11 @@
-"""How much of a perfect choice's gain the choice between a memory's chain and a recorded head's keeps.
+"""Measure how much of a perfect choice's gain is realised by choosing between a memory's chain and a head's.
 
     python benchmarks/chain_choice.py -o benchmarks/results/chain-choice.json
 
-Recorded outputs of Llama 3.1 8B with the acceptance of its EAGLE head, and `mix` with an empty memory. At each place
-one of the two chains is drafted: the memory's, the head's, the one that is accepted further (*perfect*), what
-`speculant replay --unite` chooses (*by band*), or what the engines' `ChainUnion` does (*union*). Records tell a head's
-right tokens only, so `ChainUnion` does without what it learns most from elsewhere: which tokens both drafted.
+Recorded outputs of Llama 3.1 8B with the acceptance of its EAGLE head, and `mix` with an empty memory. At each position
+one of the two chains is drafted: the memory's, the head's, the one with more accepted tokens (*perfect*), the choice of
+`speculant replay --unite` (*by band*), or that of the engines' `ChainUnion` (*union*). Recordings contain only the
+accepted tokens of the head, so `ChainUnion` lacks its best signal here: which tokens both drafted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEAD, TRACES, LENGTHS = "eagle", ("cnn", "gsm8k", "instructcoder", "sharegpt"), 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--limit", type=int, help="only the first requests of each trace")
+    parser.add_argument("--limit", type=int, help="requests per trace, from the start; default: all")
     args = parser.parse_args()
     results: dict[str, Any] = {"environment": environment(), "limit": args.limit, "traces": {}}
     for trace in TRACES:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(recordings: Sequence[Recording], length: int) -> dict[str, float]:
-    """Return the MAT of each way, and the shares of the perfect choice's gain."""
+    """Return the MAT of each choice, and its share of the perfect choice's gain."""
     found = {"head": replay_recorded(HEAD, recordings, drafts=length).mat}
     found["memory"] = replay(memory(recordings), recordings, nodes=length, chain=True).mat
     for name in ("by band", "union", "perfect"):
@@ -67,7 +67,7 @@ def memory(recordings: Sequence[Recording]) -> Drafter:
 
 
 class Chooser(UnitedDrafter):
-    """Unites a memory and a recorded head in one of the ways."""
+    """Unites a memory and a recorded head by one of the choices."""
 
     def __init__(self, memory: Drafter, requests: Iterator[Recording], way: str) -> None:
         super().__init__(memory, requests, HEAD)
@@ -80,7 +80,7 @@ class Chooser(UnitedDrafter):
 
 
 class ChosenSession(ReplayUnitedSession):
-    """One request, with another choice than that of replay."""
+    """One request, with a different choice than replay's."""
 
     def __init__(self, session: ReplayUnitedSession, way: str, union: ChainUnion) -> None:
         super().__init__(session._memory, session._output, session._yields, session._rates, session._choice)
@@ -102,7 +102,7 @@ class ChosenSession(ReplayUnitedSession):
 
 
 def common(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """Return how many of the first tokens are the same."""
+    """Return the length of the common prefix."""
     pairs = list(zip(drafted, text, strict=False))
     return next((i for i, (first, second) in enumerate(pairs) if first != second), len(pairs))
 

@@ -1,6 +1,6 @@
 """Draw the README's chart: mean accepted tokens per target pass on recorded outputs, from the raw results.
 
-Trees and chains have a panel each, since they are verified by different engines. The recorded acceptance is of chains.
+Trees and chains have a panel each, since different engines verify them. The recorded acceptance is of chains.
 
 python benchmarks/chart.py -o docs/images/mat.svg
 """
@@ -27,7 +27,7 @@ FILES = {
     "vicuna-7b-alpaca": "instructions",
 }
 REPLAYS = ("replay-mix", "replay-peers", "replay-chains", "replay-united")
-BASE = "mix, chat 64 MB"  # the one that was measured on the recordings of both models
+BASE = "mix, chat 64 MB"  # the base that was measured on the recordings of both models
 UNITED = "mix+recorded:eagle"
 SERIES = {
     "mix": ("mix (Speculant, no training)", "#2463b0"),
@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def mats() -> Mats:
-    """Return the MAT by file, series, shape and nodes."""
-    replayed = [row for name in REPLAYS for row in read(name)]  # rows without a shape are of trees, of 64 nodes here
+    """Return MAT by file, series, shape and nodes."""
+    replayed = [row for name in REPLAYS for row in read(name)]  # rows without a shape are trees, here of 64 nodes
     based = [row for name in ("mix-base", "chains") for row in read(name)]
     found = {(row["file"], row["method"], row.get("shape", "tree"), row["nodes"]): row["mat"] for row in replayed}
     return found | {
@@ -68,7 +68,7 @@ def mats() -> Mats:
 
 
 def draw(axes: Axes, found: Mats, shape: str, nodes: int, series: tuple[str, ...]) -> None:
-    """Draw a panel: a group of bars per file."""
+    """Draw one panel: a group of bars per file."""
     width = 0.84 / len(series)
     for place, method in enumerate(series):
         label, color = SERIES[method]

@@ -1,16 +1,17 @@
 """Quantised weights on a CPU: Speculant's own passes, llama.cpp and OpenVINO, side by side.
 
-A shape with random weights as GGUF, made here by llama.cpp, which Speculant and llama.cpp both read; and as OpenVINO's
-own tools compress the same shape (int8 per channel, int4 symmetric in groups of 64). In one process, the systems of a
-format take turns: passes over chains of 1 to 32 rows behind 64 tokens, and decoding forced along recorded outputs,
-plain, with drafts, and with the systems' own prompt lookup. The time to the first token of a prompt and memory are
-those of a process for each system. `cpu` is the process's own time, `wall` the clock's: on a machine that is doing
-other work, compare the former, with one thread.
+The models are a shape with random weights: as GGUF, written here by llama.cpp and read by both Speculant and llama.cpp,
+and as compressed by OpenVINO's own tools (int8 per channel, int4 symmetric in groups of 64). In one process, the
+systems of a format alternate: passes over chains of 1 to 32 rows after 64 cached tokens, and decoding forced along
+recorded outputs, plain, with drafts, and with each system's own prompt lookup. Time to first token and memory are
+measured in a separate process per system. `cpu` is the CPU time of the process, `wall` is wall-clock time; on a busy
+machine compare the former, with one thread.
 
     python benchmarks/cpu_quantised.py $SHAPE --folder FILES -o FILE
 
-What FILE holds of other formats, parts and recorded files is kept. FILES keeps the GGUF files, and has OpenVINO's in
-openvino-int8 and openvino-int4, by `optimum-cli export openvino`. Needs speculant[llamacpp], openvino, openvino-genai.
+Results in FILE for other formats, parts and recorded files are kept. The GGUF files are kept in FILES, which must hold
+OpenVINO's files in openvino-int8 and openvino-int4, written by `optimum-cli export openvino`. Needs
+speculant[llamacpp], openvino and openvino-genai.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ PROMPT, PROMPTS = 1000, 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", type=Path, help="config.json of the shape, or its folder")
-    parser.add_argument("--folder", type=Path, required=True, help="of the models")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the model files")
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--formats", default="q8_0,q4_0")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--files", default=",".join(FILES), help="recorded outputs, of $SPECULANT_DATA/traces")
-    parser.add_argument("--requests", type=int, default=20, help="of each file")
-    parser.add_argument("--tokens", type=int, default=120, help="of each output at most")
-    parser.add_argument("--most-prompt", type=int, default=1024, help="tokens of a prompt; longer ones are left out")
-    parser.add_argument("--rounds", type=int, default=7, help="passes of each number of rows")
+    parser.add_argument("--files", default=",".join(FILES), help="recorded outputs in $SPECULANT_DATA/traces")
+    parser.add_argument("--requests", type=int, default=20, help="requests per file")
+    parser.add_argument("--tokens", type=int, default=120, help="maximum tokens per output")
+    parser.add_argument("--most-prompt", type=int, default=1024, help="maximum prompt tokens; longer ones are skipped")
+    parser.add_argument("--rounds", type=int, default=7, help="passes per number of rows")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--first-token", metavar="SYSTEM,FORMAT", help="what a process of the part `prompt` measures")
+    parser.add_argument("--first-token", metavar="SYSTEM,FORMAT", help="measure one system in part `prompt`")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.first_token:
@@ -92,7 +93,7 @@ def main() -> None:
 
 
 def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
-    """Return the milliseconds of passes by system and rows, medians and minima of rounds that take turns."""
+    """Return milliseconds of passes by system and rows, as medians and minima of alternating rounds."""
     tokens = np.random.default_rng(0).integers(0, 100_000, CACHED + max(ROWS)).astype(np.int32)
     runs = dict[str, Callable[[Int32], object]]()
     for name, system in systems.items():
@@ -102,7 +103,7 @@ def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for rows in ROWS:
             for name, run in runs.items():
-                run(tokens[CACHED : CACHED + rows])  # the caches hold another system's weights
+                run(tokens[CACHED : CACHED + rows])  # warm-up: the CPU caches hold another system's weights
                 cpu, wall = time.process_time(), time.perf_counter()
                 run(tokens[CACHED : CACHED + rows])
                 taken[name, rows].append((time.process_time() - cpu, time.perf_counter() - wall))
@@ -119,7 +120,7 @@ def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
 
 
 def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what decoding along the outputs of a file takes, by system and method, and tokens per second."""
+    """Return the results of decoding along the outputs of a file, by system and method, with tokens per second."""
     path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{file}.jsonl"
     short = [each for each in read_recordings(path) if len(each.prompt) <= args.max_prompt]
     vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
@@ -137,12 +138,12 @@ def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespac
 
 
 def rates(run: Run) -> dict[str, float]:
-    """Return a run and its tokens per second of the process's own time, and of the clock."""
+    """Return a run's counts and its tokens per second by CPU time and by wall-clock time."""
     return asdict(run) | {"tokens_per_cpu_second": run.tokens / run.cpu, "tokens_per_second": run.tokens / run.wall}
 
 
 def run_first_token(system: str, kind: str, args: argparse.Namespace) -> Any:
-    """Return what a process of its own says of a system."""
+    """Measure one system's first token in a separate process and return its result."""
     command = [sys.executable, __file__, str(args.shape), "--folder", str(args.folder), "-o", str(args.out)]
     command += ["--threads", str(args.threads), "--first-token", f"{system},{kind}"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
@@ -151,7 +152,7 @@ def run_first_token(system: str, kind: str, args: argparse.Namespace) -> Any:
 
 
 def time_first_token(system: str, kind: str, folder: Path, threads: int) -> dict[str, Any]:
-    """Return the seconds to the first token behind prompts of 1,000, and the megabytes of memory before and after."""
+    """Return the seconds to the first token of prompts of 1,000 tokens, and megabytes of memory before and after."""
     prompts = np.random.default_rng(0).integers(10, 100_000, (PROMPTS, PROMPT)).astype(np.int32)
     before = resident()
     began = time.process_time()
@@ -177,7 +178,7 @@ def time_first_token(system: str, kind: str, folder: Path, threads: int) -> dict
 
 
 def openvino_pipeline(folder: Path, threads: int) -> Any:
-    """Return what runs OpenVINO GenAI's own pipeline to the first token."""
+    """Return a function that runs OpenVINO GenAI's own pipeline to the first token."""
     import openvino
     import openvino_genai
 
@@ -188,19 +189,19 @@ def openvino_pipeline(folder: Path, threads: int) -> Any:
 
 
 def resident() -> dict[str, int]:
-    """Return the megabytes of memory of this process: all, its own, and mapped from files; and the most so far."""
+    """Return this process's memory in megabytes: total, private and file-mapped, and the peak so far."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     names = {"all": "VmRSS", "own": "RssAnon", "mapped": "RssFile", "most": "VmHWM"}
     return {name: int(lines[field].split()[0]) // 1000 for name, field in names.items()}
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder."""
+    """Return the total bytes of the files in a folder."""
     return sum(each.stat().st_size for each in folder.iterdir()) if folder.is_dir() else 0
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what is compared."""
+    """Return the versions of the compared packages."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}

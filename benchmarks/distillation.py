@@ -1,17 +1,17 @@
-"""Alignment of a small draft model with the story model: acceptance before and after, by way of training.
+"""Align a small draft model with the story model: acceptance before and after several kinds of training.
 
 Each system starts from the same weights and takes the same number of steps:
 
-- seq-kd: cross-entropy on texts that the target wrote (sequence-level distillation)
+- seq-kd: cross-entropy on texts written by the target (sequence-level distillation)
 - off-policy kl: forward KL on the same texts
-- on-policy kl, tvd: DistillSpec, the student writes and the target scores
-- one model, two models: the share of positions where a greedy draft, or one of two boosted in turn (Col-BT), is right,
-  at equal parameters and steps in all
+- on-policy kl, tvd: DistillSpec, where the student writes and the target scores
+- one model, two models: the share of positions where a greedy draft is right, or one of two drafts of models trained by
+  boosting (Col-BT); parameters and steps are equal in all
 
     python benchmarks/distillation.py TEXTS -o benchmarks/results/distillation.json
 
-All are trained by the code of `speculant train draft-model`, and measured with their last weights. TEXTS is a folder of
-shards (.npz) with `ids` and `lengths`, as `models/stories/target_texts.py` writes them.
+All are trained with the code of `speculant train draft-model` and measured with their final weights. TEXTS is a folder
+of shards (.npz) with `ids` and `lengths`, as written by `models/stories/target_texts.py`.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ WAYS: dict[str, dict[str, Any]] = {
     "on-policy kl": {"loss": "kl", "on_policy": 1.0},
     "on-policy tvd": {"loss": "tvd", "on_policy": 1.0},
 }
-LONGEST = 160  # tokens of a text
-SAMPLE = 4  # tokens that have to be right for a position to be left out of boosting
-HELD_BACK = 8  # texts on which trainings measure themselves
-NEW: dict[str, Any] = {"lr": 0.03, "optimizer": "muon"}  # of layers that are new
-BATCH = 8  # texts measured at once
+LONGEST = 160  # maximum tokens per text
+SAMPLE = 4  # boosting skips positions where this many tokens are correct
+HELD_BACK = 8  # validation texts during training
+NEW: dict[str, Any] = {"lr": 0.03, "optimizer": "muon"}  # for new layers
+BATCH = 8  # texts per evaluation batch
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--warm-steps", type=int, default=300, help="seq-kd steps that all systems share")
+    parser.add_argument("--warm-steps", type=int, default=300, help="initial seq-kd steps shared by all systems")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--count", type=int, default=1024, help="texts; 64 more are held out")
+    parser.add_argument("--count", type=int, default=1024, help="training texts; 64 more are held out")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--boosting", action="store_true", help="measure that alone")
+    parser.add_argument("--boosting", action="store_true", help="measure boosting only")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     texts = read_texts(args.texts, args.count + 64)
@@ -88,9 +88,9 @@ def main() -> None:
 
 
 def boosting(bench: Bench, steps: int) -> dict[str, Any]:
-    """Return the agreement of one model and of the union of two, each new and trained for so many steps on kl.
+    """Return the agreement of one model and of the union of two, each new and trained for `steps` steps with kl.
 
-    Two models that are trained alike but for their first weights tell what boosting itself gains.
+    Two models that differ only in their initial weights show the gain of boosting itself.
     """
     options: dict[str, Any] = {"loss": "kl", "seed": 2, **NEW}
     first, second = bench.new_student(2), bench.new_student(3)
@@ -116,7 +116,7 @@ class Bench:
         self._target, self._tokenizer = load_model(None)
 
     def new_student(self, seed: int) -> Path:
-        """Write a model of the bundled draft model's shape with that one's embeddings and new layers."""
+        """Write a model with the bundled draft model's shape and embeddings, and with new layers."""
         bundled, _ = load_model(str(bundled_draft_model()))
         torch.manual_seed(seed)
         student = type(bundled)(bundled.config)
@@ -126,7 +126,7 @@ class Bench:
         return self._folder / f"new-{seed}"
 
     def trained(self, name: str, init: Path, steps: int, *, before: tuple[str, ...] = (), **options: Any) -> Path:
-        """Train a student; return its folder."""
+        """Train a student and return its folder."""
         out = self._folder / name.replace(" ", "-")
         settings = TrainSettings(
             steps=steps,
@@ -144,12 +144,12 @@ class Bench:
 
     @torch.no_grad()
     def measured(self, folders: Sequence[Path]) -> dict[str, float]:
-        """Return how well students predict what the target writes, over all positions of held-out texts.
+        """Return how well students predict the target's text, over all positions of held-out texts.
 
         Returns:
-            "overlap": of the first student, the mean of sum min(p, q), the acceptance of speculative sampling at
-            temperature 1. "agreement": likewise, where both have the same most probable token. "union": where any
-            student has the target's, which a tree of their drafts then holds.
+            "overlap": for the first student, the mean of sum min(p, q), the acceptance rate of speculative sampling at
+            temperature 1. "agreement": the share of positions where the most probable token of the first student is
+            the target's. "union": the share where it is that of any student, so that a tree of their drafts has it.
         """
         students = [Student(load_model(str(folder))[0]) for folder in folders]
         sums, count = np.zeros(3), 0
@@ -163,7 +163,7 @@ class Bench:
         return dict(zip(("overlap", "agreement", "union"), means, strict=True))
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield held-out texts Int64[B, T], and after which of their positions Bool[B, T - 1] the target wrote."""
+        """Yield held-out texts Int64[B, T] and the mask Bool[B, T - 1] of positions before tokens of the target."""
         for first in range(0, len(self._held_out), BATCH):
             texts = self._held_out.select(np.arange(first, min(first + BATCH, len(self._held_out))))
             ids = torch.zeros(len(texts), int(texts.lengths.max()), dtype=torch.long)
@@ -178,7 +178,7 @@ class Bench:
 
 
 def read_texts(folder: Path, count: int) -> Texts:
-    """Return the first texts of a folder, cut to a length; the first 16 tokens count as their prompts."""
+    """Return the first texts of a folder, cut to the maximum length; the first 16 tokens count as their prompts."""
     parts = list[Any]()
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as shard:

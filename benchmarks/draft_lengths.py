@@ -1,7 +1,7 @@
-"""Automatic draft sizes of methods with a draft model, against every fixed size: tokens per second, in turns.
+"""Compare automatic draft sizes of draft-model methods with every fixed size, in tokens per second.
 
-Each prompt is decoded with each size, one after the other in a changing order, so that all see the same machine. With
-METHOD:SIZE for a size, methods are compared.
+Each prompt is decoded with every size, in a changing order, so that all sizes see the same load. With METHOD:SIZE in
+place of a size, methods are compared.
 
     python benchmarks/draft_lengths.py --target inflated -o benchmarks/results/draft-lengths-inflated.json
     python benchmarks/draft_lengths.py --sizes draft-model:auto,sequoia:auto,mix-model:auto,mix:auto -o FILE
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--warm-up", type=int, default=4, help="requests that are decoded before and not counted")
+    parser.add_argument("--warm-up", type=int, default=4, help="requests decoded first and not counted")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()

@@ -1,16 +1,16 @@
-"""Methods of the survey that draft with a model, and lossy rules, against plain decoding in processor time.
+"""Compare draft-model methods and lossy rules of the survey with plain decoding, in CPU time.
 
-Each system and plain decoding take turns on each held-out story in one process of one thread; both sides count the time
-of all threads of the process, so a pipeline gains nothing here from cores that are idle, and what it costs is seen.
-Sizes of drafts are automatic; MAT is given with those, and with a fixed number of nodes, which says more of the drafts.
-For the latter, `draft_passes` are those of draft models a round, beside the first. For lossy systems the quality is
-what the target itself says of the text of the fixed number of nodes: nats per token, beside those of its own text, and
-how many texts are the same.
+Each system alternates with plain decoding on each held-out story, in one process with one thread. Both sides count the
+CPU time of all threads, so a pipeline gains nothing from idle cores and its overhead is visible. Draft sizes are
+automatic; MAT is given for those and for a fixed number of nodes, which says more about the drafts. For the fixed
+number, `draft_passes` counts draft-model passes per round after the first. For lossy systems, quality is the target's
+own score of the text with the fixed number of nodes: nats per token, compared with its own text, and the number of
+identical texts.
 
     python benchmarks/draft_rows.py -o benchmarks/results/draft-rows.json
-    python benchmarks/draft_rows.py -o FILE --boosted DIR --continued DIR    # further draft models for specinfer
+    python benchmarks/draft_rows.py -o FILE --boosted DIR --continued DIR    # additional draft models for specinfer
 
-A further draft model is trained on other stories from the bundled one, with and without `--before`:
+An additional draft model is trained on other stories, starting from the bundled one, with and without `--before`:
 
     speculant train draft-model --data STORIES --init DRAFT --before DRAFT --out DIR --minutes 6 --length 160
 """
@@ -40,7 +40,7 @@ from targets import Pair, load_pair, story_prompts
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is measured: a method, its settings and acceptance rule, the temperature, further draft models, nodes."""
+    """A system to measure: method, settings and acceptance rule, temperature, additional draft models, nodes."""
 
     method: str
     settings: dict[str, Any] | None = None
@@ -102,13 +102,13 @@ SYSTEMS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="results file, which is extended")
     parser.add_argument("--systems", metavar="NAME;...", help="default: all that can run")
     parser.add_argument("--requests", type=int, default=12)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
-    parser.add_argument("--boosted", metavar="DIR", help="a draft model that was trained with --before")
-    parser.add_argument("--continued", metavar="DIR", help="one that was trained without")
+    parser.add_argument("--boosted", metavar="DIR", help="draft model trained with --before")
+    parser.add_argument("--continued", metavar="DIR", help="draft model trained without --before")
     args = parser.parse_args()
     pair = load_pair("bundled", dtype="float32", draft_model=None)
     set_threads(pair.model, 1)
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, further: Any) -> dict[str, Any]:
-    """Return the figures of a system and of plain decoding; the first two prompts do not count."""
+    """Return the figures of a system and of plain decoding; the first two prompts are warm-up."""
     options: dict[str, Any] = {"method": system.method, "settings": system.settings, "verifier": system.verifier}
     method = METHODS[system.method]
     rule = (system.verifier or method.verifier).partition(":")[0]
@@ -159,7 +159,7 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
         if place < 2:
             continue
         ratios.append(seconds["plain"] / seconds["own"])
-        judged = texts["fixed" if lossy else "own"]  # automatic sizes may draft nothing, which loses nothing
+        judged = texts["fixed" if lossy else "own"]  # with automatic sizes there may be no drafts, hence no loss
         same += texts["plain"] == judged
         if lossy:
             for name, text in (("plain", texts["plain"]), ("own", judged)):
@@ -174,7 +174,7 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
 
 
 class Reads:
-    """Counts the passes of draft models below the root, from when it is made."""
+    """Counts passes of draft models below the root, from its creation on."""
 
     def __init__(self) -> None:
         self.count, self.counting, own = 0, False, _READ

@@ -1,11 +1,11 @@
-"""Drafts from the bundled draft model against what theory predicts for them, with sampled tokens.
+"""Compare the bundled draft model's tokens per pass with what theory predicts, with sampled tokens.
 
-- chain: tokens per pass for a fixed length g, against 1 + a_1 + a_1 a_2 + ... with a_d the measured acceptance of the
-  d-th token given that those before it were accepted; and against (1 - a^(g+1)) / (1 - a), which takes all positions
-  for alike (Leviathan et al. 2023, equation 1).
-- sequoia: tokens per pass of its tree, against what its dynamic programme predicts from the measured acceptance.
+- chain: tokens per pass for a fixed length g, compared with 1 + a_1 + a_1 a_2 + ..., where a_d is the measured
+  acceptance rate of the d-th token if those before it were accepted; and with (1 - a^(g+1)) / (1 - a), which assumes
+  the same rate at all positions (Leviathan et al. 2023, equation 1).
+- sequoia: tokens per pass of its tree, compared with the prediction of its dynamic programme from measured acceptance.
 
-Both halves of each comparison are of different rounds: acceptance is measured on the first half of the prompts.
+Prediction and measurement use different rounds: acceptance is measured on the first half of the prompts.
 
     python benchmarks/draft_theory.py -o benchmarks/results/draft-theory.json
 """
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--lengths", default="2,4,6")
-    parser.add_argument("--nodes", type=int, default=16, help="of Sequoia's tree")
+    parser.add_argument("--nodes", type=int, default=16, help="nodes of Sequoia's tree")
     args = parser.parse_args()
     pair = load_pair("bundled", dtype="float32", draft_model=None)
     prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=16)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def chain(pair: Pair, prompts: Sequence[Int32], tokens: int, length: int) -> dict[str, Any]:
-    """Return measured and predicted tokens per pass of chains of one length."""
+    """Return measured and predicted tokens per pass for chains of one length."""
     speculator = make(pair, "draft-model", length)
     first, second = (decoded(speculator, half, tokens, seed) for seed, half in enumerate(halves(prompts)))
     offered = np.array(summed(first, "offered_by_depth", length))
@@ -64,7 +64,7 @@ def chain(pair: Pair, prompts: Sequence[Int32], tokens: int, length: int) -> dic
 
 
 def sequoia(pair: Pair, prompts: Sequence[Int32], tokens: int, nodes: int) -> dict[str, Any]:
-    """Return measured and predicted tokens per pass of Sequoia's tree."""
+    """Return measured and predicted tokens per pass for Sequoia's tree."""
     speculator = make(pair, "sequoia", nodes)
     first, second = halves(prompts)
     decoded(speculator, first, tokens, 0)
@@ -81,13 +81,13 @@ def sequoia(pair: Pair, prompts: Sequence[Int32], tokens: int, nodes: int) -> di
 
 
 def make(pair: Pair, method: str, nodes: int) -> Speculator:
-    """Return a speculator with drafts of a fixed size."""
+    """Return a speculator with a fixed draft size."""
     caches = open_draft_caches(pair.draft_model, pair.model.config.vocab_size)
     return Speculator.from_transformers(pair.model, method=method, draft_model=caches, nodes=nodes)
 
 
 def decoded(speculator: Speculator, prompts: Sequence[Int32], tokens: int, seed: int) -> list[Stats]:
-    """Decode all prompts; return their statistics."""
+    """Decode all prompts and return their statistics."""
     return [
         speculator.generate(prompt.tolist(), max_new_tokens=tokens, temperature=1.0, seed=1000 * seed + place).stats
         for place, prompt in enumerate(prompts)
@@ -95,7 +95,7 @@ def decoded(speculator: Speculator, prompts: Sequence[Int32], tokens: int, seed:
 
 
 def efficiency(listed: Sequence[Stats]) -> float:
-    """Return tokens per pass, over the rounds that had a draft."""
+    """Return tokens per pass over the rounds that had a draft."""
     offered = accepted = 0.0
     for stats in listed:
         offered += stats.offered_by_depth[0] if stats.offered_by_depth else 0
@@ -104,13 +104,13 @@ def efficiency(listed: Sequence[Stats]) -> float:
 
 
 def summed(listed: Sequence[Stats], name: str, length: int) -> list[int]:
-    """Return the sums of counts by depth over requests."""
+    """Return counts by depth, summed over requests."""
     columns = [[*getattr(stats, name), *[0] * length][:length] for stats in listed]
     return [sum(column) for column in zip(*columns, strict=True)]
 
 
 def halves(prompts: Sequence[Int32]) -> tuple[Sequence[Int32], Sequence[Int32]]:
-    """Return prompts to measure acceptance on, and others."""
+    """Split prompts into a half for measuring acceptance and a half for checking the prediction."""
     return prompts[::2], prompts[1::2]
 
 

@@ -1,8 +1,8 @@
-"""Rewriting with an encoder-decoder: a small T5 repairs noised stories, drafted for by what copies its source.
+"""Rewriting with an encoder-decoder: a small T5 repairs noised stories, with drafts copied from its source.
 
-SAD, Blockwise Parallel Decoding and SpecDec were published on such models. `train` makes one within minutes on one core
-(the bundled model's tokenizer, words dropped, doubled, exchanged or replaced); its weights are not kept anywhere.
-`measure` lets it rewrite held-out passages plainly and with drafts, greedily and sampled, each side in turns.
+SAD, Blockwise Parallel Decoding and SpecDec were published on such models. `train` trains one within minutes on one
+core (the bundled model's tokenizer; words dropped, doubled, swapped or replaced); its weights are not distributed.
+`measure` rewrites held-out passages without and with drafts, greedily and sampled, with both sides alternating.
 
     python benchmarks/encoder_decoder.py train MODEL
     python benchmarks/encoder_decoder.py measure MODEL -o benchmarks/results
@@ -32,13 +32,13 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Ver
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 
-NOISE = 0.12  # of the words of a passage
-SHORTEST, LONGEST = 4, 32  # words of a passage: the longest of early steps, and those of the last
-WORDS, RATE, WARM_UP = 320, 2e-3, 100  # of a step
-MINUTES = 7.0  # of processor time
+NOISE = 0.12  # share of a passage's words
+SHORTEST, LONGEST = 4, 32  # words per passage; the maximum rises from the first to the second
+WORDS, RATE, WARM_UP = 320, 2e-3, 100  # per step
+MINUTES = 7.0  # CPU time
 SEPARATOR = "<|endoftext|>"
 TEMPERATURES = (0.0, 1.0)
-SYSTEMS = {  # a method, and whether it is asked for chains alone
+SYSTEMS = {  # method, and whether only chains are requested
     "sad, chain": ("sad", False),
     "lookup, chain": ("lookup", True),
     "lookup, tree": ("lookup", False),
@@ -51,9 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("train", "measure"))
     parser.add_argument("model", type=Path, help="the model's folder")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="of training")
-    parser.add_argument("--texts", type=int, default=24, help="passages that are rewritten")
-    parser.add_argument("-o", "--out", type=Path, help="folder of encoder-decoder.json")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="CPU minutes of training")
+    parser.add_argument("--texts", type=int, default=24, help="passages to rewrite")
+    parser.add_argument("-o", "--out", type=Path, help="folder for encoder-decoder.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     stories = Path(os.environ["SPECULANT_DATA"]) / "text/tinystories"
@@ -66,14 +66,14 @@ def main() -> None:
         model = T5ForConditionalGeneration.from_pretrained(arguments.model, attn_implementation="sdpa").eval()
         model.config.num_layers = (
             model.config.num_decoder_layers
-        )  # by which transformers 5.23 makes the decoder's cache
+        )  # transformers 5.23 sizes the decoder's cache by these
         held = (stories / "heldout.txt").read_text("utf-8").split(SEPARATOR)
         found = measure(model, tokenizer, held, arguments.texts)
         (arguments.out / "encoder-decoder.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def noised(words: Sequence[str], choice: random.Random, others: Sequence[str]) -> list[str]:
-    """Return words of which some were dropped, doubled, exchanged with the next, or replaced."""
+    """Return the words with some of them dropped, doubled, swapped with the next, or replaced."""
     found = list[str]()
     for word in words:
         kind = choice.random() / NOISE
@@ -91,7 +91,7 @@ def noised(words: Sequence[str], choice: random.Random, others: Sequence[str]) -
 def draw_pair(
     stories: Sequence[str], tokenizer: Any, choice: random.Random, others: Sequence[str], words: int
 ) -> tuple[list[int], list[int]]:
-    """Return a noised passage of so many words and the passage itself, as ids that end with the end of text."""
+    """Return a noised passage and the passage itself, as ids that end with the end-of-text token."""
     part = list[str]()
     while len(part) < words:
         story = choice.choice(stories).split()
@@ -106,7 +106,7 @@ def encode(tokenizer: Any, words: Sequence[str]) -> list[int]:
 
 
 def train(tokenizer: Any, stories: Sequence[str], seconds: float) -> T5ForConditionalGeneration:
-    """Return the model after so many seconds of processor time."""
+    """Return the model after `seconds` of CPU time."""
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=len(tokenizer),
@@ -148,7 +148,7 @@ def _padded(rows: Sequence[list[int]], pad: int) -> torch.Tensor:
 
 
 def measure(model: Any, tokenizer: Any, stories: Sequence[str], count: int) -> dict[str, Any]:
-    """Return, for each system and temperature, tokens per round, CPU time against plain decoding, and identity."""
+    """Return tokens per round, CPU time relative to plain decoding, and identity for each system and temperature."""
     choice = random.Random(1)
     others = " ".join(stories[:200]).split()
     pairs = [draw_pair(stories, tokenizer, choice, others, LONGEST) for _ in range(count + 1)]
@@ -168,7 +168,7 @@ def measure(model: Any, tokenizer: Any, stories: Sequence[str], count: int) -> d
 def compare(
     plain: Speculator, other: Speculator, pairs: Sequence[tuple[list[int], list[int]]], temperature: float
 ) -> dict[str, Any]:
-    """Compare two systems on sources, each first in turn; the first source only warms up."""
+    """Compare two systems on sources, alternating which goes first; the first source is warm-up."""
     seconds, rounds, made, same, right = [0.0, 0.0], 0, 0, 0, 0.0
     for place, (source, target) in enumerate(pairs):
         results: dict[bool, Any] = {}
@@ -197,7 +197,7 @@ def compare(
 
 
 class Chains(Drafter):
-    """A drafter that is asked for chains alone."""
+    """A drafter of which only chains are requested."""
 
     def __init__(self, inner: Drafter) -> None:
         self._inner = inner

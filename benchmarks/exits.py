@@ -1,9 +1,9 @@
-"""The bundled adapter of an early exit against plain decoding, and what its parts take.
+"""Compare the bundled early-exit adapter with plain decoding, and time its parts.
 
-Held-out stories, greedy and at temperature 1. For each system plain decoding and the system take turns on each prompt,
-in one process, and CPU time is counted, so other work on the machine does little. `kept` are drafts whose rows of the
-first layers the pass of the target goes on from; `again` runs all layers on all rows, as before. Then the CPU time of a
-pass of all layers, of one that goes on, and of a chain with its rows.
+Held-out stories, greedy and at temperature 1. Each system alternates with plain decoding on each prompt in one process,
+and CPU time is counted, so that other work on the machine has little effect. With `kept`, the target's pass continues
+from the rows that drafting left after the first layers; with `again`, it runs all layers on all rows, as before. Then
+the CPU time of a full pass, of a continued pass, and of drafting a chain with its rows.
 
     python benchmarks/exits.py -o benchmarks/results/exits-bundled.json
 """
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def open_system(pair: Any, given: dict[str, Any]) -> Speculator:
-    """Return a speculator; `again` drops what drafts have left for the target's pass."""
+    """Return a speculator; `again` discards the rows that drafts leave for the target's pass."""
     options = {name: value for name, value in given.items() if name != "again"}
     if given["method"] == "kangaroo":
         options["head"] = next(folder for folder in bundled_heads() if folder.name == "exit")
@@ -90,7 +90,7 @@ def open_system(pair: Any, given: dict[str, Any]) -> Speculator:
 def compare(
     plain: Speculator, other: Speculator, prompts: Sequence[Int32], tokens: int, temperature: float
 ) -> dict[str, Any]:
-    """Return speed-up by CPU time, tokens a round and identity; the first prompt only warms up."""
+    """Return speed-up by CPU time, tokens per round and identity; the first prompt is warm-up."""
     ratios, seconds, rounds, made, same = list[float](), [0.0, 0.0], 0, 0, 0
     for place, prompt in enumerate(prompts):
         results: dict[bool, Any] = {}
@@ -120,7 +120,7 @@ def compare(
 
 
 def parts(plain: Speculator, prompt: Int32) -> dict[str, float]:
-    """Return the median CPU milliseconds of passes over a few rows."""
+    """Return the median CPU milliseconds of full, partial and continued passes."""
     cache: Any = plain.engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
     cache.prefill()
     tokens, parents = np.arange(10, 10 + NEW_ROWS, dtype=np.int32), np.arange(-1, NEW_ROWS - 1, dtype=np.int32)

@@ -1,10 +1,10 @@
-"""Passes in bf16 and fp32 before and after a change of the compiled code, in turns in one process.
+"""Time bf16 and fp32 passes before and after a change of the compiled code, alternating in one process.
 
-The model has random weights in the shape of a config. Passes before the change run an older revision's sources,
-compiled with that revision's flags, on weights in ordinary pages; passes after it run the present code on the same
-numbers in huge pages. All products are the compiled kernels': none is chosen by measurement, which is noisy on a busy
-machine. Each turn times both passes and the reading of half a gigabyte, one after the other; the least of all turns
-counts, since other programs only ever add time. Threads' own time is recorded with one thread, wall time always.
+The model has random weights in the shape of a config. Passes before the change run the sources of an older revision,
+compiled with that revision's flags, on weights in ordinary pages; passes after it run the current code on the same
+weights in huge pages. All products use the compiled kernels; none is chosen by measurement, which is noisy on a busy
+machine. Each turn times both passes and reading half a gigabyte, one after the other. The minimum over all turns
+counts, since other programs only add time. CPU time is recorded with one thread, wall-clock time always.
 
     git archive REVISION src/speculant/engines/hf/cpu | tar x -C OLD
     python benchmarks/float_passes.py --config $SPECULANT_DATA/models/shape-0.5b \
@@ -45,7 +45,7 @@ OLD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
 
 
 def compiled(sources: Path, flags: list[str]) -> ctypes.CDLL:
-    """Return the library of the sources of an older revision."""
+    """Compile the sources of an older revision and return the library."""
     folder = Path(tempfile.mkdtemp())
     objects = []
     for source in sorted(sources.glob("*.cpp")):
@@ -60,7 +60,7 @@ def compiled(sources: Path, flags: list[str]) -> ctypes.CDLL:
 
 
 def prepared(model: Any, native: ctypes.CDLL, *, huge: bool) -> Any:
-    """Return the acceleration of a model by the compiled kernels of one library."""
+    """Return the acceleration of a model by the kernels of one library."""
 
     def times(modules: Iterable[nn.Linear], products: Products, **_: int) -> dict[Shape, Times]:
         kernels = products.available(model.dtype)
@@ -77,7 +77,7 @@ def prepared(model: Any, native: ctypes.CDLL, *, huge: bool) -> Any:
 
 
 def measure(args: argparse.Namespace, before: ctypes.CDLL, dtype: str, threads: int) -> list[dict[str, Any]]:
-    """Return the figures of one dtype and number of threads, by rows."""
+    """Return the figures for one dtype and number of threads, by rows."""
     torch.set_num_threads(threads)
     config = AutoConfig.from_pretrained(args.config)
     torch.manual_seed(1)
@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace, before: ctypes.CDLL, dtype: str, threads: 
     native, passes = load_native(), {}
     for name, model, library in (("before", old, before), ("after", new, native)):
         passes[name] = our_pass(model, prompt, prepared(model, library, huge=name == "after"))
-    moved = use_huge_pages(new.parameters())  # again: where they are there, nothing is left to do
+    moved = use_huge_pages(new.parameters())  # a second call finds nothing left to move
     size = sum(parameter.nbytes for parameter in new.parameters())
     much = torch.empty(READ_BYTES // 4 + (1 << 20)).fill_(1)
     use_huge_pages([much])
@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace, before: ctypes.CDLL, dtype: str, threads: 
             for name, run in runs.items():
                 started, thread = time.perf_counter(), time.thread_time()
                 run()
-                if turn:  # the first one warms caches
+                if turn:  # the first turn is warm-up
                     own[name].append(time.thread_time() - thread)
                     wall[name].append(time.perf_counter() - started)
         figures: dict[str, Any] = {
@@ -131,8 +131,8 @@ def measure(args: argparse.Namespace, before: ctypes.CDLL, dtype: str, threads: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True, help="a folder with the config.json of a model")
-    parser.add_argument("--before", type=Path, required=True, help="the folder of an older revision's C++ sources")
-    parser.add_argument("--before-flags", default=" ".join(OLD_FLAGS), help="its compiler's options")
+    parser.add_argument("--before", type=Path, required=True, help="folder of an older revision's C++ sources")
+    parser.add_argument("--before-flags", default=" ".join(OLD_FLAGS), help="compiler flags of the older revision")
     parser.add_argument("--prefix", type=int, default=64, help="tokens in the cache")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 32])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

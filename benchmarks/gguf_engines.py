@@ -1,11 +1,11 @@
-"""Passes of a GGUF file by Speculant's own engine and by llama.cpp's, in one process, in turns; and what loading takes.
+"""Time passes of Speculant's engine and llama.cpp's over one GGUF file, alternating in one process; and its loading.
 
     python benchmarks/gguf_engines.py SHAPE --folder FILES --out benchmarks/results/gguf-engines.json
 
-SHAPE is the folder of a config, whose random weights are written to FILES where they are not there yet. Times are the
-CPU time of the one thread that runs a pass: a chain after 64 cached tokens. They are the medians of rounds in which
-both engines run every size once. Each file has a process of its own; memory is what its resident set grows by while the
-file is loaded, and seconds are by the clock, with the file in the page cache.
+SHAPE is the folder of a config; files with random weights are written to FILES unless they exist. Times are the CPU
+time of the single thread that runs a pass over a chain after 64 cached tokens: medians of rounds in which both engines
+run every size once. Each file has its own process. Memory is the growth of its resident set while the file is loaded;
+loading time is wall-clock time with the file in the page cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN, LLAMACPP = "speculant", "llamacpp"
 
 
 def main() -> None:
-    """Measure each format."""
+    """Run all formats and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure_apart(asked: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """Measure a format in a process of its own, whose memory is that file's."""
+    """Measure a format in a separate process, so that its memory can be attributed to the file."""
     file = asked.folder / f"{kind}.gguf"
     command = [sys.executable, __file__, str(asked.shape), "--folder", str(asked.folder), "--file", str(file)]
     command += ["--rounds", str(asked.rounds)]
@@ -71,7 +71,7 @@ def measure_apart(asked: argparse.Namespace, kind: str) -> dict[str, Any]:
 
 
 def measure(path: Path, rounds: int) -> dict[str, Any]:
-    """Return seconds of passes by engine and rows, and what loading by Speculant's own engine takes."""
+    """Return seconds of passes by engine and rows, and time and memory of loading with Speculant's engine."""
     before, began = resident(), time.perf_counter()
     planned = choose_engine(path, engine=OWN).planned
     assert planned is not None
@@ -103,7 +103,7 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
 
 
 def time_pass(engine: Any, cache: Any, rows: int) -> float:
-    """Return the CPU seconds of a pass over a root and a chain below it, whose root is kept."""
+    """Return the CPU seconds of a pass over a root and a chain below it; only the root is committed."""
     nodes = rows - 1
     tree = DraftTree(np.ones(nodes, np.int32), np.arange(nodes, dtype=np.int32) - 1, np.ones(nodes, np.float32))
     began = time.thread_time()
@@ -114,7 +114,7 @@ def time_pass(engine: Any, cache: Any, rows: int) -> float:
 
 
 def resident() -> int:
-    """Return the bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 

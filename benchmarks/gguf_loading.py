@@ -1,11 +1,11 @@
-"""How fast matrices of GGUF files are packed for the kernels, beside only reading the file, and what memory it takes.
+"""Measure how fast GGUF matrices are packed for the kernels, compared with only reading the file, and the memory used.
 
     OMP_WAIT_POLICY=passive python benchmarks/gguf_loading.py -o benchmarks/results/gguf-loading.json
 
-Per kind a file of random blocks is written to a temporary folder and stays in the page cache, but for `cold` runs,
-before which it is dropped from there. Reading and packing take turns; the best round counts. GB/s are of the file's
-bytes: by the processor time of one thread, and by the clock, which other work on the machine slows down. Memory is that
-of a process which packs the file once.
+For each kind, a file of random blocks is written to a temporary folder and stays in the page cache, except in `cold`
+runs, before which it is evicted. Reading and packing alternate, and the best round counts. GB/s refer to the bytes of
+the file: by the CPU time of one thread, and by wall-clock time, which other work on the machine increases. Memory is
+that of a process which packs the file once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUTS, INPUTS, CHUNK = 4864, 3584, 1 << 17
 
 
 def write_file(path: Path, kind: str, tensors: int) -> None:
-    """Write a file with so many matrices of random bytes."""
+    """Write a file with `tensors` matrices of random bytes."""
     size = OUTS * row_bytes(kind, INPUTS)
     room, infos = -(-size // 32) * 32, b""
     for number in range(tensors):
@@ -48,7 +48,7 @@ def write_file(path: Path, kind: str, tensors: int) -> None:
 
 
 def read_all(path: Path) -> None:
-    """Read a file into a buffer that is used again, as `cat` does."""
+    """Read a file into a reused buffer, as `cat` does."""
     buffer = bytearray(CHUNK)
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -56,19 +56,19 @@ def read_all(path: Path) -> None:
 
 
 def pack_all(file: GgufFile, threads: int) -> list[QuantizedWeight]:
-    """Return all matrices, packed."""
+    """Pack all matrices and return them."""
     return [tensor.packed(threads=threads) for tensor in file.tensors.values()]
 
 
 def drop(path: Path) -> None:
-    """Let a file leave the page cache; it must not be mapped."""
+    """Evict a file from the page cache; it must not be mapped."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(run: Callable[[], object], used: dict[str, list[float]]) -> None:
-    """Note how long a run takes, by the clock and in processor time."""
+    """Record the wall-clock and CPU time of a run."""
     clock, own = time.perf_counter(), time.process_time()
     run()
     used["cpu"].append(time.process_time() - own)
@@ -76,11 +76,11 @@ def measure(run: Callable[[], object], used: dict[str, list[float]]) -> None:
 
 
 def peak_memory(path: Path) -> dict[str, float]:
-    """Return the MB that packed matrices take, and the peak of the process while they are packed, in MB."""
+    """Return the size of the packed matrices and the peak memory of the process while packing, in MB."""
     file = open_gguf(path)
-    next(iter(file.tensors.values())).packed(threads=1)  # the compiled code is loaded
+    next(iter(file.tensors.values())).packed(threads=1)  # loads the compiled code
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     packed = sum(weight.bytes for weight in pack_all(file, 1))
     return {"packed_MB": packed / 1e6, "peak_MB": (_status("VmHWM") - before) / 1e6}
 
@@ -91,7 +91,7 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run all measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))

@@ -1,8 +1,8 @@
-"""Automatic sizes of heads and of their unions beside a fixed chain and plain decoding, one version at a time.
+"""Compare automatic draft sizes of heads and their unions with a fixed chain and plain decoding, for one version.
 
-Systems take turns on held-out stories, greedy, in one process of one thread; times are of the processor, so that other
-work on the machine disturbs little. Results of several runs are added up by version; with another version of the
-package in PYTHONPATH, runs in turns compare the two:
+Systems alternate on held-out stories, greedy, in one process with one thread; CPU time is counted, so that other work
+on the machine has little effect. Runs of the same version are accumulated. To compare two versions of the package, run
+them alternately, setting PYTHONPATH:
 
     python benchmarks/heads_auto.py --version after -o benchmarks/results/heads-auto.json
     PYTHONPATH=BEFORE/src python benchmarks/heads_auto.py --version before -o benchmarks/results/heads-auto.json
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 
-time.perf_counter = time.process_time  # before the package takes it as its clock
+time.perf_counter = time.process_time  # set before the package imports its clock
 
 import argparse
 import json
@@ -32,20 +32,20 @@ from speculant.cli.env import environment
 from speculant.drafters.heads.drafter import LoadedHead
 from targets import Pair, load_pair, story_prompts
 
-CHAIN = 5  # nodes, the best fixed choice of the bundled heads that draft by steps
-WARM = 2  # stories before the first that counts
+CHAIN = 5  # nodes; the best fixed size for the bundled autoregressive heads
+WARM = 2  # warm-up stories
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, help="results, which are added to")
-    parser.add_argument("--version", help="of the package, as results name it")
+    parser.add_argument("-o", "--out", type=Path, help="results file, which is extended")
+    parser.add_argument("--version", help="name of the package version in the results")
     parser.add_argument("--target", choices=("bundled", "inflated"), default="bundled")
     parser.add_argument("--heads", default="eagle,eagle3,mtp,medusa,dflash")
-    parser.add_argument("--first", type=int, default=0, help="story that the run begins with")
+    parser.add_argument("--first", type=int, default=0, help="index of the first story")
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of these results")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print a table of these results")
     args = parser.parse_args()
     if args.markdown:
         print(table(json.loads(args.markdown.read_text("utf-8"))))
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def make_systems(pair: Pair, heads: list[str]) -> dict[str, Speculator]:
-    """Return what is measured, plain decoding first."""
+    """Return the systems to measure, plain decoding first."""
     folders = {folder.name: str(folder) for folder in bundled_heads()}
 
     def make(method: str, nodes: int | str, head: LoadedHead | None = None, **settings: Any) -> Speculator:
@@ -102,7 +102,7 @@ def make_systems(pair: Pair, heads: list[str]) -> dict[str, Speculator]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return a Markdown table: median and quartiles of the speed-up of each system, and tokens a round, by version."""
+    """Return a Markdown table: median and quartiles of each system's speed-up, and tokens per round, by version."""
     lines = list[list[str]]()
     for target in dict.fromkeys(target for each in results["versions"].values() for target in each):
         columns = {name: each[target] for name, each in results["versions"].items() if target in each}

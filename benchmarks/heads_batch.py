@@ -1,17 +1,18 @@
-"""Batches with trained heads: tokens per second of `Speculator.batch` at several sizes, beside plain decoding.
+"""Batches with trained heads: tokens per second of `Speculator.batch` at several sizes, compared with plain decoding.
 
-In every repetition all systems decode the same new held-out stories, greedy, as many of them at a time as the batch has
-room for, one system after the other in one process; which one begins moves on. Ratios are of one repetition each. A
-system keeps what it has learned through the repetitions of a size; the first one is not counted. Heads are the bundled
-ones, with their usual methods and automatic sizes. The result is written size by size.
+In every repetition all systems decode the same new held-out stories, greedy, in batches of the given size, one system
+after the other in one process; the order rotates. Ratios are computed within a repetition. A system keeps what it has
+learned over the repetitions of a size; the first repetition is not counted. Heads are the bundled ones, with their
+usual methods and automatic sizes. Results are written after each size.
 
     python benchmarks/heads_batch.py -o benchmarks/results/heads-batch.json
     python benchmarks/heads_batch.py --markdown benchmarks/results/heads-batch.json
 
-Beside it stand the milliseconds of drafting alone with heads of EAGLE's family, of chains of four tokens for so many
-texts: asked of each text by itself, and of all together, in turns. Other heads keep what they have computed of a draft.
+The results also contain the milliseconds of drafting alone with EAGLE-family heads, for chains of four tokens and
+several texts: requested for each text separately and for all together, alternating. Other heads keep what they have
+computed for a draft.
 
-`--version` adds the figures of another version of the library, which PYTHONPATH names, to the same file.
+`--version` adds the figures of another version of the library, found through PYTHONPATH, to the same file.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from speculant.core.tree import Int32
 from targets import load_pair, story_prompts
 
 MIX = "mix"
-STEPPING = ("eagle", "eagle3")  # heads that run for every level of a draft that is asked for again
+STEPPING = ("eagle", "eagle3")  # heads that run again for every level of a repeated draft request
 DRAFT, DRAFTS = Budget(nodes=4, depth=4, trees=False), 15
 SETTINGS = ("target", "threads", "requests", "repetitions", "prompt_tokens", "tokens")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, help="results, which are added to")
-    parser.add_argument("--version", default="now", help="what the figures are called in the file")
+    parser.add_argument("-o", "--out", type=Path, help="results file, which is extended")
+    parser.add_argument("--version", default="now", help="name of the figures in the file")
     parser.add_argument("--target", choices=("bundled", "inflated"), default="bundled")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default="1,2,4,8,16", help="requests decoded together")
-    parser.add_argument("--systems", help="default: mix and every bundled head, beside plain decoding")
-    parser.add_argument("--requests", type=int, default=16, help="of a repetition")
+    parser.add_argument("--systems", help="default: mix and every bundled head; plain decoding is always included")
+    parser.add_argument("--requests", type=int, default=16, help="requests per repetition")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per request")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of these results")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print a table of these results")
     args = parser.parse_args()
     if args.markdown:
         print(table(json.loads(args.markdown.read_text("utf-8"))))
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def build(model: Any, name: str) -> Speculator:
-    """Return a system: a method without a head, or a bundled head by its folder's name with its own method."""
+    """Return a system: a method without a head, or a bundled head (named by its folder) with its own method."""
     if name in (PLAIN, MIX):
         return Speculator.from_transformers(model, method=name)
     [folder] = [folder for folder in bundled_heads() if folder.name == name]
@@ -87,7 +88,7 @@ def build(model: Any, name: str) -> Speculator:
 def measure(
     systems: Mapping[str, Speculator], waves: Sequence[Sequence[Int32]], size: int, tokens: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of every system, of all waves of prompts but the first."""
+    """Return the figures of every system over all waves of prompts except the first."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
     for turn, prompts in enumerate(waves):
         order = [*systems]
@@ -103,7 +104,7 @@ def measure(
 
 
 def decode(speculator: Speculator, prompts: Sequence[Int32], size: int, tokens: int) -> dict[str, Any]:
-    """Return the texts of a wave of prompts, and what the batch counted."""
+    """Return the texts of a wave of prompts, with time and counts of the batch."""
     with speculator.batch(size) as batch:
         generations = [batch.add(prompt, max_new_tokens=tokens, temperature=0) for prompt in prompts]
         for _ in batch:
@@ -121,7 +122,7 @@ def decode(speculator: Speculator, prompts: Sequence[Int32], size: int, tokens: 
 
 
 def measure_drafting(speculator: Speculator, prompts: Sequence[Int32]) -> dict[str, float]:
-    """Return the milliseconds of drafts for some texts, asked of each by itself, and of all together."""
+    """Return the milliseconds of drafts for several texts, requested for each separately and for all together."""
     with speculator.batch(len(prompts)) as batch:
         generations = [batch.add(prompt, max_new_tokens=16, temperature=0) for prompt in prompts]
         while not all(generation.sequence.sources for generation in generations):
@@ -145,7 +146,7 @@ def measure_drafting(speculator: Speculator, prompts: Sequence[Int32]) -> dict[s
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return medians of repetitions, the least and the largest ratio, and all of them."""
+    """Return medians over repetitions, with the minimum and maximum ratio and all ratios."""
     figures = ("tokens_per_second", "speedup", "mat", "round_ms", "drafted_per_round", "draft_share")
     found: dict[str, Any] = {name: statistics.median(run[name] for run in runs) for name in figures}
     found["speedup_range"] = [min(run["speedup"] for run in runs), max(run["speedup"] for run in runs)]
@@ -154,13 +155,13 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def read(path: Path | None) -> dict[str, Any]:
-    """Return the results so far."""
+    """Return the results of the file so far."""
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
     return found
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return a Markdown table: a row for each version and system, its speed-up and tokens per round at each size."""
+    """Return a Markdown table: a row per version and system, with speed-up and tokens per round at each size."""
     sizes = list(dict.fromkeys(size for own in results.values() for size in own["sizes"]))
     lines = [["version", "system", *(f"{size}: speed-up (MAT)" for size in sizes)]]
     lines.append(["---", "---", *["---:"] * len(sizes)])

@@ -1,14 +1,14 @@
-"""Trained heads beside `mix`, a draft model and their unions: MAT and speed-up of every drafting system, one table.
+"""Compare trained heads with `mix`, a draft model and their unions: MAT and speed-up of every system in one table.
 
-Each system takes turns with plain decoding on held-out stories, greedy, in one process. Systems are chains and trees of
-some nodes of every head, and of `mix`, `draft-model`, `opt-tree` and `mix-head` with each head. Results are added to a
-file as each system is finished, so an interrupted run goes on with the same command.
+Each system alternates with plain decoding on held-out stories, greedy, in one process. Systems are chains and trees of
+several sizes for every head, and `mix`, `draft-model`, `opt-tree`, and `mix-head` with each head. Results are added to
+the file after each system, so an interrupted run continues with the same command.
 
     python benchmarks/heads_table.py --target bundled -o benchmarks/results/heads-bundled.json
     python benchmarks/heads_table.py --target inflated --requests 10 -o benchmarks/results/heads-inflated.json
     python benchmarks/heads_table.py --markdown benchmarks/results/heads-bundled.json
 
-Without `--head` the bundled heads are measured; `--head NAME=DIR` gives a head another name than its folder's.
+Without `--head` the bundled heads are measured; `--head NAME=DIR` names a head other than by its folder.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from speculant.core.errors import SpeculantError
 from speculant.drafters.heads.drafter import LoadedHead
 from targets import TARGETS, load_pair, story_prompts
 
-CHAIN, UNION, TREE = 4, 16, 64  # nodes of a draft
-_WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # of 64 nodes
+CHAIN, UNION, TREE = 4, 16, 64  # nodes per draft
+_WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # for 64 nodes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, help="results file, which is extended")
     parser.add_argument("--target", choices=[name for name in TARGETS if name != "stories260k"], default="bundled")
-    parser.add_argument("--head", metavar="[NAME=]DIR", action="append", help="default: the bundled ones")
+    parser.add_argument("--head", metavar="[NAME=]DIR", action="append", help="default: the bundled heads")
     parser.add_argument("--threads", type=int, help="default: by the model's size, or OMP_NUM_THREADS")
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per request")
-    parser.add_argument("--systems", metavar="NAME;...", help="only those whose names contain one of these")
-    parser.add_argument("--again", action="store_true", help="measure systems again that are in the file")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print the table of these results")
+    parser.add_argument("--systems", metavar="NAME;...", help="only systems whose names contain one of these")
+    parser.add_argument("--again", action="store_true", help="measure again the systems that are in the file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print a table of these results")
     args = parser.parse_args()
     if args.markdown:
         print(table([json.loads(path.read_text("utf-8")) for path in args.markdown]))
@@ -75,12 +75,12 @@ class DraftingSystem:
     """A method with its head, nodes and settings.
 
     Attributes:
-        name: in results.
-        method: of the registry.
-        nodes: most nodes per draft.
-        head: its name, or None.
-        settings: of the drafter.
-        loaded: the head, or None.
+        name: the system's name in the results.
+        method: the method's name in the registry.
+        nodes: maximum nodes per draft.
+        head: name of the head, or None.
+        settings: settings of the drafter.
+        loaded: the loaded head, or None.
     """
 
     name: str
@@ -92,7 +92,7 @@ class DraftingSystem:
 
 
 def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
-    """Return what is measured, in the order of the table."""
+    """Return the systems to measure, in the order of the table."""
     found = [
         DraftingSystem(name=f"mix, {UNION} nodes", method="mix", nodes=UNION),
         DraftingSystem(name=f"mix, {TREE} nodes", method="mix", nodes=TREE),
@@ -114,7 +114,7 @@ def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
 
 
 def named_folders(given: Sequence[str] | None) -> dict[str, str]:
-    """Return the folders of heads by their names: those of options "[NAME=]DIR", or the bundled ones."""
+    """Return the folders of heads by name, from "[NAME=]DIR" options or the bundled heads."""
     if given is None:
         return {folder.name: str(folder) for folder in bundled_heads()}
     found: dict[str, str] = {}
@@ -128,13 +128,13 @@ def named_folders(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def facts(head: LoadedHead) -> dict[str, Any]:
-    """Return what is recorded of a head."""
+    """Return the properties of a head that are recorded."""
     modules: Any = head.head
     return {"kind": head.kind, "parameters": sum(weight.numel() for weight in modules.parameters())}
 
 
 def measure(bench: MethodsBench, system: DraftingSystem) -> dict[str, Any]:
-    """Return a system's figures, or why it cannot run."""
+    """Return a system's figures, or the reason why it cannot run."""
     asked = {"method": system.method, "nodes": system.nodes, "head": system.head, "settings": system.settings}
     try:
         figures = bench.figures(system.method, system.nodes, system.settings, head=system.loaded)
@@ -144,7 +144,7 @@ def measure(bench: MethodsBench, system: DraftingSystem) -> dict[str, Any]:
 
 
 def read(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
-    """Return the results so far, of the same conditions."""
+    """Return the results so far, which must have the same conditions."""
     if not path.exists():
         return {"conditions": conditions, "environment": environment(), "heads": {}, "systems": {}}
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -154,7 +154,7 @@ def read(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown table with a row for each system and columns for each target; of several results, the last."""
+    """Return a Markdown table with a row per system and columns per target; later results replace earlier ones."""
     by_target: dict[str, dict[str, Any]] = {}
     for each in results:
         by_target.setdefault(each["conditions"]["target"], {}).update(each["systems"])

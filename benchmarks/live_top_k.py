@@ -1,7 +1,7 @@
-"""What the target's top-k tokens add to `mix` in live decoding, with and without a base; replays have none of them.
+"""Measure what the target's top-k tokens add to `mix` in live decoding, with and without a base; replays lack them.
 
-Greedy continuations of held-out stories' beginnings by two small real models, the memory empty at the start and kept
-across prompts. The base is made of the training text. Every run must yield the texts of plain decoding.
+Greedy continuations of the beginnings of held-out stories by two small real models; the memory is initially empty and
+kept across prompts. The base is built from the training text. Every run must yield the texts of plain decoding.
 
     OMP_NUM_THREADS=1 python benchmarks/live_top_k.py -o benchmarks/results/live-top-k.json
 """
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def built(model: Path, stories: Path, out: Path) -> Path:
-    """Return a base of the training text."""
+    """Build a base of the training text and return its path."""
     texts = [str(stories / "train-a.txt"), str(stories / "train-b.txt")]
     if code := speculant(
         ["corpus", "build", "--kind", "mix-base", "--budget", "3500kB", "--model", str(model), "-o", str(out), *texts]
@@ -63,10 +63,10 @@ def built(model: Path, stories: Path, out: Path) -> Path:
 def decoded(
     model: Path, prompts: list[str], texts: list[list[int]], *, nodes: int, base: Path | None, top_k: int
 ) -> dict[str, Any]:
-    """Return mean tokens a pass over all prompts, and over the second half of them.
+    """Return mean tokens per pass over all prompts, and over their second half.
 
     Raises:
-        RuntimeError: a text is not that of plain decoding.
+        RuntimeError: if a text differs from plain decoding.
     """
     speculator = Speculator.from_pretrained(
         str(model), method="mix", nodes=nodes, base=base, settings=MixSettings(top_k=top_k)

@@ -1,13 +1,12 @@
-"""llama.cpp with drafts against llama.cpp without, and against llama-cpp-python's own prompt lookup.
+"""Compare llama.cpp with drafts to llama.cpp without, and to llama-cpp-python's own prompt lookup.
 
-A shape with random weights as GGUF in several formats, made here and removed, forced along recorded outputs: every
-pass is computed, the next token is the recording's. In one process the systems take turns on each request, in another
-order each time, so that a slow spell of the machine affects all. A prompt is read once and its keys and values serve
-every system, so what is compared is decoding; `with_prompt` adds the seconds of reading to each. Memories are empty
-at the first request and kept. `--systems plain,mix` leaves the others out. Prompt lookup is llama-cpp-python's
+A shape with random weights, written as GGUF in several formats and removed afterwards, is forced along recorded
+outputs: every pass is computed, but the next token comes from the recording. The systems alternate on each request in
+one process, in a changing order, so that a slow spell of the machine affects all. A prompt is read once and its KV
+cache serves every system, so that only decoding is compared; `with_prompt` adds the prefill time to each. Memories are
+initially empty and kept across requests. `--systems plain,mix` omits the others. Prompt lookup is llama-cpp-python's
 `LlamaPromptLookupDecoding` with its default of 10 tokens, and with the 2 that its README recommends for CPUs, verified
-in one pass by the same engine. On a machine that is doing other work, one thread's own time is counted:
-`--threads 1 --cpu-time`.
+in one pass by the same engine. On a busy machine, count the CPU time of one thread: `--threads 1 --cpu-time`.
 
     python benchmarks/llamacpp.py $SHAPE $TRACES/llama31-8b-instructcoder.jsonl -o benchmarks/results/llamacpp.json
 """
@@ -56,7 +55,7 @@ CONTEXT = 2048
 
 @dataclass(slots=True)
 class Run:
-    """One request by one system: its tokens after the first, target passes, and seconds."""
+    """Counts of one request with one system: tokens after the first, target passes, and seconds."""
 
     tokens: int = 0
     passes: int = 0
@@ -81,12 +80,10 @@ def main() -> None:
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--requests", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=1 << 30, help="of each output at most")
+    parser.add_argument("--tokens", type=int, default=1 << 30, help="maximum tokens per output")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count one thread's own time, for a machine that is doing other work"
-    )
-    parser.add_argument("--folder", type=Path, help="keeps the GGUF files there and uses those that are there")
+    parser.add_argument("--cpu-time", action="store_true", help="count the CPU time of one thread, for a busy machine")
+    parser.add_argument("--folder", type=Path, help="keep the GGUF files in this folder and reuse existing ones")
     args = parser.parse_args()
     if args.cpu_time and args.threads != 1:
         parser.error("--cpu-time is the time of one thread; add --threads 1")
@@ -169,7 +166,7 @@ def measure(
 
 
 def row_costs(engine: LlamaEngine, prompt: np.ndarray[Any, np.dtype[np.int32]], clock: Callable[[], float]) -> Any:
-    """Return what passes over a chain of rows take beside a pass over one, medians of runs that take turns."""
+    """Return the cost of passes over chains relative to one row: medians of alternating runs."""
     cache = engine.open(torch.from_numpy(prompt.astype(np.int64))[None])
     cache.prefill()
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
@@ -185,18 +182,18 @@ def row_costs(engine: LlamaEngine, prompt: np.ndarray[Any, np.dtype[np.int32]], 
 
 
 def ratio(totals: dict[str, Run], name: str, more: float = 0.0) -> float:
-    """Return how many times as fast as plain decoding a system is, with so many seconds added to both."""
+    """Return a system's speed relative to plain decoding, with `more` seconds added to both."""
     return (totals["plain"].seconds + more) / (totals[name].seconds + more)
 
 
 def system(model: LlamaCppModel, name: str, clock: Callable[[], float]) -> System:
-    """Return a system by its name; "plain" is decoding without drafts."""
+    """Return a system by name; "plain" is decoding without drafts."""
     method, _, count = name.partition(":")
     return lookup(model, int(count), clock) if count else ours(model, "none" if name == "plain" else method, clock)
 
 
 def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> System:
-    """Return a method of ours, with a memory of its own."""
+    """Return one of our methods, with its own memory."""
     speculator = Speculator.from_transformers(model, method=method)
     if method != "none":
         replay(speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
@@ -220,7 +217,7 @@ def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> Syste
 
 
 def lookup(model: LlamaCppModel, count: int, clock: Callable[[], float]) -> System:
-    """Return llama-cpp-python's prompt lookup with drafts of so many tokens."""
+    """Return llama-cpp-python's prompt lookup with drafts of `count` tokens."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     engine, drafter = LlamaEngine(model, model.context), LlamaPromptLookupDecoding(num_pred_tokens=count)

@@ -1,11 +1,11 @@
-"""Whole texts of every architecture that takes drafts, compared with `model.generate`, where most can go wrong.
+"""Compare whole texts of every architecture that supports drafts with `model.generate`, in the most error-prone cases.
 
-Prompts of 1 to 300 tokens, greedy and sampled with a seed; batches of 8 with prompts of all these lengths; ends of text
-inside a draft; a second turn behind a kept cache; requests behind one that was interrupted. Models are tiny and random,
-as those of `benchmarks/architectures.py`; drafts are random trees of right and wrong guesses.
+Prompts of 1 to 300 tokens, greedy and sampled with a seed; batches of 8 with prompts of all these lengths; texts that
+end inside a draft; a second turn on a kept cache; requests after an interrupted one. Models are tiny and random, like
+those of `benchmarks/architectures.py`; drafts are random trees of right and wrong guesses.
 
     python benchmarks/long_texts.py                     every architecture without a result yet
-    python benchmarks/long_texts.py qwen3_5 jamba       these, whatever is known
+    python benchmarks/long_texts.py qwen3_5 jamba       these, even if they have results
     python benchmarks/long_texts.py --report            totals and differences
 """
 
@@ -33,11 +33,11 @@ RESULTS = Path(__file__).parent / "results"
 LENGTHS = (1, 60, 170, 300)
 BATCH = (1, 2, 9, 30, 77, 150, 221, 300)
 NEW = 16
-# Behind a prompt of one token its own text depends on the text before, whose states are still on its modules.
+# After a one-token prompt, its own text depends on the previous text, whose states are still on its modules.
 STATES_STAY = ("recurrent_gemma",)
-POSITIONS = 384  # so that prompts of 300 tokens fit; every other limit stays a few tokens
+POSITIONS = 384  # enough for prompts of 300 tokens; every other limit stays at a few tokens
 
-Compared = tuple[str, list[int], list[int]]  # what, our text, and that of `generate`
+Compared = tuple[str, list[int], list[int]]  # label, our text, text of `generate`
 
 
 class Interrupted(Guesses):
@@ -57,7 +57,7 @@ class Interrupted(Guesses):
 
 
 def examine(name: str) -> dict[str, Any]:
-    """Return how many texts were compared, what differed, and what the model refuses."""
+    """Return the number of compared texts, the differences, and what the model does not support."""
     record: dict[str, Any] = {"comparisons": 0, "different": [], "refused": []}
     with quiet():
         speculator = _open(name)
@@ -76,7 +76,7 @@ def examine(name: str) -> dict[str, Any]:
 
 
 def _open(name: str) -> Speculator:
-    """Return a speculator of a tiny model: with sdpa where the class has it and drafts are exact on it, else eager."""
+    """Return a speculator of a tiny model, with sdpa if the class has it and drafts are exact with it, else eager."""
     for attention in ("sdpa", "eager"):
         with contextlib.suppress(ValueError):  # a class without sdpa
             model = build(name, attention, positions=POSITIONS)
@@ -113,11 +113,11 @@ def _batch(speculator: Speculator) -> Iterator[Compared]:
 
 
 def _padded_rows(speculator: Speculator) -> Iterator[Compared]:
-    """Yield rows of one call, and each in a call of `generate` of its own, with its padding."""
+    """Yield each row of a batch, and the text of a separate `generate` call with the row's padding."""
     prompts, texts = _prompts_and_texts(speculator)
     ids, mask = _padded(prompts)
     guesses = {tuple(each): text for each, text in zip(prompts, texts, strict=True)}
-    # Some models read padding, too, so that their prompts begin with it.
+    # Some models also read padding, so that their prompts begin with it.
     speculator.drafter = Guesses(guesses | {tuple(row.tolist()): text for row, text in zip(ids, texts, strict=True)})
     model, settings = speculator.model, {"max_new_tokens": NEW, **GREEDY}
     rows = model.generate(ids, attention_mask=mask, custom_generate=speculator, **settings)
@@ -133,7 +133,7 @@ def _prompts_and_texts(speculator: Speculator) -> tuple[list[list[int]], list[li
 
 
 def _padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return prompts padded on the left, and their mask."""
+    """Return left-padded prompts and their mask."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(each)) + each for each in prompts])
     return ids, torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
@@ -142,9 +142,9 @@ def _padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 def _second_turn(speculator: Speculator) -> Iterator[Compared]:
     """Yield our text for a prompt that continues the text of a kept cache, and that of `generate`.
 
-    Where `generate` writes another text behind the cache of its own first turn than behind the whole prompt, ours may
-    be either: a class's one-token passes may leave other states than its pass over a prompt, beyond rounding
-    (Nemotron-H's by 0.05 in a logit).
+    `generate` may write one text when it continues the cache of its own first turn and another when it reads the whole
+    prompt; then ours may equal either. In some classes one-token passes leave other states than a pass over a prompt,
+    beyond rounding (in Nemotron-H, by 0.05 in a logit).
     """
     model, first = speculator.model, random_prompt(40)
     text = write_plain(model, first, 9, GREEDY)
@@ -156,7 +156,7 @@ def _second_turn(speculator: Speculator) -> Iterator[Compared]:
     found = speculator.generate(second, cache=cache, max_new_tokens=NEW, temperature=0).ids
     if found != expected:
         settings: dict[str, Any] = {"max_new_tokens": NEW, "return_dict_in_generate": True, **GREEDY}
-        with contextlib.suppress(Exception):  # a class that takes no cache of an earlier turn
+        with contextlib.suppress(Exception):  # a class that does not accept the cache of an earlier turn
             own = model.generate(torch.tensor([first]), **settings | {"max_new_tokens": 9}).past_key_values
             continued = model.generate(torch.tensor([second]), past_key_values=own, **settings)
             expected = continued.sequences[0, len(second) :].tolist()
@@ -164,7 +164,7 @@ def _second_turn(speculator: Speculator) -> Iterator[Compared]:
 
 
 def _behind_an_interrupt(speculator: Speculator) -> Iterator[Compared]:
-    """Yield our text behind a request that ended in its third round, and that of `generate`."""
+    """Yield our text after a request that was interrupted in its third round, and that of `generate`."""
     ids = random_prompt(50)
     expected = write_plain(speculator.model, ids, NEW, GREEDY)
     speculator.drafter = Interrupted({tuple(ids): expected})
@@ -176,8 +176,8 @@ def _behind_an_interrupt(speculator: Speculator) -> Iterator[Compared]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="architectures; default: all that take drafts and have no result yet")
-    parser.add_argument("--json", type=Path, default=RESULTS / "long_texts.json", help="results, which are added to")
-    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--json", type=Path, default=RESULTS / "long_texts.json", help="results, which are extended")
+    parser.add_argument("--report", action="store_true", help="only print totals and differences")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -188,7 +188,7 @@ def main() -> None:
     for name in [] if arguments.report else arguments.names or [each for each in drafting if each not in found]:
         try:
             found[name] = examine(name)
-        except Exception as error:  # whatever a class raises at these lengths, in its own generate too
+        except Exception as error:  # any error a class raises at these lengths, even in its own generate
             found[name] = {"comparisons": 0, "failed": f"{type(error).__name__}: {str(error).strip():.160}"}
         print(f"{name}: {found[name]}", flush=True)
         versions = {package: version(package) for package in ("torch", "transformers")}

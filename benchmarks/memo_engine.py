@@ -1,4 +1,4 @@
-"""An engine that runs each text once: for statistics over many samples of few texts."""
+"""An engine that runs each text only once, for statistics over many samples of few texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Text = tuple[int, ...]
 
 
 class MemoEngine:
-    """Passes of a transformers model without a key-value cache; what they return is kept by the text before it.
+    """Passes of a transformers model without a KV cache; results are memoised by text.
 
     Attributes:
         model: the model.
@@ -30,11 +30,11 @@ class MemoEngine:
         self.capabilities = Capabilities(vocabulary=model.config.vocab_size)
 
     def open(self, prompt: Int32) -> MemoCache:
-        """Return a sequence with a prompt Int32[T]."""
+        """Return a sequence for a prompt Int32[T]."""
         return MemoCache(self, tuple(prompt.tolist()))
 
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """Return the logits [n, V] after some texts."""
+        """Return the logits [n, V] after each text."""
         for text in texts:
             if text not in self._logits:
                 with torch.no_grad():
@@ -42,7 +42,7 @@ class MemoEngine:
         return torch.stack([self._logits[text] for text in texts])
 
     def states(self, text: Text, layers: tuple[int, ...]) -> Tensor:
-        """Return the outputs [T, L', D] of decoder layers at all tokens of a text."""
+        """Return the outputs [T, L', D] of the given decoder layers at all tokens of a text."""
         if (text, layers) not in self._states:
             cache = self._engine.open(torch.tensor([text]))
             result = cache.prefill(needs=RequestedOutputs(hidden_layers=layers, prompt=True))
@@ -51,7 +51,7 @@ class MemoEngine:
         return self._states[text, layers]
 
     def result(self, texts: Sequence[Text], needs: RequestedOutputs) -> Pass:
-        """Return the pass over rows, given the text of each, with the best tokens and hidden states that are needed."""
+        """Return the pass over rows, given the text of each, with the top tokens and hidden states in `needs`."""
         logits, layers = self.logits(texts), needs.hidden_layers
         hidden = torch.stack([self.states(text, layers)[-1] for text in texts]) if layers else None
         if not needs.top_k:
@@ -62,7 +62,7 @@ class MemoEngine:
         )
 
     def sample(self, batch: Sequence[tuple[MemoCache, int, DraftTree]]) -> None:
-        """Trust all passes."""
+        """Do nothing: every pass is trusted."""
 
     def forward(
         self, batch: Sequence[tuple[MemoCache, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS
@@ -80,7 +80,7 @@ class MemoEngine:
         return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
 
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
-        """Return arrays as lists."""
+        """Return the arrays as lists."""
         return [array.tolist() for array in arrays]
 
 
@@ -130,4 +130,4 @@ class MemoCache:
         self._rows = []
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since no memory is held."""

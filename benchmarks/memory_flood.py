@@ -1,10 +1,10 @@
-"""Memories under a flood of random ids: do they stay within their limit, and do rounds stay as fast as at the start?
+"""Flood memories with random ids: do they stay within their limit, and do rounds stay as fast as at the start?
 
-Uniformly random token ids are the worst case: hardly a context occurs twice, so everything is new to every memory.
-Requests of 1000 prompt tokens and as long outputs follow each other until a given number of ids. The first 20 tokens of
-an output are committed one per round, no drafted token is accepted, and the target's top tokens are random too; these
-rounds are timed. The rest of the output is committed at once. Each run has its own process, one after the other.
-With --base a frozen base of 128,256 ids is below the memories that take one.
+Uniformly random token ids are the worst case: hardly any context repeats, so everything is new to every memory.
+Requests of 1000 prompt tokens and 1000 output tokens follow each other up to a given number of ids. The first 20 tokens
+of an output are committed one per round: no drafted token is accepted, and the target's top tokens are random too.
+These rounds are timed; the rest of the output is committed at once. Runs follow each other, each in its own process.
+With --base, memories that support a base use a frozen base of 128,256 ids.
 
     python benchmarks/memory_flood.py -o benchmarks/results/memory-flood.json
     python benchmarks/memory_flood.py --methods mix --base FILE -o benchmarks/results/memory-flood-base.json
@@ -32,22 +32,22 @@ VOCABULARY = 128_256
 PROMPT, ANSWER = 1000, 1000
 ROUNDS = 20
 NODES = 64
-EDGE = 100_000  # ids at the start and at the end whose rounds are compared
+EDGE = 100_000  # ids at the start and at the end over which rounds are compared
 STRETCHES = 25
-IDS_PER_MB = 50_000  # a small limit is reached early
+IDS_PER_MB = 50_000  # maximum; a small limit is reached early
 
 
 @dataclass(slots=True)
 class Stretch:
-    """Measurements over a part of the ids.
+    """Measurements over a range of the ids.
 
     Attributes:
-        ids: ids learned at its end, all stretches before included.
+        ids: total ids learned at the end of the range, including earlier ranges.
         memory_bytes: the largest memory that the drafter reported after a request.
         rss_bytes: the largest resident memory of the process after a request.
-        pause: seconds of the longest call that opened or closed a request, its learning included.
-        nodes: drafted in all rounds.
-        micros: of each round, propose and observe together.
+        pause: seconds of the longest call that opened or closed a request, including its learning.
+        nodes: nodes drafted in all rounds.
+        micros: microseconds of each round, propose and observe together.
     """
 
     ids: int = 0
@@ -58,7 +58,7 @@ class Stretch:
     micros: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """Return them for JSON."""
+        """Return the measurements for JSON."""
         p50, p99 = np.percentile(self.micros, [50, 99])
         return {
             "tokens": self.ids,
@@ -72,7 +72,7 @@ class Stretch:
 
 
 class Flood:
-    """Requests of random ids, one after the other, on one drafter."""
+    """A sequence of random requests to one drafter."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -80,7 +80,7 @@ class Flood:
         self._random = np.random.default_rng(0)
 
     def until(self, tokens: int) -> Stretch:
-        """Continue until so many ids were learned, and return the measurements."""
+        """Continue until `tokens` ids are learned, and return the measurements."""
         stretch = Stretch()
         while self.ids < tokens:
             self._request(stretch)
@@ -112,7 +112,7 @@ class Flood:
         self.ids += PROMPT + ANSWER
 
     def _verified(self, tree: DraftTree) -> Verified:
-        """Return a round that ends at the target's first token."""
+        """Return a round that accepts nothing and ends with the target's token."""
         k = self.drafter.needs.top_k
         rows = len(tree) + 1
         logits = -np.sort(self._random.exponential(2, (rows, k)), axis=1).astype(np.float32)
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="+", default=[name for name in METHODS if name not in ("none", "draft-model")]
     )
-    parser.add_argument("--seconds", type=float, default=300, help="per run; a slower method learns fewer ids")
+    parser.add_argument("--seconds", type=float, default=300, help="maximum per run; slower methods learn fewer ids")
     parser.add_argument("--base", type=Path)
     args = parser.parse_args()
     runs = [
@@ -153,11 +153,11 @@ def main() -> None:
 
 
 def run(what: tuple[str, int, int, float, Path | None]) -> dict[str, Any]:
-    """Run a method under a memory limit for so many random ids or until the time is up; return the measurements."""
+    """Run a method under a memory limit until the ids are learned or the time is up; return the measurements."""
     method, limit, tokens, seconds, base = what
     bases = [opened(base)] if base else []
     flood = Flood(build_drafter(method, BuildContext(vocabulary=VOCABULARY, memory_limit=limit, bases=bases)))
-    flood.until(1)  # what only the first request loads
+    flood.until(1)  # loads what only the first request needs
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     began, idle = time.perf_counter(), status_bytes("VmRSS")
     course = [flood.until(EDGE)]
@@ -186,7 +186,7 @@ def run(what: tuple[str, int, int, float, Path | None]) -> dict[str, Any]:
 
 
 def status_bytes(name: str) -> int:
-    """Return a figure of this process from Linux: VmRSS, resident now, or VmHWM, its peak."""
+    """Return a memory figure of this process from Linux: VmRSS (current resident size) or VmHWM (its peak)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 

@@ -1,10 +1,10 @@
-"""Whether drafts leave the target's distribution as it is: chi-square tests on the bundled model.
+"""Test that drafts preserve the target's distribution: chi-square tests on the bundled model.
 
-A short prompt is continued by a few tokens many times, at a temperature and with top-k, so that there are few enough
-texts to compute the exact probability of each from the target's own logits. The round, drafters, acceptance rules and
-samplers are the library's; passes of both models are computed once per text (`memo_engine.py`). Each method runs with
-its own acceptance rule, or with `--rules` of those that it may use. Methods with a head draft with the bundled one;
-`NAME:TREE` names the shape of their drafts. Results are added to the file as each is finished.
+A short prompt is continued by a few tokens many times, with a temperature and top-k that keep the number of possible
+texts small enough to compute the exact probability of each from the target's own logits. The round, drafters,
+acceptance rules and samplers are the library's; passes of both models are computed once per text (`memo_engine.py`).
+Each method runs with its own acceptance rule, or with those of `--rules` that it supports. Methods with a head use the
+bundled one; `NAME:TREE` selects the shape of their drafts. Results are added to the file after each method.
 
     python benchmarks/methods_distribution.py -o benchmarks/results/methods-distribution.json
     python benchmarks/methods_distribution.py -o benchmarks/results/methods-distribution.json --rules \
@@ -38,20 +38,20 @@ from targets import load_pair
 PROMPT = "Once upon a time, there was a"
 ENDING = 2
 SETTINGS = "samples", "tokens", "temperature", "top_k", "nodes"
-MIN_EXPECTED = 5.0  # texts that are expected less often share a cell
+MIN_EXPECTED = 5.0  # texts with a lower expected count share a cell
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="results file, which is extended")
     parser.add_argument("--draft-model", metavar="DIR", help="default: the bundled one")
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--tokens", type=int, default=4, help="new tokens; the first belongs to the prompt's pass")
+    parser.add_argument("--tokens", type=int, default=4, help="new tokens; the first comes from the prompt's pass")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--methods", metavar="NAME[:TREE],...", help="default: all that sample with a draft model")
-    parser.add_argument("--rules", metavar="NAME,...", help="acceptance rules; default: each method's own")
+    parser.add_argument("--rules", metavar="NAME,...", help="acceptance rules; default: the method's own")
     args = parser.parse_args()
     own = [name for name, each in METHODS.items() if each.samples and each.exactness == "lossless"]
     names = args.methods.split(",") if args.methods else [name for name in own if METHODS[name].takes_draft_model]
@@ -78,7 +78,7 @@ def tested(
     law: dict[tuple[int, ...], float],
     args: Any,
 ) -> dict[str, Any]:
-    """Return the statistics of a method's texts; its name may have a tree, as `eagle3:chain` has."""
+    """Return the test statistics of a method; its name may include a tree, as in `eagle3:chain`."""
     target, draft = engines
     method, tree = METHODS[name.partition(":")[0]], name.partition(":")[2]
     verifier = build_verifier(method.name, rule)
@@ -122,7 +122,7 @@ def tested(
 
 
 def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], samples: int) -> dict[str, Any]:
-    """Return the statistic and its p, over cells that are expected often enough."""
+    """Return the chi-square statistic and its p-value, over cells with a sufficient expected count."""
     observed, expected = [0.0], [0.0]
     for text, probability in sorted(law.items(), key=lambda item: -item[1]):
         if expected[-1] >= MIN_EXPECTED:
@@ -139,7 +139,7 @@ def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], floa
 
 
 def exact_law(model: Any, ids: list[int], args: Any) -> dict[tuple[int, ...], float]:
-    """Return the probability of every text."""
+    """Return the probability of every possible text."""
     law, going = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]({(): 1.0})
     for _ in range(args.tokens):
         with torch.no_grad():

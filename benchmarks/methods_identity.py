@@ -1,7 +1,7 @@
-"""Is every method's greedy text exactly that of `model.generate`? Alone and in batches, on real prompts.
+"""Test that every method's greedy text equals that of `model.generate`, alone and in batches, on real prompts.
 
-The first tokens of held-out stories; each method begins with an empty memory that grows over the prompts. Where a
-target has no draft model of its own, the draft model is the target with noise in its weights, so that drafts are often
+Prompts are the first tokens of held-out stories; each method begins with an empty memory that grows over the prompts.
+For targets without a draft model, the draft model is the target with noise in its weights, so that drafts are often
 wrong. Exits with 1 if a text differs.
 
     OMP_NUM_THREADS=1 python benchmarks/methods_identity.py -o benchmarks/results/methods-identity.json
@@ -35,19 +35,19 @@ NOISE = 0.2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="results file, which is extended")
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--draft-model", metavar="DIR", help="default: the bundled one, for the bundled model")
+    parser.add_argument("--draft-model", metavar="DIR", help="default: for the bundled model, the bundled one")
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--prompt-tokens", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--methods", metavar="NAME,...", help="default: all of the registry")
+    parser.add_argument("--methods", metavar="NAME,...", help="default: all registered methods")
     parser.add_argument(
-        "--head", metavar="DIR", action="append", default=[], help="of the target; default: bundled ones"
+        "--head", metavar="DIR", action="append", default=[], help="head of the target; default: bundled heads"
     )
-    parser.add_argument("--again", action="store_true", help="compare methods again that are in the file")
+    parser.add_argument("--again", action="store_true", help="compare again the methods that are in the file")
     args = parser.parse_args()
     names = args.methods.split(",") if args.methods else list(METHODS)
     asked = {key: getattr(args, key) for key in ("requests", "prompt_tokens", "tokens", "batch", "nodes")}
@@ -91,7 +91,7 @@ class Identity:
             )
 
     def compare(self, name: str, *, nodes: int, batch: int) -> dict[str, Any]:
-        """Return what was compared and every text that differs, or why the method cannot run."""
+        """Return the number of compared texts and every difference, or the reason why the method cannot run."""
         method = METHODS[name]
         if method.exactness != "lossless":
             return {"skipped": f"it is not lossless: {method.exactness}"}
@@ -116,7 +116,7 @@ class Identity:
         )
 
     def _alone(self, name: str, nodes: int) -> tuple[list[list[int]], float]:
-        """Return the texts, one request at a time, and the MAT."""
+        """Return the texts, decoded one request at a time, and the MAT."""
         speculator = self._speculator(name, nodes)
         found = [
             speculator.generate(prompt.tolist(), max_new_tokens=self._tokens, temperature=0) for prompt in self._prompts

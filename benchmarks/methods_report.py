@@ -1,4 +1,4 @@
-"""The measured methods side by side in Markdown, from the files of benchmarks/methods_table.py."""
+"""Markdown tables that compare the measured methods, from the files of benchmarks/methods_table.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Result = Mapping[str, Any]
 
 
 def methods_table(results: Sequence[Result]) -> str:
-    """Return a row for each method with its figures on each target, then why methods were left out.
+    """Return a row per method with its figures on each target, followed by the methods that could not run.
 
-    The speed-up is the median over the requests; where it is below 1, the row says so.
+    The speed-up is the median over the requests; values below 1 are marked.
     """
     targets = [each["conditions"]["target"] for each in results]
     columns = [f"{target}: {COLUMNS[0]}" if not place else COLUMNS[place] for target in targets for place in range(4)]
@@ -39,7 +39,7 @@ def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _conditions(result: Result) -> str:
-    """Return how one target was measured."""
+    """Return the measurement conditions of one target."""
     asked = result["conditions"]
     models = {each.get("draft_model") for each in result["methods"].values()} - {None}
     drafts = f", draft model {' and '.join(sorted(models))}" if models else ""
@@ -51,7 +51,7 @@ def _conditions(result: Result) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Return a line for each method that could not be run."""
+    """Return a line for each method that could not run."""
     return [
         f"`{name}` was not run on {result['conditions']['target']}: {figures['skipped']}"
         for result in results

@@ -1,15 +1,15 @@
-"""Every method against plain decoding on held-out stories, for the table in benchmarks/methods.md.
+"""Compare every method with plain decoding on held-out stories, for the table in benchmarks/methods.md.
 
-For each method, plain decoding and the method take turns on each prompt, greedy, in one process; memory is empty at the
-start of a method and kept over its prompts. Methods are those of the registry; what cannot run is listed with the
-reason. Results are added to a file as each method is finished, so an interrupted run goes on with the same command;
-methods that are in the file are left alone unless `--again` is given.
+Each method alternates with plain decoding on each prompt, greedy, in one process; a method's memory is initially empty
+and kept over its prompts. All registered methods are measured; those that cannot run are listed with the reason.
+Results are added to a file after each method, so an interrupted run continues with the same command; methods that are
+in the file are skipped unless `--again` is given.
 
     python benchmarks/methods_table.py --target bundled -o benchmarks/results/methods-bundled.json
     python benchmarks/methods_table.py --target inflated --requests 10 -o benchmarks/results/methods-inflated.json
     python benchmarks/methods_table.py --markdown benchmarks/results/methods-bundled.json
 
-`--nodes METHOD=N` and `--set METHOD.NAME=VALUE` are for one method, and part of what is recorded of it.
+`--nodes METHOD=N` and `--set METHOD.NAME=VALUE` apply to one method and are recorded with its results.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ FIGURES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, help="results file, which is extended")
     parser.add_argument("--target", choices=TARGETS, default="bundled")
-    parser.add_argument("--draft-model", metavar="DIR", help="default: the bundled one, for the bundled model")
+    parser.add_argument("--draft-model", metavar="DIR", help="default: for the bundled model, the bundled one")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, help="default: by the model's size, or OMP_NUM_THREADS")
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per request")
-    parser.add_argument("--methods", metavar="NAME,...", help="default: all of the registry")
+    parser.add_argument("--methods", metavar="NAME,...", help="default: all registered methods")
     parser.add_argument("--nodes", metavar="[METHOD=]N|auto", action="append", default=[], help="default: auto")
     parser.add_argument("--set", metavar="[METHOD.]NAME=VALUE", action="append", default=[])
-    parser.add_argument("--again", action="store_true", help="measure methods again that are in the file")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print the table of these results")
+    parser.add_argument("--again", action="store_true", help="measure again the methods that are in the file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print a table of these results")
     args = parser.parse_args()
     if args.markdown:
         print(methods_table([json.loads(path.read_text("utf-8")) for path in args.markdown]))
@@ -87,19 +87,19 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a method is run: most nodes per draft ("auto" by default), and the settings of its drafter or None."""
+    """How a method is run: maximum nodes per draft ("auto" by default), and its drafter's settings or None."""
 
     nodes: int | str
     settings: Any
 
     def to_json(self, name: str) -> dict[str, Any]:
-        """Return what is recorded of it."""
+        """Return the recorded form of the plan."""
         return {"nodes": self.nodes, "settings": settings_json({} if self.settings is None else {name: self.settings})}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Story:
-    """A prompt as an item of a benchmark."""
+    """A prompt as a benchmark item."""
 
     prompt: Int32
     tokens: int
@@ -107,12 +107,12 @@ class Story:
     turns = 1
 
     def request(self, answers: Sequence[Sequence[int]]) -> TaskRequest | None:
-        """Return the one request."""
+        """Return its only request."""
         return None if answers else TaskRequest(self.prompt, self.tokens)
 
 
 class Results:
-    """The file of results: conditions that all of it shares, and figures by method."""
+    """The results file: shared conditions, and figures by method."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Results:
         *,
         again: bool,
     ) -> None:
-        """Start a file, or go on with one of the same conditions."""
+        """Create a file, or continue one with the same conditions."""
         self._path, self._draft_model, self._again = path, draft_model, again
         self._content: dict[str, Any] = {"conditions": conditions, "environment": environment, "methods": {}}
         if path.exists():
@@ -133,7 +133,7 @@ class Results:
             self._content = found
 
     def missing(self, plans: Mapping[str, Plan]) -> list[str]:
-        """Return the methods to measure, those that were skipped before included."""
+        """Return the methods to measure, including those that were skipped before."""
         done = {name: each for name, each in self._content["methods"].items() if "skipped" not in each}
         for name, plan in plans.items():
             if name in done and not self._again and any(done[name][key] != v for key, v in plan.to_json(name).items()):
@@ -151,7 +151,7 @@ class Results:
 
 
 class MethodsBench:
-    """Measures methods on one target, which is prepared once."""
+    """Measures methods on one target, which is loaded once."""
 
     def __init__(self, target: str, pair: Pair, prompts: Sequence[Int32], tokens: int) -> None:
         self._target, self._pair, self._prompts, self._tokens = target, pair, prompts, tokens
@@ -165,7 +165,7 @@ class MethodsBench:
             )
 
     def conditions(self) -> dict[str, Any]:
-        """Return what must be the same for all methods of a file."""
+        """Return the conditions that must be the same for all methods in a file."""
         model = self._pair.model
         return {
             "target": self._target,
@@ -178,7 +178,7 @@ class MethodsBench:
         }
 
     def measure(self, name: str, plan: Plan) -> dict[str, Any]:
-        """Return a method's figures, or why it cannot run."""
+        """Return a method's figures, or the reason why it cannot run."""
         print(f"=== {name}", flush=True)
         try:
             METHODS[name].check_draft_model(given=METHODS[name].takes_draft_model and self._caches is not None)
@@ -193,13 +193,13 @@ class MethodsBench:
         """Return a method's figures.
 
         Args:
-            name: of the method.
-            nodes: most nodes per draft, or "auto".
-            settings: of its drafter; None for the defaults.
-            head: for methods that draft with one; None for the bundled one.
+            name: name of the method.
+            nodes: maximum nodes per draft, or "auto".
+            settings: settings of its drafter; None for the defaults.
+            head: head for methods that draft with one; None for the bundled one.
 
         Raises:
-            SpeculantError: it cannot run.
+            SpeculantError: if the method cannot run.
         """
         systems = build_systems(
             [PLAIN, name],
@@ -223,7 +223,7 @@ class MethodsBench:
 
 
 def nodes_of(name: str, given: Sequence[str]) -> int | str:
-    """Return the most nodes per draft of a method, from options "N", "auto" and "METHOD=N"."""
+    """Return the maximum nodes per draft of a method, from options "N", "auto" and "METHOD=N"."""
     found = "auto"
     for each in given:
         method, mark, value = each.rpartition("=")

@@ -1,19 +1,19 @@
-"""Frozen bases under `mix`: what they gain on recorded outputs, what they cost, and REST and ADED with the same corpus.
+"""Measure `mix` with frozen bases: gain on recorded outputs and cost, compared with REST and ADED on the same corpus.
 
-The corpora are those of mix_corpora.py. Every system plays the development recordings in file order, as trees of 64
-nodes and as chains of 20 tokens, with an empty memory at the start. "odd" is the MAT of every second request, on which
-the settings of `mix` were not chosen.
+The corpora are those of mix_corpora.py. Every system replays the development recordings in file order, as trees of 64
+nodes and as chains of 20 tokens, with an initially empty memory. "odd" is the MAT of every second request, on which
+the settings of `mix` were not tuned.
 
     python benchmarks/mix_base.py --llama3 FILE -o benchmarks/results/mix-base.json
     python benchmarks/mix_base.py --llama3 FILE -o benchmarks/results/chains.json --systems NAME...
 
-What is built is kept in `--folder`, if one is named, and used again from there; its bases are files for `--base`. With
-`--recordings` the results are added to those of the other recordings in the file. Drafters of other projects play in
-processes of their own, since the official ADED's memory grows by a tenth of a megabyte a draft once it has a table; it
-drafts trees alone.
+With `--folder`, everything that is built is kept there and reused; its bases can be passed to `--base`. With
+`--recordings` the results are added to those of other recordings in the file. Drafters of other projects run in
+separate processes, since the official ADED's memory grows by a tenth of a megabyte per draft once it has a table; it
+drafts trees only.
 
-FILE is Llama 3's tokenizer.model, as the package `llama-models` has it; reading it needs `tiktoken`, and Llama 2's
-`sentencepiece`. Systems of other projects, see `speculant.bench.systems.peers`, are played only where they are named.
+FILE is Llama 3's tokenizer.model, as shipped in the package `llama-models`; reading it needs `tiktoken`, and Llama 2's
+needs `sentencepiece`. Systems of other projects (`speculant.bench.systems.peers`) are run only if named.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from speculant.engines.hf.tokenizer_files import load_tokenizer_file
 from speculant.memory.fingerprint import tokenizer_fingerprint
 
 NODES = 64
-SHAPES = (("tree", NODES), ("chain", DRAFTS))  # chains are as long as the recorded ones
+SHAPES = (("tree", NODES), ("chain", DRAFTS))  # the recorded chains have the same length
 BUDGET = 64 << 20
 LARGE = 1 << 30
 BASES = ("mix, chat 64 MB", "mix, mixed 64 MB", "mix, mixed 24 MB", "mix, mixed 64 MB, no network")
-PEERS = ("official aded", "official aded, chat", "arctic")  # of other projects
-SYSTEMS = ("mix", *BASES, "aded, chat", *PEERS)  # that need no other one
+PEERS = ("official aded", "official aded, chat", "arctic")  # systems of other projects
+SYSTEMS = ("mix", *BASES, "aded, chat", *PEERS)  # systems that can be selected on their own
 Network = Callable[[BaseBuilder, int], Scorer | None]
 
 
@@ -68,10 +68,10 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--llama3", type=Path, required=True, help="Llama 3's tokenizer.model")
     parser.add_argument(
-        "--systems", nargs="+", metavar="NAME", choices=SYSTEMS, help="only these; by default all but peers"
+        "--systems", nargs="+", metavar="NAME", choices=SYSTEMS, help="only these; default: all but peers"
     )
     parser.add_argument("--recordings", nargs="+", metavar="NAME", choices=(*LLAMA3, *LLAMA2), default=())
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep what is built here")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="folder in which built files are kept")
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"])
     held = json.loads(args.out.read_text()) if args.recordings and args.out.exists() else {"rows": [], "builds": {}}
@@ -97,12 +97,12 @@ def main() -> None:
 
 
 def report(builds: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is written."""
+    """Return the contents of the results file."""
     return {"environment": environment(), "weights": WEIGHTS, "builds": builds, "rows": rows}
 
 
 class Systems:
-    """Drafters by name, those of other projects apart, and what their files cost."""
+    """Drafters by name, other projects' drafters separately, and the cost of their files."""
 
     def __init__(self) -> None:
         self.drafters: dict[str, Callable[[], Drafter]] = {}
@@ -117,7 +117,7 @@ def systems(
     fingerprint: str,
     names: Sequence[str] | None = None,
 ) -> Systems:
-    """Build what is compared: all systems but peers, or those named; bases with the tokenizer's fingerprint."""
+    """Build the named systems, or all but peers; bases contain the tokenizer's fingerprint."""
     found = Systems()
     found.figures["tokens"] = {name: sum(map(len, parts)) for name, parts in corpora.items()}
     chat = {"chat": corpora["chat"]}
@@ -162,12 +162,12 @@ def systems(
 
 
 def trained(builder: BaseBuilder, maximum: int) -> Scorer | None:
-    """Return a network of at most `maximum` bytes."""
+    """Return a trained network of at most `maximum` bytes."""
     return builder.train_scorer(maximum, lambda _tokens: None)
 
 
 def loaded(drafter: Any, path: Path) -> Drafter:
-    """Return a drafter that begins with a file."""
+    """Return a drafter that starts from a file."""
     drafter.load(path)
     return drafter  # type: ignore[no-any-return]
 
@@ -181,7 +181,7 @@ def built_base(
     *,
     tokenizer: str = "",
 ) -> tuple[MixBase, dict[str, Any]]:
-    """Build, write and open a base; return it and its figures."""
+    """Build, write and open a base; return it with its figures."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         builder = BaseBuilder(Path(folder), vocabulary=vocabulary)
@@ -209,7 +209,7 @@ def built_base(
 
 
 def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, maximum: int) -> dict[str, Any]:
-    """Write REST's datastore of as many documents as `maximum` bytes hold, from every part of the corpus."""
+    """Write REST's datastore with as many documents as `maximum` bytes hold, from every part of the corpus."""
     share = 1.0
     while True:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -226,7 +226,7 @@ def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, maximum: in
 
 @dataclass(slots=True)
 class Played:
-    """What one drafter was accepted of, as drafts of one shape, request by request."""
+    """Accepted tokens of one drafter with drafts of one shape, by request."""
 
     drafter: Drafter
     tokens: list[int] = field(default_factory=list)
@@ -237,7 +237,7 @@ class Played:
     checked: int = 0
 
     def play(self, recorded: Sequence[Recording], shape: str, nodes: int) -> None:
-        """Play the next requests."""
+        """Replay the next requests."""
         result = replay(self.drafter, recorded, nodes=nodes, chain=shape == "chain")
         assert result.drafting is not None
         tokens, rounds = counts(result)
@@ -250,7 +250,7 @@ class Played:
         self.checked += int(reliability.counts.sum())
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of all requests."""
+        """Return the figures over all requests."""
         return mats(self.tokens, self.rounds) | {
             "ece": float(np.abs(self.predicted - self.hits).sum() / self.checked) if self.checked else None,
             "draft_us": {"p50": np.percentile(self.micros, 50), "p99": np.percentile(self.micros, 99)},
@@ -258,14 +258,14 @@ class Played:
 
 
 def played_apart(make: Callable[[], Drafter], recorded: Sequence[Recording], shape: str, nodes: int) -> dict[str, Any]:
-    """Return the figures of one drafter, in a process of its own."""
+    """Return the figures of one drafter, replayed in a separate process."""
     played = Played(make())
     played.play(recorded, shape, nodes)
     return played.figures()
 
 
 def counts(result: ReplayResult) -> tuple[list[int], list[int]]:
-    """Return the tokens and the rounds of each request."""
+    """Return the tokens and rounds of each request."""
     requests = len(result.categories)
     rounds = np.bincount(result.request, minlength=requests)
     accepted = np.bincount(result.request, weights=result.accepted, minlength=requests).astype(np.int64)
@@ -273,12 +273,12 @@ def counts(result: ReplayResult) -> tuple[list[int], list[int]]:
 
 
 def mats(tokens: Sequence[int], rounds: Sequence[int]) -> dict[str, float]:
-    """Return the MAT of all requests, and of every second one."""
+    """Return the MAT over all requests and over every second one."""
     return {"mat": sum(tokens) / sum(rounds), "odd": sum(tokens[1::2]) / sum(rounds[1::2])}
 
 
 def played(name: str, recorded: list[Recording], systems: Systems) -> list[dict[str, Any]]:
-    """Play recordings with every drafter, our own in turns of ten requests, so that all see the same machine."""
+    """Replay recordings with every drafter; ours alternate every ten requests, so that all see the same load."""
     held = {(system, shape): Played(make()) for system, make in systems.drafters.items() for shape in SHAPES}
     for at in range(0, len(recorded), 10):
         for (_, shape), each in held.items():

@@ -1,9 +1,9 @@
-"""Learns the initial mixing weights where there is a base: the tables of mix/base_weights.py and mix/score_weights.py.
+"""Learn the initial mixing weights used with a base: the tables of mix/base_weights.py and mix/score_weights.py.
 
-One set of weights and rates is shared by drafters of the four Llama recordings and of Vicuna's Alpaca answers, each
-with tables of its own and a mixed 64 MB base. They play the odd requests of all files in turns, so that no file is
-learned last; twice, the second time with empty tables and the weights of the first. What is measured on whole files
-(mix_base.py) therefore begins with weights that half of the requests have taught.
+Drafters of the four Llama recordings and of Vicuna's Alpaca answers share one set of weights and rates; each has its
+own tables and a mixed 64 MB base. They replay the odd requests of all files, interleaved so that no file comes last.
+There are two passes; the second starts with empty tables and the weights of the first. Measurements on whole files
+(mix_base.py) therefore start with weights that were learned on half of the requests.
 
     python benchmarks/mix_base_weights.py --llama3 FILE -o src/speculant/drafters/mix/base_weights.py
     python benchmarks/mix_base_weights.py --llama3 FILE --network -o src/speculant/drafters/mix/score_weights.py
@@ -30,10 +30,10 @@ from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.mix.initial import new_mixer
 
 ALPACA = "vicuna-7b-alpaca"
-MAX_REQUESTS = 150  # of a file
+MAX_REQUESTS = 150  # requests per file
 PASSES = 2
-LATER_STEPS = 3000  # tokens that a mixture is taken to have learned from when a later pass begins
-FIRST_OF_BASE, FIRST_OF_NETWORK = 0.15, 0.2  # weights that learning begins with
+LATER_STEPS = 3000  # learned tokens that a mixture is credited with at the start of a later pass
+FIRST_OF_BASE, FIRST_OF_NETWORK = 0.15, 0.2  # initial weights
 Weights = NDArray[np.float32]
 
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def first_weights(scored: bool) -> Weights:
-    """Return weights to begin with: those of a mixture without a base, and a little of everything that a base adds."""
+    """Return initial weights: those of a mixture without a base, and small weights for the inputs that a base adds."""
     weights = new_mixer(1, 1, scored=scored).weights
     weights[:] = 0
     alone = new_mixer(1).weights
@@ -98,7 +98,7 @@ def learned(bases: list[MixBase], played: list[list[Recording]]) -> Weights:
 
 
 def in_turns(drafters: list[MixDrafter], played: list[list[Recording]]) -> Iterable[tuple[MixDrafter, Recording]]:
-    """Return requests with their drafters, evenly from all files."""
+    """Return requests with their drafters, interleaved evenly from all files."""
     places = [(i / len(file), k, i) for k, file in enumerate(played) for i in range(len(file))]
     return [(drafters[k], played[k][i]) for _, k, i in sorted(places)]
 

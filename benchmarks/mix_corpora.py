@@ -1,6 +1,6 @@
-"""The corpora of frozen bases that are measured: their documents as token ids, without those of the recordings.
+"""The corpora of the measured frozen bases: documents as token ids, excluding overlap with the recordings.
 
-Chat is the answers of other models to unrelated instructions; code is that of SPECULANT_DATA and Python's standard
+Chat is answers of other models to unrelated instructions; code is that of SPECULANT_DATA and Python's standard
 library; maths is worked answers of GSM8K; prose is books. Documents that share a 13-gram of tokens with a recording are
 left out.
 """
@@ -26,7 +26,7 @@ LLAMA3 = tuple(f"llama31-8b-{name}" for name in ("cnn", "gsm8k", "instructcoder"
 LLAMA2 = ("vicuna-7b-mtbench",)
 VOCABULARIES = {"llama3": 128_256, "llama2": 32_000}
 WEIGHTS = {"chat": 1.0, "code": 0.5, "prose": 0.3, "maths": 1.0}
-PIECE = 8000  # characters of code and prose that are left out together
+PIECE = 8000  # characters per piece of code or prose, which is excluded as a whole
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,7 +35,7 @@ Tokens = NDArray[np.int32]
 
 
 def llama3_encoder(path: Path) -> Callable[[str], list[int]]:
-    """Return the encoder of a file of Llama 3's tokenizer."""
+    """Return the encoder of a Llama 3 tokenizer file."""
     import tiktoken
 
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, path.read_bytes().splitlines())}
@@ -44,7 +44,7 @@ def llama3_encoder(path: Path) -> Callable[[str], list[int]]:
 
 
 def llama2_encoder(path: Path) -> Callable[[str], list[int]]:
-    """Return the encoder of a file of Llama 2's tokenizer."""
+    """Return the encoder of a Llama 2 tokenizer file."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -52,7 +52,7 @@ def llama2_encoder(path: Path) -> Callable[[str], list[int]]:
 
 
 def documents(data: Path) -> Iterator[tuple[str, str]]:
-    """Yield the documents of every domain."""
+    """Yield the domain and text of every document."""
     for part in ("a", "b"):
         with gzip.open(data / "corpora" / f"answers-{part}.jsonl.gz", "rt", encoding="utf-8") as file:
             yield from (("chat", json.loads(line)["output"]) for line in file)
@@ -73,13 +73,13 @@ def documents(data: Path) -> Iterator[tuple[str, str]]:
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of JSON lines."""
+    """Yield the rows of a JSON Lines file."""
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
 def excluded(recordings: dict[str, list[Recording]]) -> NgramSet:
-    """Return the 13-grams of recordings, without those of the chat template, which most recordings share."""
+    """Return the 13-grams of recordings, except those of the chat template, which most recordings share."""
     found, shared = NgramSet(), 40
     for recorded in recordings.values():
         for recording in recorded:

@@ -1,8 +1,9 @@
-"""Speed and size of `mix` with many tokens in memory: synthetic text is learned, then recorded outputs are replayed.
+"""Speed and size of `mix` with many tokens in memory: it learns synthetic text, then recorded outputs are replayed.
 
-The text is a Markov chain in which every token has successors of its own with Zipf's frequencies, so that n-grams
-repeat as in real text. The memory limit is 24 bytes a token. Then the gsm8k traces are replayed at 64 and 16 nodes.
-With --base a frozen base, made for the tokenizer of the traces, is below the memory.
+The text is a Markov chain in which every token has its own successors with Zipf-distributed frequencies, so that
+n-grams repeat as in real text. The memory limit is 24 bytes per token. Then the gsm8k traces are replayed at 64 and 16
+nodes.
+With --base, `mix` also uses a frozen base for the tokenizer of the traces.
 
     python benchmarks/mix_memory.py --tokens 50000000 -o benchmarks/results/mix-memory.json
     python benchmarks/mix_memory.py --base FILE -o benchmarks/results/mix-memory-base.json
@@ -36,7 +37,7 @@ DOCUMENT = 100_000
 
 @njit(cache=True)
 def chain(length: int, seed: int, vocabulary: int) -> NDArray[np.int32]:
-    """Return Int32[length] of the chain."""
+    """Return Int32[length], a sample of the chain."""
     np.random.seed(seed)
     text = np.empty(length, np.int32)
     state = np.uint64(seed)
@@ -49,7 +50,7 @@ def chain(length: int, seed: int, vocabulary: int) -> NDArray[np.int32]:
 
 
 def opened(path: Path) -> MixBase:
-    """Open a base of this vocabulary, whatever its tokenizer."""
+    """Open a base with this vocabulary size, whatever its tokenizer."""
     return read_base(path, vocabulary=VOCABULARY, tokenizer=read_header(path)[0]["tokenizer"])
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     }
     for nodes in (64, 16):
         played = replay(drafter, recordings, nodes=nodes)
-        assert played.drafting is not None  # only recorded acceptance has none
+        assert played.drafting is not None  # only replays of recorded acceptance have none
         micros = played.drafting.propose_seconds * 1e6
         figures[f"propose_us_at_{nodes}"] = {"p50": np.percentile(micros, 50), "p99": np.percentile(micros, 99)}
         figures[f"mat_at_{nodes}"] = played.mat

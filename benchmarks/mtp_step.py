@@ -1,10 +1,10 @@
-"""What drafting with a model's own MTP layer costs beside the target's pass, with all tokens and with frequent ones.
+"""Cost of drafting with a model's own MTP layer relative to the target's pass, with full and reduced vocabulary.
 
-A model of Qwen3.5's shape with random weights gets an MTP module of random weights in Qwen's layout, read by the loader
-of native heads. In one process and in turns: passes of several rows, chains of one to four drafted tokens (the row of
-the accepted token, then one row a token), and the parts of a step. The share of a round is the time of a chain divided
-by that and the pass that verifies it; what a chain must gain follows from it: `tokens_needed` of a round, at which
-drafting is as fast as decoding without it.
+A model of Qwen3.5's shape with random weights gets an MTP module with random weights in Qwen's layout, read by the
+loader of native heads. Alternating in one process: passes over several numbers of rows, chains of one to four drafted
+tokens (the row of the accepted token, then one row per token), and the parts of a step. The share of a round is the
+time of a chain divided by the time of the chain and the pass that verifies it. `tokens_needed` is the number of tokens
+per round at which drafting is as fast as decoding without it.
 
     python benchmarks/mtp_step.py benchmarks/shape-qwen3.5-0.8b.json -o benchmarks/results/mtp-step.json
 """
@@ -42,11 +42,11 @@ ROWS, DEPTHS, PROMPT = (1, 2, 3, 4, 5, 8), (1, 2, 3, 4), 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="config.json of the shape")
-    parser.add_argument("-o", "--out", type=Path, help="results, which are added to by dtype")
+    parser.add_argument("-o", "--out", type=Path, help="results file, extended by dtype")
     parser.add_argument("--dtype", default="bfloat16", help="a torch dtype; default: bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; default: 1")
-    parser.add_argument("--turns", type=int, default=7, help="of each measurement; default: 7")
-    parser.add_argument("--frequent", type=int, default=32768, help="tokens of the reduced vocabulary")
+    parser.add_argument("--turns", type=int, default=7, help="repetitions of each measurement; default: 7")
+    parser.add_argument("--frequent", type=int, default=32768, help="size of the reduced vocabulary")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = random_model(args.config, dtype=args.dtype, device="cpu")
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def module_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Return random tensors of one MTP module by Qwen's names, for a model whose layers of full attention it copies."""
+    """Return random tensors of one MTP module under Qwen's names, shaped like the model's full-attention layers."""
     torch.manual_seed(2)
     size, layers = model.config.hidden_size, model.model.layers
     full = layers[model.config.layer_types.index("full_attention")]
@@ -83,7 +83,7 @@ def module_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def measure(engine: HFEngine, drafters: dict[str, HeadDrafter], turns: int) -> dict[str, Any]:
-    """Return medians in milliseconds of passes, chains and parts of a step, which take turns."""
+    """Return median milliseconds of passes, chains and parts of a step, which alternate."""
     torch.manual_seed(1)
     sequence = engine.open(torch.randint(10, engine.model.config.vocab_size, (1, PROMPT)))
     assert isinstance(sequence, HFTargetCache)
@@ -98,7 +98,7 @@ def measure(engine: HFEngine, drafters: dict[str, HeadDrafter], turns: int) -> d
         row = torch.randn(1, parts.hidden_size).to(engine.model.dtype)
         work["projection_ms", name] = partial(project, parts, row)
     times: dict[tuple[str, ...], list[float]] = {key: [] for key in work}
-    for _ in range(turns + 1):  # the first warms up
+    for _ in range(turns + 1):  # the first is warm-up
         for key, run in work.items():
             begin = time.perf_counter()
             run()
@@ -113,21 +113,21 @@ def measure(engine: HFEngine, drafters: dict[str, HeadDrafter], turns: int) -> d
 
 
 def begun(drafter: HeadDrafter) -> Session:
-    """Return a session whose prompt is read."""
+    """Return a session that has read the prompt."""
     session = drafter.open(SessionRequest(prompt=np.arange(PROMPT, dtype=np.int32)))
     observe(session, drafter.head.target, PROMPT)
     return session
 
 
 def observe(session: Session, parts: Any, rows: int) -> None:
-    """Give a session the states of accepted tokens, all but the last of which it knows."""
+    """Give a session the hidden states of accepted tokens, of which only the last is new to it."""
     states = torch.randn(rows, 1, parts.hidden_size).to(parts.projection().dtype)
     tokens = np.array([20], np.int32)
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=states))
 
 
 def draft(session: Session, parts: Any, depth: int) -> None:
-    """Take one accepted token, and draft a chain."""
+    """Accept one token and draft a chain."""
     observe(session, parts, 1)
     assert len(session.propose(Budget(nodes=depth, depth=depth))) == depth
 
@@ -139,14 +139,14 @@ def project(parts: Any, row: torch.Tensor) -> None:
 
 
 def verify(sequence: HFTargetCache, rows: int) -> None:
-    """Run a pass over a root and a chain, with the states that a head needs, and drop it."""
+    """Run a pass over a root and a chain, with the hidden states that a head needs, and roll it back."""
     tokens = np.arange(rows, dtype=np.int32) + 20
     sequence.forward(tokens, np.arange(-1, rows - 1, dtype=np.int32))
     sequence.rollback()
 
 
 def rounds(found: dict[str, Any]) -> dict[str, Any]:
-    """Return, by vocabulary and length of the chain, drafting's share of a round, and the tokens it needs."""
+    """Return drafting's share of a round and the tokens that it needs, by vocabulary and chain length."""
     plain: float = found["pass_ms"]["1"]
     result: dict[str, dict[str, dict[str, float]]] = {}
     for name, chains in found["chain_ms"].items():

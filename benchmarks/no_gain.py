@@ -1,11 +1,11 @@
-"""What drafting costs where no draft is ever accepted: seconds per token, in those of plain decoding.
+"""Measure the cost of drafting when no draft is accepted: seconds per token relative to plain decoding.
 
-Two texts of the same prompt grow in turns, a round of plain decoding and a round with drafts, in one process and in
-alternating order. All seconds, those by which sizes are chosen too, are of the process, so that what else the machine
-does does not count; prompts are left out. Two ways never to gain: `wrong` puts another token in place of each one that
-the method drafts, so that it learns and drafts as ever and nothing fits; `random` samples at temperature 3, where
-nothing can be foreseen. The bundled model, the same inflated, and with llama.cpp as a GGUF file. Sizes are automatic;
-what they have learned is kept from request to request, as in a server.
+Two texts of the same prompt grow alternately in one process: a round of plain decoding and a round with drafts, in
+changing order. All times, including those by which sizes are chosen, are CPU time of the process, so that other work on
+the machine does not count; prefill is excluded. Drafts fail in two ways: `wrong` replaces each drafted token by
+another, so that the method learns and drafts as usual but nothing is accepted; `random` samples at temperature 3, so
+that the text is unpredictable. Targets are the bundled model, the same inflated, and the bundled model in llama.cpp as
+a GGUF file. Sizes are automatic; what the sizing has learned is kept between requests, as in a server.
 
     OMP_NUM_THREADS=1 python benchmarks/no_gain.py -o benchmarks/results/no-gain.json
 """
@@ -35,12 +35,12 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree, Int32
 
 TARGETS = ("bundled", "inflated", "gguf")
-WAYS = {"wrong": 0.0, "random": 3.0}  # temperature
+WAYS = {"wrong": 0.0, "random": 3.0}  # temperature of each
 LAYERS, MLP = 12, 4096  # of the inflated model
 
 
 class WrongDrafter(Drafter):
-    """Drafts another token wherever an inner drafter drafts one."""
+    """Replaces every token that an inner drafter drafts by another one."""
 
     def __init__(self, inner: Drafter, vocabulary: int) -> None:
         self._inner, self._vocabulary = inner, vocabulary
@@ -74,13 +74,13 @@ class WrongSession(Session):
 
 
 class Clocked:
-    """A text and the seconds of its rounds."""
+    """A text and the CPU seconds of its rounds."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._pieces, self.seconds = stream, iter(stream), 0.0
 
     def advance(self) -> bool:
-        """Run a round; return whether there was one."""
+        """Run a round; return False at the end of the text."""
         began = time.process_time()
         piece = next(self._pieces, None)
         self.seconds += time.process_time() - began
@@ -151,14 +151,14 @@ def measure(model: Any, tokenizer: Any, method: str, way: str, *, requests: int,
 
 
 def play(request: int, plain: Speculator, drafted: Speculator, *, temperature: float, tokens: int) -> dict[str, Any]:
-    """Return what one request took on both sides."""
+    """Return the time that one request takes on both sides."""
     options: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature, "seed": request}
     prompt = SESSION[request % len(SESSION)]
     sides = [
         Clocked(Stream(each.prepare(prompt, **options), replace(each.parts(), clock=time.process_time)))
         for each in (plain, drafted)
     ]
-    for each in sides:  # the prompt
+    for each in sides:  # prefill
         each.advance()
         each.seconds = 0.0
     for turn in itertools.count():

@@ -1,9 +1,9 @@
-"""Sizes chosen round by round against plain decoding and fixed sizes, beside processes that keep every core busy.
+"""Compare automatic draft sizes with plain decoding and fixed sizes while other processes keep every core busy.
 
-The bundled model, greedy, fp32, `mix`, on prompts of `stories.py`. Each prompt is decoded by all systems in turn, in
-another order each time, so that they meet the same load; each system has a memory of its own. The first half of the
-time every prompt is new, then the same prompts come again and drafts are good. The busy processes are started and
-stopped here; without them (`--quiet`) the same is measured on the machine as it is.
+The bundled model, greedy, fp32, `mix`, on prompts of `stories.py`. All systems decode each prompt one after the other,
+in a changing order, so that they see the same load; each has its own memory. In the first half of the time every prompt
+is new; then the same prompts are repeated, so that drafts are good. The busy processes are started and stopped here;
+with `--quiet` there are none.
 
     OMP_NUM_THREADS=1 python benchmarks/noisy_machine.py -o benchmarks/results/noisy-machine.json
 """
@@ -32,14 +32,14 @@ from stories import cut_prompts
 
 SYSTEMS = (0, 4, 8, 16, AUTO)
 RESAMPLES = 2000
-BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"  # ends with this process, too
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"  # also ends when this process ends
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=200.0, help="how long to measure")
-    parser.add_argument("--tokens", type=int, default=80, help="of each text")
+    parser.add_argument("--seconds", type=float, default=200.0, help="duration of the measurement")
+    parser.add_argument("--tokens", type=int, default=80, help="maximum tokens per text")
     parser.add_argument("--quiet", action="store_true", help="start no busy processes")
     args = parser.parse_args()
     if "SPECULANT_DATA" not in os.environ:
@@ -58,7 +58,7 @@ def main() -> None:
 
 @contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """Keep so many cores busy meanwhile."""
+    """Keep `count` cores busy inside the context."""
     neighbours = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())]) for _ in range(count)]
     try:
         yield
@@ -69,7 +69,7 @@ def busy_cores(count: int) -> Iterator[None]:
 
 
 def measure(prompts: list[str], *, seconds: float, tokens: int) -> dict[str, dict[str, list[Stats]]]:
-    """Return the statistics of each system's requests, for prompts that are new and for the same ones again."""
+    """Return the statistics of each system's requests, for new prompts and for the same prompts again."""
     model, tokenizer = load_model(None)
     systems: dict[str, Speculator] = {}
     fast = None
@@ -96,7 +96,7 @@ def measure(prompts: list[str], *, seconds: float, tokens: int) -> dict[str, dic
 
 
 def compare(met: dict[str, list[Stats]]) -> dict[str, Any]:
-    """Return each system's throughput, and adaptive sizing's over the best other's with a bootstrap interval."""
+    """Return each system's throughput, and automatic sizing's relative to the best other with a bootstrap interval."""
     tokens = {system: np.array([each.tokens - 1 for each in stats], float) for system, stats in met.items()}
     seconds = {
         system: np.array([each.seconds - each.prefill_seconds for each in stats]) for system, stats in met.items()
@@ -104,7 +104,7 @@ def compare(met: dict[str, list[Stats]]) -> dict[str, Any]:
     rates = {system: float(tokens[system].sum() / seconds[system].sum()) for system in met}
     best = max((system for system in met if system != AUTO), key=rates.__getitem__)
     picks = np.random.default_rng(0).integers(0, len(seconds[best]), (RESAMPLES, len(seconds[best])))
-    ratios = seconds[best][picks].sum(1) / seconds[AUTO][picks].sum(1)  # all decode the same texts
+    ratios = seconds[best][picks].sum(1) / seconds[AUTO][picks].sum(1)  # all systems decode the same texts
     return {
         "requests": len(seconds[best]),
         "tokens_per_second": rates,

@@ -1,13 +1,13 @@
-"""Online distillation on a stream whose topic changes: acceptance request by request, with updates and without.
+"""Online distillation on a stream of changing topics: acceptance request by request, with updates and without.
 
-The draft model is the bundled one with noise in its weights, so that there is something to learn of either topic. The
+The draft model is the bundled one with noise in its weights, so that it has something to learn on each topic. The
 stream asks for stories, then for rewrites of short texts (in the chat template), then for stories again. Two drafters
-answer the same requests: one stays as it is, one learns online. Texts are greedy and must be the same. Updates are made
-between requests, so that the figures can be repeated.
+answer the same requests: one is fixed, one learns online. Texts are greedy and must be identical. Updates are made
+between requests, so that the figures are reproducible.
 
     python benchmarks/online.py TEXTS -o benchmarks/results/online.json --chart docs/images/online.png
 
-TEXTS is a folder of shards (.npz) with `ids` and `lengths`, as `models/stories/target_texts.py` writes them.
+TEXTS is a folder of shards (.npz) with `ids` and `lengths`, as written by `models/stories/target_texts.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from speculant.api.speculator import Speculator
 from speculant.core.tree import Int32
 
 CHAT = (1, 3455)  # the first tokens of a message in the story model's chat template
-OPENING = 16  # tokens of a story that are given
-SPAN = 10  # requests that a point of the chart is the mean of
+OPENING = 16  # prompt tokens of a story
+SPAN = 10  # moving average: requests per point of the chart
 
 
 def main() -> None:
@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument("texts", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--chart", type=Path)
-    parser.add_argument("--requests", type=int, default=40, help="of each of three parts")
+    parser.add_argument("--requests", type=int, default=40, help="requests in each of the three parts")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--noise", type=float, default=0.2, help="in the draft model, a share of each weight's spread")
+    parser.add_argument("--noise", type=float, default=0.2, help="draft model noise, relative to each weight's std")
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def run(model: Any, tokenizer: Any, stream: list[Int32], args: argparse.Namespace, online: Any) -> dict[str, Any]:
-    """Return the tokens per pass and the acceptance of every request, the updates, and the texts."""
+    """Return tokens per pass and acceptance of every request, the updates, and the texts."""
     draft, _ = load_model(str(bundled_draft_model()))
     source = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def run(model: Any, tokenizer: Any, stream: list[Int32], args: argparse.Namespac
 
 
 def read_prompts(folder: Path, stories: int, rewrites: int) -> tuple[list[Int32], list[Int32]]:
-    """Return openings of stories, and messages in the chat template up to where the model answers."""
+    """Return openings of stories, and chat messages up to the start of the model's answer."""
     found: tuple[list[Int32], list[Int32]] = [], []
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as shard:
@@ -109,7 +109,7 @@ def read_prompts(folder: Path, stories: int, rewrites: int) -> tuple[list[Int32]
         for text in texts:
             chat = tuple(text[:2].tolist()) == CHAT
             if chat:
-                ends = np.flatnonzero(text[2:] == 2) + 3  # behind the message
+                ends = np.flatnonzero(text[2:] == 2) + 3  # after the message
                 end = int(ends[0]) + 3 if len(ends) and 40 < ends[0] < 160 else 0  # "Story:" and a space
             else:
                 end = OPENING if len(text) > 2 * OPENING else 0
@@ -121,7 +121,7 @@ def read_prompts(folder: Path, stories: int, rewrites: int) -> tuple[list[Int32]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw the tokens per pass along the stream."""
+    """Plot tokens per pass along the stream."""
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
     axes = figure.add_subplot()
     for name, label, color in (("online", "learns online", "#2463b0"), ("still", "stays as it is", "#8a8a8a")):

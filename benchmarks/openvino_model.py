@@ -1,8 +1,9 @@
 """An OpenVINO model as a target of forced decoding: passes over rows of one text, whose drafted rows can be dropped.
 
-OpenVINO GenAI's pipelines decode what the model says, and a shape with random weights says nothing; so the model is run
-here as they run it, with the same transformation to paged attention, the plugin's own settings and a cache in blocks.
-What their scheduler adds is left out, in OpenVINO's favour. Rejected rows cost nothing: the next pass overwrites them.
+OpenVINO GenAI's pipelines decode freely, which a shape with random weights cannot do meaningfully. So the model is run
+here as the pipelines run it, with the same transformation to paged attention, the plugin's own settings and a block
+cache. The overhead of their scheduler is left out, in OpenVINO's favour. Rejected rows cost nothing: the next pass
+overwrites them.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ import numpy as np
 
 from speculant.core.tree import Float32, Int32
 
-PROMPT_ROWS = 128  # of a pass over a prompt, whose logits are all computed
+PROMPT_ROWS = 128  # rows per prefill pass, which computes all logits
 
 
 class OpenVinoModel:
-    """A text on a compiled model.
+    """One text on a compiled model.
 
     Attributes:
-        length: how many tokens are committed.
+        length: number of committed tokens.
     """
 
     def __init__(self, folder: Path, *, threads: int, positions: int) -> None:
-        """Compile a model that `optimum-cli export openvino` wrote.
+        """Compile a model written by `optimum-cli export openvino`.
 
         Args:
-            folder: with openvino_model.xml.
-            threads: of a pass.
-            positions: the most tokens of a text, for which the cache has room.
+            folder: folder of openvino_model.xml.
+            threads: threads per pass.
+            positions: maximum tokens of a text, for which the cache is sized.
         """
         import openvino as ov
         from openvino._offline_transformations import paged_attention_transformation
@@ -54,7 +55,7 @@ class OpenVinoModel:
         self._set("block_indices_begins", np.array([0, self._blocks], np.int32))
 
     def read(self, prompt: Int32) -> None:
-        """Begin a text: read a prompt without its last token, which the first pass begins with."""
+        """Begin a text: read a prompt except for its last token, which is left for the first pass."""
         self.length = 0
         for start in range(0, len(prompt) - 1, PROMPT_ROWS):
             part = prompt[start : min(start + PROMPT_ROWS, len(prompt) - 1)]
@@ -62,7 +63,7 @@ class OpenVinoModel:
             self.length += len(part)
 
     def forward(self, tokens: Int32) -> Float32:
-        """Return the logits [n, V] of tokens behind the committed ones; they hold until the next pass."""
+        """Return the logits [n, V] of tokens after the committed ones; they are valid until the next pass."""
         count, length = len(tokens), self.length
         self._set("input_ids", tokens.astype(np.int64))
         self._set("position_ids", np.arange(length, length + count, dtype=np.int64))
@@ -79,14 +80,14 @@ class OpenVinoModel:
 
 
 def look_up(tokens: Int32, count: int, ngram: int) -> Int32:
-    """Return what OpenVINO GenAI's prompt lookup drafts: what followed the earliest place with the same last tokens.
+    """Return the draft of OpenVINO GenAI's prompt lookup: the tokens after the earliest match of the last tokens.
 
-    Its passes have as many rows where it finds fewer tokens, or none: the rest is padding, token 0 here.
+    Its passes always have the same number of rows: if it finds fewer tokens or none, the rest is padding, here token 0.
 
     Args:
-        tokens: of the text.
-        count: of a draft.
-        ngram: the most last tokens to be found again; fewer, where these are not.
+        tokens: the text so far.
+        count: tokens per draft.
+        ngram: maximum number of last tokens to match; shorter matches are tried next.
     """
     for size in range(min(ngram, len(tokens) // 2), 0, -1):
         windows = np.lib.stride_tricks.sliding_window_view(tokens, size)[: len(tokens) - size]

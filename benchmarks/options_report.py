@@ -1,4 +1,4 @@
-"""The reference of all options, docs/options.md, from the groups that state them.
+"""Generate docs/options.md, the reference of all options, from the option groups.
 
 python benchmarks/options_report.py > docs/options.md
 """
@@ -38,7 +38,7 @@ comma-separated.
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A section: its title, who takes these options, their group, and whether variables give them."""
+    """A section: its title, the commands that take these options, their group, and whether variables set them."""
 
     title: str
     takers: str
@@ -77,12 +77,12 @@ PAGES = (
 
 
 def page() -> str:
-    """Return the page in Markdown."""
+    """Return the page as Markdown."""
     return "\n".join([HEAD, *(section(each) for each in PAGES)])
 
 
 def section(page: Page) -> str:
-    """Return one section in Markdown."""
+    """Return one section as Markdown."""
     options, flags = options_of(page.group).values(), page.group is not HostingOptions
     rows = [row(each, flag=flags, variables=page.variables) for each in options]
     heads = [*(["option"] if flags else []), *(["variable"] if page.variables else []), "meaning"]
@@ -91,7 +91,7 @@ def section(page: Page) -> str:
 
 
 def row(option: Option, *, flag: bool, variables: bool) -> str:
-    """Return the row of one option."""
+    """Return the table row of one option."""
     form = f"{option.flag} {option.kind.metavar}" if option.kind is not FLAG else option.flag
     names = [form, *option.aliases, *([option.off] if option.off else [])]
     if option.tristate:

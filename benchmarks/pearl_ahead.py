@@ -1,9 +1,9 @@
-"""How often `pearl` uses what it drafted ahead, and what that gains: the bundled model and its draft model, sampled.
+"""How often `pearl` uses the tokens it drafted ahead, and the gain: the bundled model and its draft model, sampled.
 
     OMP_NUM_THREADS=1 python benchmarks/pearl_ahead.py -o benchmarks/results/pearl-ahead.json
 
-Of the rounds whose whole draft was accepted, the share that kept tokens drafted ahead for the next one. Texts are those
-of the bundled model at temperature 1, with fixed sizes.
+`kept` is the share of rounds with a fully accepted draft that kept tokens drafted ahead for the next round. Texts are
+those of the bundled model at temperature 1, with fixed sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKENS = 200
 
 
 def measure(temperature: float, texts: int, ahead: int | None, nodes: int) -> dict[str, float]:
-    """Return what `pearl` does on so many texts."""
+    """Return the counts of `pearl` over `texts` texts."""
     counts = {"whole": 0, "kept": 0, "further": 0}
     observe = PearlSession.observe
 
@@ -52,11 +52,11 @@ def measure(temperature: float, texts: int, ahead: int | None, nodes: int) -> di
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=30)
-    parser.add_argument("--ahead", type=int, help="tokens drafted ahead; else as many as a pass takes")
+    parser.add_argument("--ahead", type=int, help="tokens drafted ahead; default: as many as fit into a pass")
     parser.add_argument("--nodes", type=int, default=8)
     given = parser.parse_args()
     found = {

@@ -1,7 +1,7 @@
 """Draw the chart of quantised weights on a CPU, from cpu-quantised.json and quantised-replay.json.
 
-Above: what a pass takes over its rows, the process's own time. Below: tokens per second along recorded outputs at these
-costs, over llama.cpp's without drafts.
+Top: CPU time of a pass by number of rows. Bottom: tokens per second along recorded outputs at these costs, relative to
+llama.cpp without drafts.
 
     python benchmarks/quantised_chart.py -o docs/images/quantised.svg
 """
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def draw_passes(axes: Axes, passes: dict[str, Any], title: str) -> None:
-    """Draw a line per system: milliseconds over rows."""
+    """Draw a line per system: milliseconds by rows."""
     for system, (label, color) in PASSES.items():
         rows = [int(count) for count in passes[system]]
         axes.plot(rows, [each["cpu"] for each in passes[system].values()], "o-", ms=3, label=label, color=color)
@@ -68,7 +68,7 @@ def draw_passes(axes: Axes, passes: dict[str, Any], title: str) -> None:
 
 
 def draw_decoding(axes: Axes, found: dict[str, Any]) -> None:
-    """Draw a group of bars per file: tokens per second over those of llama.cpp without drafts."""
+    """Draw a group of bars per file: tokens per second relative to llama.cpp without drafts."""
     width = 0.84 / len(DECODING)
     for place, (system, (label, color)) in enumerate(DECODING.items()):
         values = [found[file][system] / found[file][BASE] for file in FILES]

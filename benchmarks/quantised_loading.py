@@ -1,10 +1,10 @@
-"""How long a quantised model takes to load, and how much memory: the first start and later ones, beside float weights.
+"""Measure loading time and memory of a quantised model, at the first start and later ones, compared with float weights.
 
     python benchmarks/quantised_loading.py $SPECULANT_DATA/models/shape-0.5b/config.json -o quantised-loading.json
 
-A checkpoint with random weights of this shape is written in bfloat16; each start is a process of its own, and times are
-of loading alone, without imports. The files are in the system's page cache. Memory is the process's largest resident
-size above what it had before: anonymous pages, and pages of mapped files, which can be dropped.
+A checkpoint of this shape with random weights is written in bfloat16. Each start is a separate process, and times cover
+loading only, without imports. The files are in the system's page cache. Memory is the peak resident size of the process
+above its size before loading, split into anonymous pages and pages of mapped files, which the system can drop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STARTS = (
 
 
 def main() -> None:
-    """Write a checkpoint, load it in processes, print, write."""
+    """Write a checkpoint, load it in separate processes, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("-o", "--output")
@@ -47,20 +47,20 @@ def main() -> None:
             [sys.executable, __file__, folder, "--load", json.dumps(STARTS[2][1] | {"packed_cache": False})],
             environment,
         )
-        for name, options in STARTS:  # compiled code is in the cache folder by now
+        for name, options in STARTS:  # the compiled code is cached by now
             found[name] = run([sys.executable, __file__, folder, "--load", json.dumps(options)], environment)
             print(f"{name:20} {json.dumps(found[name])}", flush=True)
     Path(asked.output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def run(command: list[str], environment: dict[str, str]) -> Any:
-    """Return what a process prints last, as JSON."""
+    """Run a process and return the last line that it prints, parsed as JSON."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def write_checkpoint(config: str, folder: str) -> None:
-    """Write a model of a shape with random weights, and the bundled tokenizer for the sample text."""
+    """Write a model of the given shape with random weights, and the bundled tokenizer for the sample text."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -73,16 +73,16 @@ def write_checkpoint(config: str, folder: str) -> None:
 
 
 def load(folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Load a model; return seconds and megabytes."""
+    """Load a model and return seconds and megabytes."""
     import torch
-    import transformers  # noqa: F401  (imported before time is taken)
+    import transformers  # noqa: F401  (imported before the clock starts)
     from transformers import AutoModelForCausalLM  # noqa: F401
 
     from speculant.api.loading import load_model
     from speculant.engines.hf.quantized import loading  # noqa: F401
 
     torch.set_num_threads(1)
-    load_model(None)  # classes are imported when they are used first
+    load_model(None)  # imports classes that are loaded on first use
     before = memory()
     wall, thread = -time.perf_counter(), -time.process_time()
     model, _ = load_model(folder, device="cpu", **options)
@@ -101,7 +101,7 @@ def load(folder: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory() -> dict[str, int]:
-    """Return the process's memory in kilobytes by the kernel's names."""
+    """Return the process's memory in kilobytes, under the kernel's names."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmHWM", "VmRSS", "Rss"))}
 

@@ -1,8 +1,8 @@
-"""PyTorch's own operators for quantised weights beside Speculant's, on the products of a shape.
+"""Compare PyTorch's own operators for quantised weights with Speculant's, on the matrix products of a shape.
 
-What all products of a pass take, without attention and norms, for 1 to 32 rows: each layer has matrices of its own, so
-that weights come from memory as in a pass. And whether a row's result is the same whatever stands beside it and however
-many rows there are, which drafts need that are not to change a text.
+Measures the time of all products of a pass, without attention and norms, for 1 to 32 rows. Each layer has its own
+matrices, so that weights come from memory as in a pass. Also checks whether the result of a row is independent of the
+other rows and of their number, without which drafts would change the text.
 
     python benchmarks/quantised_operators.py $SHAPE -o benchmarks/results/quantised-operators.json
 """
@@ -50,13 +50,13 @@ def main() -> None:
 
 
 def measure(config: Any, make: Callable[[int, int], Product], dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Return the milliseconds of all products by rows, and the numbers of rows that change a row's result."""
+    """Return milliseconds of all products by rows, and the numbers of rows that change a row's result."""
     torch.manual_seed(0)
     shapes = product_shapes(config)
     products = [(make(outs, k), k) for outs, k in shapes]
     inputs = {k: torch.randn(max(ROWS), k, dtype=dtype) for _, k in shapes}
     changed = set[int]()
-    for product, k in products[:7]:  # a layer
+    for product, k in products[:7]:  # one layer
         alone = torch.cat([product(row[None]) for row in inputs[k]])
         changed |= {rows for rows in SAME_ROWS if not torch.equal(product(inputs[k][:rows]), alone[:rows])}
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
@@ -73,7 +73,7 @@ def measure(config: Any, make: Callable[[int, int], Product], dtype: torch.dtype
 
 
 def product_shapes(config: Any) -> list[tuple[int, int]]:
-    """Return the outputs and inputs of all products of a pass."""
+    """Return the output and input sizes of all products of a pass."""
     hidden, inner = config.hidden_size, config.intermediate_size
     size = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
     queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size

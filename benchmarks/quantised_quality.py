@@ -1,10 +1,10 @@
-"""What quantising changes: KL divergence and perplexity of the bundled model, beside llama.cpp's formats; layer errors.
+"""Measure quantisation error: KL divergence and perplexity of the bundled model and llama.cpp's formats; layer errors.
 
     python benchmarks/quantised_quality.py -o benchmarks/results/quantised-quality.json
 
-Every model reads the same held-out stories; the reference is the same float weights in float32. llama.cpp runs its own
-products on files that it has quantised itself. The errors are those of outputs of single layers with random weights, of
-the sizes of the 0.5 B shape, computed in float32 from dequantised weights, so that weights alone differ.
+Every model reads the same held-out stories; the reference is the same weights in float32. llama.cpp runs its own
+products on files that it has quantised itself. Layer errors are those of the outputs of single layers with random
+weights, in the sizes of the 0.5 B shape, computed in float32 from dequantised weights, so that only the weights differ.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Predict = Callable[[list[int]], Tensor]
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run all measurements, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", required=True)
     parser.add_argument("--stories", type=int, default=48)
-    parser.add_argument("--tokens", type=int, default=256, help="of each story at most")
+    parser.add_argument("--tokens", type=int, default=256, help="maximum tokens per story")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     model, tokenizer = load_model(None)
@@ -69,7 +69,7 @@ def stories(tokenizer: Any, count: int, maximum: int) -> Iterator[list[int]]:
 
 
 def log_probabilities(model: Any) -> Predict:
-    """Return what gives log-probabilities, float32 [T, V], for ids."""
+    """Return a function from ids to log-probabilities, float32 [T, V]."""
 
     def predict(ids: list[int]) -> Tensor:
         with torch.inference_mode():
@@ -79,7 +79,7 @@ def log_probabilities(model: Any) -> Predict:
 
 
 def systems() -> Iterator[tuple[str, int, Predict]]:
-    """Yield names, bytes of the weights and predictions of quantised models."""
+    """Yield the name, weight bytes and prediction function of each quantised model."""
     for scheme in ("int8", "int4"):
         model, _ = load_model(None, quantize=scheme, packed_cache=False)
         parts: list[Any] = [module for _, module in quantized_modules(model)]
@@ -97,7 +97,7 @@ def systems() -> Iterator[tuple[str, int, Predict]]:
 
 
 def llama_cpp(path: Path) -> Predict:
-    """Return the predictions of llama.cpp on a file."""
+    """Return the prediction function of llama.cpp on a file."""
     from llama_cpp import Llama
 
     model = Llama(str(path), n_ctx=512, n_batch=512, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
@@ -111,7 +111,7 @@ def llama_cpp(path: Path) -> Predict:
 
 
 def compare(texts: list[list[int]], reference: list[Tensor], predict: Predict) -> dict[str, float]:
-    """Return divergence, agreement and perplexity over all tokens."""
+    """Return KL divergence, agreement and perplexity over all tokens."""
     divergences, same, logs, seconds = [], [], [], -time.thread_time()
     for ids, before in zip(texts, reference, strict=True):
         after = predict(ids)
@@ -131,7 +131,7 @@ def compare(texts: list[list[int]], reference: list[Tensor], predict: Predict) -
 
 
 def layers() -> dict[str, dict[str, float]]:
-    """Return squared errors of layers' outputs, as shares of the outputs' squares, by layer and format."""
+    """Return squared errors of layer outputs, relative to the squared outputs, by layer and format."""
     found = {}
     generator = torch.Generator().manual_seed(0)
     for name, (outs, k) in LAYERS.items():
@@ -146,7 +146,7 @@ def layers() -> dict[str, dict[str, float]]:
 
 
 def formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a matrix in several formats, dequantised."""
+    """Yield a matrix quantised to several formats and dequantised."""
     for scheme in ("int8", "int4"):
         yield f"speculant {scheme}", round_weight(weight, scheme).dequantize()
     from gguf import GGMLQuantizationType, quants
@@ -161,7 +161,7 @@ def formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def quantize(weight: Tensor, kind: int) -> np.ndarray:
-    """Return a matrix as llama.cpp's library quantises it, UInt8 [outs, bytes of a row]."""
+    """Return a matrix quantised by llama.cpp's library, UInt8 [outs, bytes per row]."""
     import llama_cpp
 
     library = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))

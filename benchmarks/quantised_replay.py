@@ -1,8 +1,8 @@
-"""Tokens per second with quantised weights along recorded outputs, at the pass costs that cpu_quantised.py measured.
+"""Compute tokens per second with quantised weights along recorded outputs, from the pass costs of cpu_quantised.py.
 
-Decoding forced along outputs takes minutes per request and system; here the same outputs are replayed without a model,
-and every pass is charged what the system took for as many rows (between those that were measured, on a straight line),
-behind 64 tokens. Speculant's drafts are charged 250 microseconds a round, those of the others nothing.
+Decoding forced along outputs takes minutes per request and system. Here the same outputs are replayed without a model,
+and every pass is charged the measured time of the system for as many rows (linearly interpolated), after 64 cached
+tokens. Speculant is charged 250 microseconds per round for drafting, the other systems nothing.
 
     python benchmarks/quantised_replay.py $RESULTS/cpu-quantised.json -o $RESULTS/quantised-replay.json
 """
@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--formats", default="q8_0,q4_0")
-    parser.add_argument("--requests", type=int, default=20, help="of each file")
-    parser.add_argument("--tokens", type=int, default=240, help="of each output at most")
+    parser.add_argument("--requests", type=int, default=20, help="requests per file")
+    parser.add_argument("--tokens", type=int, default=240, help="maximum tokens per output")
     args = parser.parse_args()
     formats = json.loads(args.measured.read_text())["formats"]
     report: dict[str, Any] = {"requests": args.requests, "token_limit": args.tokens, "formats": {}}
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def step_cost(rows: dict[str, Any]) -> StepCost:
-    """Return the seconds of passes by draft rows."""
+    """Return the seconds of passes by number of draft rows."""
     nodes = np.array([float(count) - 1 for count in rows])
     seconds = np.array([each["cpu"] / 1e3 for each in rows.values()])
     beyond = seconds[-1] + (seconds[-1] - seconds[-2]) / (nodes[-1] - nodes[-2]) * (64 - nodes[-1])
@@ -87,7 +87,7 @@ def replay_file(recordings: Sequence[Recording], curves: dict[str, StepCost]) ->
 
 
 def chains(recordings: Sequence[Recording], curve: StepCost, draft: Callable[[Int32], Int32]) -> float:
-    """Return the tokens per second of a drafter of chains."""
+    """Return the tokens per second of a drafter that drafts chains."""
     tokens, rows = 0, list[int]()
 
     def run(pass_tokens: Int32) -> torch.Tensor:

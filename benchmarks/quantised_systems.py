@@ -1,7 +1,7 @@
-"""The systems that benchmarks/cpu_quantised.py compares: each reads prompts, runs passes, and decodes along outputs.
+"""The systems compared by benchmarks/cpu_quantised.py: each reads prompts, runs passes, and decodes along outputs.
 
-Speculant's own passes and llama.cpp read the same GGUF file. OpenVINO's weights are those that its own tools write.
-Decoding is forced along recorded outputs, see `bench.systems.forced`; every system computes each pass in full.
+Speculant's own passes and llama.cpp read the same GGUF file. OpenVINO's weights are written by its own tools. Decoding
+is forced along recorded outputs (`bench.systems.forced`); every system computes each pass in full.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
 
 POSITIONS = 2560
-LLAMACPP_LOOKUP = 10  # tokens, llama-cpp-python's default
-OPENVINO_LOOKUP = 5, 3  # tokens and the longest n-gram, as in OpenVINO GenAI's sample
+LLAMACPP_LOOKUP = 10  # draft tokens, llama-cpp-python's default
+OPENVINO_LOOKUP = 5, 3  # draft tokens and longest n-gram, as in OpenVINO GenAI's sample
 
 
 @dataclass(slots=True)
 class Run:
-    """Decoded outputs: tokens after the first, target passes, seconds of the process's own time and of the clock."""
+    """Totals of decoded outputs: tokens after the first, target passes, CPU seconds and wall-clock seconds."""
 
     tokens: int = 0
     passes: int = 0
@@ -52,27 +52,27 @@ class Run:
 
 
 class System(Protocol):
-    """A model in one system."""
+    """A model loaded in one system."""
 
     @property
     def methods(self) -> Sequence[str]:
-        """Its ways to decode, by name."""
+        """The names of its decoding methods."""
 
     def read(self, prompt: Int32) -> None:
-        """Begin with a prompt, whose last token is left for the first pass."""
+        """Begin with a prompt, leaving its last token for the first pass."""
 
     def open_passes(self) -> Callable[[Int32], object]:
-        """Return what runs a pass over a chain of tokens behind the prompt and drops it, until something is decoded."""
+        """Return a function that runs and drops a pass over a chain after the prompt, valid until the next decoding."""
 
     def decode(self, method: str, prompt: Int32, output: Sequence[int]) -> Run:
-        """Decode along an output behind the prompt that was read last."""
+        """Decode along an output after the prompt that was read last."""
 
 
 class EngineSystem:
     """One of Speculant's engines: its own passes, or llama.cpp's.
 
     Attributes:
-        methods: "none", names of methods, and "lookup:N" for llama-cpp-python's prompt lookup with N tokens.
+        methods: "none", method names, and "lookup:N" for llama-cpp-python's prompt lookup with N tokens.
     """
 
     def __init__(self, model: Any, methods: Sequence[str]) -> None:
@@ -107,7 +107,7 @@ class EngineSystem:
         sequence = DecodedSequence(cache, sampler, SessionRequest(prompt=prompt), stats)
         generation = Generation(sequence, sampler, target=cache)
         pieces = iter(Stream(generation, replace(make_forced_components(speculator), clock=time.process_time)))
-        next(pieces)  # the prompt's pass
+        next(pieces)  # prefill
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in pieces:
             pass
@@ -115,7 +115,7 @@ class EngineSystem:
         return Run(len(output) - 1, stats.rounds, time.process_time() - cpu, time.perf_counter() - wall)
 
     def _begin(self) -> Any:
-        """Return the prompt's cache, before its last token was read, as one that reads no prompt any more."""
+        """Return the prompt's cache without its last token, already prefilled."""
         self._engine.crop(self._text, len(self._prompt) - 1)
         cache = self._engine.open(_ids(self._prompt), cache=self._text)
         cache.prefill()
@@ -168,13 +168,14 @@ def verify_chains(
     prompt: Int32,
     output: Sequence[int],
 ) -> Run:
-    """Decode along an output by chains.
+    """Decode along an output with drafted chains.
 
     Args:
         forward: returns the logits [n, V] of a pass over n tokens.
-        keep: keeps the first rows of the last pass.
+        keep: commits the first rows of the last pass.
         draft: returns the draft for a text.
-        prompt, output: of the request.
+        prompt: the request's prompt.
+        output: the request's recorded output.
     """
     ids, done, passes = np.concatenate([prompt, np.array(output, np.int32)]), 1, 0
     cpu, wall = time.process_time(), time.perf_counter()
@@ -193,7 +194,7 @@ def verify_chains(
 
 
 def open_systems(gguf: Path, openvino: Path | None, threads: int, names: Sequence[str]) -> Mapping[str, System]:
-    """Return the systems of a format, loaded."""
+    """Load and return the systems of a format."""
     found: dict[str, System] = {}
     if "speculant" in names:
         found["speculant"] = EngineSystem(plan_model(gguf).load()[0], ("none", "mix"))
@@ -206,7 +207,7 @@ def open_systems(gguf: Path, openvino: Path | None, threads: int, names: Sequenc
 
 
 def _speculator(model: Any, method: str) -> Speculator:
-    """Return a method on a model, compiled, with an empty memory."""
+    """Return a speculator for a method on a model, compiled, with an empty memory."""
     speculator = Speculator.from_transformers(model, method=method)
     if method != "none":
         replay(speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)

@@ -1,9 +1,9 @@
 """REST's datastore: the cost of building one from 100 MB of text, and the cost and benefit of drafting from it.
 
-The text is that of SPECULANT_DATA, cut into pieces of about 2000 characters that are shuffled anew for every
-repetition, so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in its own process,
-whose memory is measured and compared with that of the same command on one line. Then a held-out text is committed token
-by token. Last, the first half of two files of traces is the corpus for the second.
+The text is that of SPECULANT_DATA, cut into pieces of about 2000 characters that are reshuffled for every repetition,
+so that all of it occurs several times. `speculant corpus build --kind suffix` sorts it in a separate process, whose
+memory is measured and compared with that of the same command on a one-line text. Then a held-out text is committed
+token by token. Finally, the first half of each of two trace files is the corpus for the second half.
 
     python benchmarks/rest_corpus.py -o benchmarks/results/rest-corpus.json
 """
@@ -36,9 +36,9 @@ from speculant.drafters.suffix.rest import RestDrafter, save_corpus
 from speculant.memory.file import read_header
 
 NODES = 64
-HELD_OUT = 5000  # tokens of the held-out text
+HELD_OUT = 5000  # tokens of held-out text
 PIECE = 2000
-TRACES = {"llama31-8b-gsm8k": 128_256, "llama31-8b-instructcoder": 128_256}  # and their vocabulary
+TRACES = {"llama31-8b-gsm8k": 128_256, "llama31-8b-instructcoder": 128_256}  # with their vocabulary sizes
 BUILD = "import sys; from speculant.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def pieces(files: list[Path], size: int) -> Iterator[str]:
-    """Yield pieces of the files until there are so many bytes."""
+    """Yield pieces of the files up to a total size in bytes."""
     texts = [path.read_text(encoding="utf-8", errors="replace").replace("<|endoftext|>", "") for path in files]
     cut = [text[at : at + PIECE] for text in texts for at in range(0, len(text), PIECE)]
     shuffle = random.Random(0).shuffle
@@ -89,7 +89,7 @@ def pieces(files: list[Path], size: int) -> Iterator[str]:
 
 
 def build(text: Path, corpus: Path) -> dict[str, Any]:
-    """Run the command and measure its memory; resident pages of files can be evicted by the system, others cannot."""
+    """Run the command and measure its memory; the system can evict resident pages of files, but not others."""
     began = time.perf_counter()
     command = [sys.executable, "-c", BUILD, "corpus", "build", "--kind", "suffix", "-o", str(corpus), str(text)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,12 +1,12 @@
-"""Retrieval guessed and verified (RaLMSpec) against a search before every interval, with three retrievers.
+"""Compare speculative retrieval (RaLMSpec) with a search before every interval, with three retrievers.
 
     OMP_NUM_THREADS=1 python benchmarks/retrieval.py -o benchmarks/results/retrieval.json
 
 The bundled model continues held-out stories of SPECULANT_DATA; the collection is its training stories, cut to passages.
-The three procedures answer each question in turns, on the wall clock, since verification runs beside decoding. Vectors
-are random projections of weighted words, in place of an encoder's; `--vectors` adds random ones that no query finds, so
-that an exact search takes as long as in a larger collection. Beside each retriever stands what a search took of a plain
-answer's time, on which every gain depends.
+The three procedures answer each question alternately, in wall-clock time, since verification runs in parallel with
+decoding. Vectors are random projections of weighted words, in place of an encoder's; `--vectors` adds random ones that
+no query matches, so that an exact search takes as long as in a larger collection. For each retriever, the time of a
+search is reported relative to a plain answer, since every gain depends on it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAYS = {
 
 
 class WordVectors:
-    """Unit vectors Float32[N, D] of texts: their words' random vectors, weighted by how rare the words are."""
+    """Unit vectors Float32[N, D] of texts: sums of the words' random vectors, weighted by the words' rarity."""
 
     def __init__(self, texts: Sequence[str], size: int) -> None:
         self._counts = Counter(word for text in texts for word in set(words_of(text)))
@@ -60,7 +60,7 @@ class WordVectors:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="results file, which is extended")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per answer")
     parser.add_argument("--vectors", type=int, default=100_000, help="vectors of the dense collections")
@@ -92,12 +92,12 @@ def main() -> None:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
+    """Return the lower-case words of a text."""
     return re.findall(r"\w\w+", text.lower())
 
 
 def open_retriever(name: str, passages: list[str], vectors: int) -> Any:
-    """Return a retriever of the passages, the dense ones among further vectors."""
+    """Return a retriever over the passages; dense collections also hold random vectors."""
     if name == "bm25":
         return Bm25Retriever(passages)
     encode = WordVectors(passages, 384)
@@ -109,7 +109,7 @@ def open_retriever(name: str, passages: list[str], vectors: int) -> Any:
 
 
 def measure(speculator: Speculator, retriever: Any, questions: Sequence[str], tokens: int) -> dict[str, Any]:
-    """Answer all questions in three ways, in turns; return times, counts and how many answers differ."""
+    """Answer all questions in three ways, alternating; return times, counts and the number of different answers."""
     sampling = SamplingOptions(max_new_tokens=tokens)
     generators = {way: RetrievalGenerator(speculator, retriever, options) for way, options in WAYS.items()}
     for generator in generators.values():

@@ -1,20 +1,21 @@
-"""`speculant serve` under load, against plain decoding, transformers' server, and the library without a server.
+"""Load test of `speculant serve`, compared with plain decoding, transformers' server, and the library without a server.
 
-Greedy completions of held-out stories' beginnings as streams, at several numbers of concurrent clients:
+Streamed greedy completions of the beginnings of held-out stories, at several numbers of concurrent clients:
 
-    speculant           `speculant serve` as it comes, with room for 16 texts
+    speculant           `speculant serve` with default options, up to 16 concurrent texts
     plain               the same with `--method none`
-    transformers        `transformers serve`, which decodes one text after the other
+    transformers        `transformers serve`, which decodes one text at a time
     transformers-paged  the same with `--continuous-batching`
     library             `Batch` called directly with the method and the requests of `speculant`
-    library-plain       the same without drafts, for `plain`; only if named by --systems
+    library-plain       the same without drafts, to compare with `plain`; only if named in --systems
 
-All run at once, one thread each, and take turns: the others are stopped while one is measured, in an order that moves
-on with every repetition, with the same prompts for all and new ones each time. Ratios are of one repetition's figures.
+All systems are started at once with one thread each and take turns: while one is measured, the others are suspended.
+The order rotates with every repetition; prompts are the same for all systems and new in each repetition. Ratios compare
+figures of the same repetition.
 
     python benchmarks/serving.py -o benchmarks/results/serving.json --chart docs/images/serving.png
 
-The result is added to target by target, so `--targets bundled` and `--targets inflated` may be two runs.
+Results are added to the file by target, so `--targets bundled` and `--targets inflated` can be separate runs.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from serving_systems import SYSTEMS, HttpServer, Library, start
 from stories import cut_prompts
 
 TARGETS = ("bundled", "inflated")
-REQUESTS = {"bundled": 8, "inflated": 2}  # at least; each client sends `TURNS` or more
+REQUESTS = {"bundled": 8, "inflated": 2}  # minimum; each client sends at least `TURNS`
 TURNS = {"bundled": 3, "inflated": 1}
 TOKENS = {"bundled": 64, "inflated": 16}
-LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # of the texts in turn; equal ones would end, and begin, in the same rounds
+LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # relative lengths; equal texts would begin and end in the same rounds
 RATIOS = {
     "speculant_to_plain": ("speculant", ("plain",)),
-    "speculant_to_transformers": ("speculant", ("transformers", "transformers-paged")),  # the faster one
+    "speculant_to_transformers": ("speculant", ("transformers", "transformers-paged")),  # the faster of the two
     "server_to_library": ("speculant", ("library",)),
     "plain_server_to_library": ("plain", ("library-plain",)),
 }
@@ -69,15 +70,15 @@ def parse() -> argparse.Namespace:
     names = lambda text: tuple(text.split(","))  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--chart", type=Path, help="a PNG of the result")
+    parser.add_argument("--chart", type=Path, help="PNG file for a chart of the results")
     parser.add_argument("--targets", type=names, default=TARGETS, help="default: bundled,inflated")
     parser.add_argument("--systems", type=names, default=SYSTEMS[:-1], help=f"of {','.join(SYSTEMS)}")
     parser.add_argument("--clients", type=names, default=("1", "4", "16"), help="default: 1,4,16")
-    parser.add_argument("--requests", type=int, help=f"at least, at a number of clients; default: {REQUESTS}")
-    parser.add_argument("--turns", type=int, help=f"requests of a client, at least; default: {TURNS}")
-    parser.add_argument("--tokens", type=int, help=f"of an answer, on average, at most; default: {TOKENS}")
+    parser.add_argument("--requests", type=int, help=f"minimum per number of clients; default: {REQUESTS}")
+    parser.add_argument("--turns", type=int, help=f"minimum requests per client; default: {TURNS}")
+    parser.add_argument("--tokens", type=int, help=f"mean of the maximum tokens per answer; default: {TOKENS}")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--inflated", type=Path, help="the folder to keep the inflated target's 2 GB in between runs")
+    parser.add_argument("--inflated", type=Path, help="folder in which the inflated target (2 GB) is kept between runs")
     args = parser.parse_args()
     args.clients = [int(each) for each in args.clients]
     for name, given, known in (("--targets", args.targets, TARGETS), ("--systems", args.systems, SYSTEMS)):
@@ -87,7 +88,7 @@ def parse() -> argparse.Namespace:
 
 
 def described() -> dict[str, Any]:
-    """Return the machine and the versions; each system's passes run on one thread."""
+    """Return the machine and versions; each system runs its passes on one thread."""
     from importlib.metadata import version
 
     from speculant.cli.env import environment
@@ -96,7 +97,7 @@ def described() -> dict[str, Any]:
 
 
 def model_folder(target: str, args: argparse.Namespace, scratch: Path) -> Path:
-    """Return the folder of a target, which every system can load."""
+    """Return a target's folder, which every system can load."""
     from speculant.api.loading import bundled_model
 
     if target == "bundled":
@@ -113,7 +114,7 @@ def model_folder(target: str, args: argparse.Namespace, scratch: Path) -> Path:
 
 
 def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the cells of a target, their summary, and how many texts were equal."""
+    """Return the cells of a target, their summary, and the number of identical texts."""
     began, tokens = time.perf_counter(), args.tokens or TOKENS[target]
     turns, minimum = args.turns or TURNS[target], args.requests or REQUESTS[target]
     counts = {clients: max(minimum, turns * clients) for clients in args.clients}
@@ -154,7 +155,7 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
 
 @contextlib.contextmanager
 def running(names: Sequence[str], folder: Path, scratch: Path) -> Iterator[list[HttpServer | Library]]:
-    """Run systems, all of them paused; end them."""
+    """Start systems, suspended; stop them at exit."""
     systems = list[HttpServer | Library]()
     try:
         for name in names:
@@ -169,7 +170,7 @@ def running(names: Sequence[str], folder: Path, scratch: Path) -> Iterator[list[
 def turn(
     system: HttpServer | Library, prompts: Sequence[str], *, clients: int, tokens: int
 ) -> tuple[Cell, list[Answer]]:
-    """Return the figures and answers of one system while the others are paused."""
+    """Return the figures and answers of one system while the others are suspended."""
     asked = [(prompt, round(tokens * LENGTHS[place % len(LENGTHS)])) for place, prompt in enumerate(prompts)]
     system.resume()
     drafting, cpu, own, began = system.counters(), system.cpu_seconds, time.process_time(), time.perf_counter()
@@ -196,7 +197,7 @@ def elapsed(began: float) -> int:
 
 
 def summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Return medians of the systems, and ratios with their spread, for each number of clients."""
+    """Return the systems' medians, and ratios with their spread, for each number of clients."""
     found = []
     for clients in dict.fromkeys(cell["clients"] for cell in cells):
         own = [cell for cell in cells if cell["clients"] == clients]
@@ -228,7 +229,7 @@ def medians(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def paired(cells: Sequence[Cell], figure: str, over: str, under: Sequence[str]) -> list[float]:
-    """Return one ratio for each repetition in which the systems ran; of several the fastest is compared with."""
+    """Return one ratio per repetition in which the systems ran; the denominator is the best of `under`."""
     found = []
     for repetition in dict.fromkeys(cell["repetition"] for cell in cells):
         values = {cell["system"]: cell[figure] for cell in cells if cell["repetition"] == repetition}

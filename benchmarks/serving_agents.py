@@ -1,10 +1,10 @@
-"""A coding agent edits files through the server, with drafts and without: smolagents' CodeAgent, unchanged.
+"""A coding agent edits files through the server, with and without drafts: smolagents' CodeAgent, unchanged.
 
-Each task is one file of this project: the agent prints it, writes it anew with some names changed, and ends. What the
-model says is scripted, since the bundled model cannot program: a processor leaves one token of each row of logits, and
-drafts do not know which, so they are those for a model that says this. The weights are the bundled model's,
-with room for 32,768 positions. A first task, which is not counted, leaves the agent's instructions in the prefix cache.
-Ways take turns, each with a server and a memory of its own; time is CPU time of the thread that decodes.
+Each task is one file of this project: the agent prints it, writes it again with some names changed, and ends. The
+model's output is scripted, since the bundled model cannot program: a logits processor leaves one token per row, which
+drafters cannot see, so they draft as for a model with this output. The weights are the bundled model's, with 32,768
+positions. A first task, which is not counted, puts the agent's instructions into the prefix cache. The methods
+alternate, each with its own server and memory; time is CPU time of the decoding thread.
 
     python benchmarks/serving_agents.py -o benchmarks/results/serving-agents.json
 """
@@ -39,20 +39,20 @@ from speculant.serving.exchange import Exchange, Job
 from speculant.serving.server import bind, make_server, url
 
 SOURCES = Path(__file__).parent.parent / "src" / "speculant" / "verifiers"
-FILES = ("speculative_sampling", "block", "k_seq", "contrastive", "sample_then_follow")  # the first is not counted
+FILES = ("speculative_sampling", "block", "k_seq", "contrastive", "sample_then_follow")  # the first is warm-up
 RENAMED = {"tree": "draft_tree", "walk": "path", "row": "place", "sampler": "chooser"}
 WAYS = {"drafts": "mix", "none": "none"}
 
 
 class Scripted(LogitsProcessor):  # type: ignore[misc]
-    """Leaves the next token of a script behind a prompt."""
+    """Leaves only the next token of a script after a prompt."""
 
     def __init__(self, prompt: int, script: Sequence[int]) -> None:
-        """Take the prompt's length and the tokens that follow."""
+        """Store the prompt's length and the tokens that follow it."""
         self._prompt, self._script = prompt, script
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores with one token left."""
+        """Return the scores with all but one token masked."""
         place = min(ids.shape[1] - self._prompt, len(self._script) - 1)
         found = torch.full_like(scores, -torch.inf)
         found[:, self._script[place]] = 0.0
@@ -60,7 +60,7 @@ class Scripted(LogitsProcessor):  # type: ignore[misc]
 
 
 def replies(file: Path) -> list[str]:
-    """Return what the model says in an agent's turns over a file."""
+    """Return the scripted output of the model for each of the agent's turns on a file."""
     changed = file.read_text()
     for name, other in RENAMED.items():
         changed = re.sub(rf"\b{name}\b", other, changed)
@@ -71,7 +71,7 @@ def replies(file: Path) -> list[str]:
 
 @contextmanager
 def serve(method: str, folder: str, script: list[str]) -> Iterator[tuple[str, int]]:
-    """Serve the model, whose answers are taken from the script in turn; yield the address, and its thread's clock."""
+    """Serve the model with answers from the script in order; yield the address and the decoding thread's clock."""
     model, tokenizer = load_model(folder)
     speculator = Speculator.from_transformers(model, tokenizer, method=method)
     before = Service.options
@@ -101,7 +101,7 @@ def serve(method: str, folder: str, script: list[str]) -> Iterator[tuple[str, in
 
 
 def edit(address: str, file: Path) -> list[str]:
-    """Let an agent edit a file; return what it was told."""
+    """Let an agent edit a file; return the answers that it received."""
     model = OpenAIModel(
         "scripted",
         api_base=f"{address}/v1",
@@ -116,10 +116,10 @@ def edit(address: str, file: Path) -> list[str]:
 
 
 def measure(way: str, folder: str) -> dict[str, Any]:
-    """Return what a way took, task by task."""
+    """Return the measurements of one method, by task."""
     tasks = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as place:
-        os.chdir(place)  # so that what is said is the same wherever that is
+        os.chdir(place)  # so that prompts do not depend on the location
         files = [Path(shutil.copy(SOURCES / f"{name}.py", place)) for name in FILES]
         script = [text for file in files for text in replies(file)]
         with serve(WAYS[way], folder, script) as (address, clock), watch_tickets() as ended:
@@ -148,7 +148,7 @@ def measure(way: str, folder: str) -> dict[str, Any]:
 
 @contextmanager
 def watch_tickets() -> Iterator[list[Any]]:
-    """Yield the texts that are submitted meanwhile."""
+    """Yield the list of texts that are submitted inside the context."""
     found, before = list[Any](), Exchange.submit
 
     def submit(self: Exchange, job: Job) -> Any:
@@ -163,7 +163,7 @@ def watch_tickets() -> Iterator[list[Any]]:
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of all tasks but the first, and whether the ways did the same."""
+    """Return totals over all tasks except the first, and whether the methods gave the same results."""
     texts = [[(task["said"], task["written"]) for task in run["tasks"]] for run in runs]
     found: dict[str, Any] = {}
     for way in WAYS:
@@ -176,7 +176,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and write the results."""
+    """Run the measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Draw the result of `serving.py`: throughput and latencies by the number of clients, a row for each target.
+"""Draw the results of `serving.py`: throughput and latencies by number of clients, one row per target.
 
 python benchmarks/serving_chart.py benchmarks/results/serving.json -o docs/images/serving.png
 """
@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-TITLES = {"bundled": "bundled model, 5.5 M", "inflated": "inflated target, 494 M"}  # of the rows
+TITLES = {"bundled": "bundled model, 5.5 M", "inflated": "inflated target, 494 M"}  # row titles
 SERIES = {
     "speculant": ("speculant serve", "#2463b0"),
     "plain": ("speculant serve, plain decoding", "#8fb4de"),
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw a result; bars of latencies are medians, the lines on them reach to the 99th percentile."""
+    """Draw the results; latency bars are medians, and the lines on them extend to the 99th percentile."""
     targets = {name: own["summary"] for name, own in found["targets"].items()}
     with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9}):
         figure = Figure(figsize=(9.6, 2.9 * len(targets) + 0.3), layout="constrained")
@@ -53,7 +53,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def panel(axes: Axes, summary: list[dict[str, Any]], name: str) -> None:
-    """Draw one figure of all systems."""
+    """Draw one metric for all systems."""
     shown = [series for series in SERIES if any(series in row["systems"] for row in summary)]
     width = 0.8 / len(shown)
     for place, series in enumerate(shown):

@@ -1,6 +1,6 @@
-"""`Batch` without a server, for `serving.py`: reads requests as lines of JSON and writes the texts with their times.
+"""`Batch` without a server, for `serving.py`: reads requests as JSON lines and writes the texts with their times.
 
-Requests join as in the server: so many at a time, the next one when one has ended.
+Requests join as in the server: up to a number of clients at a time, and the next one when one has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def decode(batch: Batch, asked: Sequence[tuple[str, int]], clients: int) -> list[dict[str, Any]]:
-    """Return text, tokens and times of each prompt's continuation, by prompts and the most tokens of each."""
+    """Return text, tokens and times of each continuation, given prompts with their maximum tokens."""
     waiting = deque(enumerate(asked))
     places: dict[Any, int] = {}
     found: list[dict[str, Any]] = [{} for _ in asked]

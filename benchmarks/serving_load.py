@@ -1,7 +1,7 @@
-"""The clients of `serving.py`: requests to an OpenAI-compatible server as streams, and their figures.
+"""The clients of `serving.py`: streaming requests to an OpenAI-compatible server, and their figures.
 
-A client sends its next request when its last answer has ended. Bytes are kept with the time of their arrival and parsed
-when all answers have ended, so that the clients take little from the server on the same machine.
+A client sends its next request when its last answer has ended. Received bytes are stored with their arrival time and
+parsed after all answers have ended, so that the clients take little CPU time from a server on the same machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Request:
     """A greedy completion.
 
     Attributes:
-        model: as the server calls it.
-        prompt: a text.
-        max_tokens: at which the answer ends if the model does not end it earlier.
+        model: the model's name on the server.
+        prompt: the prompt text.
+        max_tokens: maximum tokens of the answer.
     """
 
     model: str
@@ -53,13 +53,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back for a request.
+    """The answer to a request.
 
     Attributes:
         text: the completion.
-        tokens: as the server counted them.
-        began: when the request was sent, in seconds of `time.perf_counter` of the process that measured.
-        arrivals: when each piece of the text arrived, in seconds of the same clock.
+        tokens: number of tokens, as counted by the server.
+        began: when the request was sent, in seconds of `time.perf_counter` of the measuring process.
+        arrivals: when each piece of the text arrived, on the same clock.
     """
 
     text: str
@@ -69,10 +69,10 @@ class Answer:
 
 
 async def ask_all(port: int, requests: Sequence[Request], *, clients: int) -> list[Answer]:
-    """Return the answers to requests in their order, so many of them asked for at a time.
+    """Return the answers to requests in the same order, sending up to `clients` requests at a time.
 
     Raises:
-        RuntimeError: a request failed; the message is the server's.
+        RuntimeError: if a request failed, with the server's message.
     """
     waiting, found = deque(enumerate(requests)), dict[int, Answer]()
 
@@ -89,7 +89,7 @@ async def ask(port: int, request: Request) -> Answer:
     """Return the answer to a request.
 
     Raises:
-        RuntimeError: it failed; the message is the server's.
+        RuntimeError: if the request failed, with the server's message.
     """
     host = f"127.0.0.1:{port}"
     began = time.perf_counter()
@@ -115,7 +115,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _parsed(parts: Sequence[tuple[float, bytes]], began: float) -> Answer:
-    """Return the answer that server-sent events hold; an event arrives with its last byte."""
+    """Return the answer contained in server-sent events; an event arrives with its last byte."""
     text, tokens, arrivals, left = "", 0, list[float](), b""
     for arrived, part in parts:
         *events, left = (left + part).split(b"\n\n")
@@ -134,9 +134,9 @@ def _parsed(parts: Sequence[tuple[float, bytes]], began: float) -> Answer:
 def figures(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return throughput, and percentiles of latencies in milliseconds.
 
-    Time to first token counts from sending a request. Inter-token latency is the time between two pieces of a text,
-    which hold several tokens where drafts are accepted; time per output token is a text's time after its first piece,
-    divided by the tokens after the first.
+    Time to first token counts from sending the request. Inter-token latency is the time between two pieces of a text,
+    which hold several tokens if drafts are accepted. Time per output token is the time of a text after its first piece,
+    divided by the number of tokens after the first.
     """
     began, ended = min(each.began for each in answers), max(each.arrivals[-1] for each in answers)
     tokens = sum(each.tokens for each in answers)
@@ -154,7 +154,7 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return percentiles in milliseconds, NaN-free: an empty dictionary where there is nothing to rank."""
+    """Return percentiles in milliseconds; empty if there are no values."""
     if not seconds:
         return {}
     return {f"p{share}": round(1e3 * float(np.percentile(seconds, share)), 3) for share in PERCENTILES}

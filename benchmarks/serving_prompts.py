@@ -1,16 +1,17 @@
-"""Short requests and streams beside readers of long prompts: how long they wait in `speculant serve`.
+"""How long short requests and streams wait in `speculant serve` while other clients send long prompts.
 
-The bundled model with its positions raised to 8,192 (its texts mean nothing there; the time is that of any text).
-Readers send prompts of 4,000 random tokens, one after the other, for one new token each. Beside 0, 1 and 3 of them
+The bundled model with its positions raised to 8,192 (its texts are meaningless there, but take as long as any others).
+Readers send prompts of 4,000 random tokens, one after the other, and request one new token for each. With 0, 1 and 3
+readers,
 
-    short     a client asks for one token behind 10 tokens, time after time: seconds to the first token
+    short     a client repeatedly requests one token after a 10-token prompt: seconds to the first token
     stream    a text is streamed: seconds between its chunks
 
-The unit is a chunk: the seconds that 128 tokens of a long prompt take when nothing else is read.
+The unit is a chunk: the time that 128 tokens of a long prompt take when nothing else is read.
 
     python benchmarks/serving_prompts.py --label after -o benchmarks/results/serving-prompts.json
 
-A result is added to the file under its label, so runs of two versions stand side by side.
+Results are added to the file under their label, so that two versions can be compared.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ READY_SECONDS = 240
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--label", required=True, help="what the result is called in the file")
-    parser.add_argument("--seconds", type=float, default=25.0, help="of each measurement; default: 25")
+    parser.add_argument("--label", required=True, help="name of the result in the file")
+    parser.add_argument("--seconds", type=float, default=25.0, help="duration of each measurement; default: 25")
     args = parser.parse_args()
     from serving import described
 
     with tempfile.TemporaryDirectory() as scratch, serving(model_folder(Path(scratch)), Path(scratch)) as port:
-        complete(port, LONG)  # kernels and caches
+        complete(port, LONG)  # warm-up of kernels and caches
         chunk = float(np.median([complete(port, LONG) for _ in range(3)])) * CHUNK / LONG
         cells = [{"readers": readers} | beside(port, readers, seconds=args.seconds, chunk=chunk) for readers in READERS]
     found = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def model_folder(scratch: Path) -> Path:
-    """Return a copy of the bundled model that takes long prompts."""
+    """Return a copy of the bundled model that accepts long prompts."""
     from speculant.api.loading import bundled_model
 
     folder = scratch / "long"
@@ -106,7 +107,7 @@ def healthy(port: int) -> bool:
 
 
 def beside(port: int, readers: int, *, seconds: float, chunk: float) -> dict[str, Any]:
-    """Return what short requests and a stream waited beside so many readers, in seconds and in chunks."""
+    """Return the waits of short requests and a stream alongside `readers` readers, in seconds and in chunks."""
     ended, read = threading.Event(), list[int]()
     threads = [threading.Thread(target=keep_reading, args=(port, ended, read)) for _ in range(readers)]
     began = time.perf_counter()
@@ -132,7 +133,7 @@ def keep_reading(port: int, ended: threading.Event, read: list[int]) -> None:
 
 
 def repeated(port: int, seconds: float) -> Iterator[float]:
-    """Yield the seconds of short requests, at moments that follow no beat."""
+    """Yield the seconds of short requests, sent at irregular intervals."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         yield complete(port, SHORT)
@@ -140,7 +141,7 @@ def repeated(port: int, seconds: float) -> Iterator[float]:
 
 
 def complete(port: int, tokens: int) -> float:
-    """Return the seconds of a request for one token behind a prompt of its own."""
+    """Return the seconds of a request for one token after a new prompt."""
     began = time.perf_counter()
     for _ in ask(port, tokens, max_tokens=1):
         pass
@@ -160,7 +161,7 @@ def stream_gaps(port: int, seconds: float) -> list[float]:
 
 
 def ask(port: int, tokens: int, *, until: float = float("inf"), **options: Any) -> Iterator[float]:
-    """Send a greedy completion of random tokens; yield when each line of its answer came."""
+    """Send a greedy completion of random tokens; yield the arrival time of each line of the answer."""
     body = {"model": NAME, "prompt": [random.randrange(300, 4000) for _ in range(tokens)], "temperature": 0} | options
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     try:

@@ -1,16 +1,16 @@
-"""A soak of `speculant serve`: thousands of mixed requests, a quarter of them unkind, and then nothing may be amiss.
+"""A soak test of `speculant serve`: thousands of mixed requests, a quarter of them misbehaving, followed by checks.
 
-A server of the bundled model is started with a memory file and asked by concurrent clients: chats and completions,
-streamed or not, greedy and sampled, with `n`, `stop`, log-probabilities, schemas and predictions; clients that cancel,
-reset their connection, go before their body is sent, read slowly or not at all, and send what is no request. After a
-warm-up and at the end its resident memory, file descriptors and threads are compared; greedy texts are compared with
-plain decoding in this process, requests with the server's metrics, and the memory that SIGTERM saved with the tokens
-that the server counted.
+A server with the bundled model and a memory file receives concurrent requests: chats and completions, streamed or not,
+greedy and sampled, with `n`, `stop`, log-probabilities, schemas and predictions; and clients that cancel, reset their
+connection, leave before their body is sent, read slowly or not at all, or send invalid HTTP. Resident memory, file
+descriptors and threads are compared after a warm-up and at the end; greedy texts are compared with plain decoding in
+this process, requests with the server's metrics, and the memory saved on SIGTERM with the tokens that the server
+counted.
 
     python benchmarks/serving_soak.py -o benchmarks/results/serving-soak.json
 
-The prefix cache is so small that it is full after the warm-up, and the drafting memory is bounded at 16 MB: what they
-may take is not what is looked for.
+The prefix cache is small enough to be full after the warm-up, and the drafting memory is limited to 16 MB, so that
+their growth is not mistaken for a leak.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from speculant.memory.file import read_any_memory
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
 OPTIONS = ["--prefix-cache", "8", "--memory-limit", "16", "--max-queue", "512", "--save-seconds", "5"]
 LIMITS = {"SPECULANT_STALL_SECONDS": "1", "SPECULANT_BODY_SECONDS": "5"}
-WAIT, UNREAD = 300, 60  # seconds for an answer, and that one is left unread
-PARTS = 5  # of the requests after the warm-up; the process is looked at after each
+WAIT, UNREAD = 300, 60  # seconds to wait for an answer, and to leave one unread
+PARTS = 5  # parts of the requests after the warm-up; the process is inspected after each
 COURSE = ("rss_bytes", "speculant_memory_bytes", "speculant_prefix_cache_bytes", "file_descriptors")
-NODES = 64  # the most of a draft, all of which a memory learns though a stop string may cut them off
+NODES = 64  # maximum per draft; a memory learns all of them even if a stop string cuts them off
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["Tom", "Sue"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
@@ -76,19 +76,19 @@ WEIGHTS = {
 
 @dataclass(slots=True)
 class Findings:
-    """What the clients saw.
+    """Observations of the clients.
 
     Attributes:
-        kinds: requests of each kind.
-        statuses: of answers.
-        complete: requests of which the server got all, so that it must have counted them.
-        blind: of those, the ones that were reset before anything came back, which it may not have seen.
-        cut_off: answers that were not read, whose connection the server ended; the kernel can take the others whole.
-        finished: texts that came to their end.
-        stopped: of those, the ones that a stop string may have ended.
-        greedy: of each finished greedy text, what was asked and the text.
-        problems: answers that were not what they should be.
-        longest_refusal: seconds of the slowest answer to a bad request.
+        kinds: number of requests of each kind.
+        statuses: number of answers with each HTTP status.
+        complete: requests that the server received completely, so that it must have counted them.
+        blind: those of them that were reset before any answer, which the server may not have seen.
+        cut_off: unread answers whose connection the server closed; the kernel may buffer others completely.
+        finished: texts that ended.
+        stopped: those of them that a stop string may have ended.
+        greedy: request and text of each finished greedy text.
+        problems: unexpected answers.
+        longest_refusal: seconds until the slowest answer to a bad request.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -104,14 +104,14 @@ class Findings:
 
 
 class Soak:
-    """Requests of every kind, from one seed."""
+    """Requests of every kind, generated from one seed."""
 
     def __init__(self, client: Client, prompts: list[str], *, seed: int) -> None:
         self.client, self.found = client, Findings()
         self._prompts, self._random = prompts, random.Random(seed)
 
     async def run(self, requests: int, concurrency: int) -> None:
-        """Make so many requests, so many at a time."""
+        """Send `requests` requests, `concurrency` at a time."""
         kinds = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=requests)
         waiting = iter(enumerate(kinds, start=1))
 
@@ -138,7 +138,7 @@ class Soak:
             return
         if kind == "half a request":
             await self.client.send_half(path, body)
-            found.complete += 1  # its head came, so it is counted
+            found.complete += 1  # the server received its head, so it must have counted it
             return
         found.complete += 1
         if kind == "bad":
@@ -197,7 +197,7 @@ class Soak:
             found.greedy.append((body, texts[0]))
 
     def _body(self) -> tuple[str, dict[str, Any]]:
-        """Return an endpoint and a greedy request for it."""
+        """Return an endpoint and the body of a greedy request for it."""
         pick = self._random
         options = {"temperature": 0, "max_tokens": pick.choice([8, 16, 24, 32])}
         prompt = pick.choice(self._prompts)
@@ -210,7 +210,7 @@ class Soak:
 
 
 def texts_of(answer: Answer, *, stream: bool) -> list[str]:
-    """Return the texts of an answer's choices."""
+    """Return the texts of all choices in an answer."""
     if answer.status != 200:
         return []
     if not stream:
@@ -224,19 +224,19 @@ def texts_of(answer: Answer, *, stream: bool) -> list[str]:
 
 
 async def metrics_of(client: Client) -> dict[str, float]:
-    """Return the server's metrics, summed over labels but for statuses."""
+    """Return the server's metrics, summed over all labels except statuses."""
     sums = dict[str, float]()
     for line in (await client.get("/metrics")).splitlines():
         name, _, value = line.rpartition(" ")
         family = name.partition("{")[0]
-        own = 'path="/metrics"' in name  # asked for by this function
+        own = 'path="/metrics"' in name  # requests of this function itself
         if line.startswith("speculant_") and not own and not family.endswith(("_created", "_bucket")):
             sums[family] = sums.get(family, 0) + float(value)
     return sums
 
 
 async def settled(client: Client, pid: int) -> dict[str, float]:
-    """Return the process's figures and metrics once no text holds a place and connections have ended."""
+    """Return the process's figures and metrics once no text is running and connections have closed."""
     for _ in range(600):
         found = await metrics_of(client)
         if not found["speculant_num_requests_running"] and not found["speculant_num_requests_waiting"]:
@@ -254,7 +254,7 @@ async def settled(client: Client, pid: int) -> dict[str, float]:
 
 
 def offline(greedy: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
-    """Return the texts that are not those of plain decoding, fp32, one at a time."""
+    """Return the texts that differ from plain decoding, fp32, one at a time."""
     model, tokenizer = load_model(None)
     alone = Speculator.from_transformers(model, tokenizer, method="none")
     wrong = []
@@ -271,7 +271,7 @@ def offline(greedy: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
 
 
 def prompts_of(folder: Path | None) -> list[str]:
-    """Return prompts: beginnings of instructions where there is a folder of data, else those beside this file."""
+    """Return prompts: beginnings of instructions if there is a data folder, else those next to this file."""
     if folder is None:
         found: list[str] = json.loads((Path(__file__).parent / "short-prompts.json").read_text(encoding="utf-8"))
         return found
@@ -280,7 +280,7 @@ def prompts_of(folder: Path | None) -> list[str]:
 
 
 async def soak(args: argparse.Namespace, process: subprocess.Popen[str], address: str) -> dict[str, Any]:
-    """Return what the clients and the server's metrics say."""
+    """Run the soak and return the observations of the clients and the server's metrics."""
     host, port = address.removeprefix("http://").split(":")
     client = Client(host, int(port))
     data = os.environ.get("SPECULANT_DATA")
@@ -297,7 +297,7 @@ async def soak(args: argparse.Namespace, process: subprocess.Popen[str], address
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """Return a server that accepts requests, and its address."""
+    """Start a server; return it and its address once it accepts requests."""
     log = (folder / "log").open("w+", encoding="utf-8")
     memory = str(folder / "memory.speculant")
     command = [sys.executable, "-m", "speculant", "serve", "--served-model-name", "bundled", "--port", "0"]
@@ -315,8 +315,8 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--warm-up", type=int, default=400, help="requests before the first look at the process")
-    parser.add_argument("--check", type=int, default=200, help="greedy texts compared with plain decoding")
+    parser.add_argument("--warm-up", type=int, default=400, help="requests before the process is first inspected")
+    parser.add_argument("--check", type=int, default=200, help="greedy texts to compare with plain decoding")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

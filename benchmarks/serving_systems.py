@@ -1,6 +1,6 @@
-"""The systems of `serving.py`, each a process of its own: servers, and the library without one.
+"""The systems of `serving.py`, each in its own process: servers, and the library without a server.
 
-A process is stopped (SIGSTOP) while another one is measured, so that what waits for requests takes no time of a core.
+A process is stopped (SIGSTOP) while another one is measured, so that idle systems take no CPU time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from serving_load import Answer, Request, ask_all
 
 READY_SECONDS = 240
 STOP_SECONDS = 30
-NAME = "target"  # what this library's server calls the model
+NAME = "target"  # the model's name on this library's server
 MAX_CLIENTS = 16
 COUNTERS = ("rounds", "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
 PREFIX_CACHE = 256 << 20  # bytes, the server's default, for the library without one
-# transformers would take 60 % of the memory for its cache; these are 64 x 256 positions, more than the texts need.
+# By default transformers takes 60 % of the memory for its cache; 64 x 256 positions are more than the texts need.
 PAGED = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "512")
 
 
@@ -60,15 +60,15 @@ SYSTEMS = (*SERVERS, *LIBRARY)
 
 
 class Process:
-    """A system that runs.
+    """A running system.
 
     Attributes:
-        name: of `SYSTEMS`.
-        command: what started it, without paths of this machine.
+        name: its name in `SYSTEMS`.
+        command: the command that started it, without machine-specific paths.
     """
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path, **pipes: Any) -> None:
-        """Start it, with one thread for its passes; what it logs goes to a file."""
+        """Start the process with one thread for its passes; its log goes to a file."""
         self.name, self._log = name, log
         hidden = {sys.executable: "python", str(folder): folder.name}
         self.command = [hidden.get(word, Path(word).name if word.startswith("/") else word) for word in command]
@@ -77,15 +77,15 @@ class Process:
             self.process = subprocess.Popen(command, env=os.environ | threads, stderr=errors, **pipes)
 
     def pause(self) -> None:
-        """Stop it until `resume`."""
+        """Suspend the process until `resume`."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the process."""
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.resume()
         self.process.terminate()
         try:
@@ -96,22 +96,22 @@ class Process:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time that it took so far, in user and system mode."""
+        """Return the CPU time used so far, in user and system mode."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def memory_mb(self) -> float:
-        """Resident memory, in megabytes."""
+        """Return the resident memory in megabytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
     def counters(self) -> dict[str, int]:
-        """Return what drafting did so far; empty where the system does not count it."""
+        """Return the drafting counters so far; empty if the system has none."""
         return {}
 
     def failed(self) -> RuntimeError:
-        """Return what to raise where it ended or does not answer."""
+        """Return the error to raise if the process ended or does not answer."""
         return RuntimeError(f"{self.name} does not answer; its log ends with:\n{self._log.read_text()[-2000:]}")
 
 
@@ -119,7 +119,7 @@ class HttpServer(Process):
     """An OpenAI-compatible server."""
 
     def __init__(self, name: str, folder: Path, log: Path) -> None:
-        """Start it and wait until it is ready."""
+        """Start the server and wait until it is ready."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -133,7 +133,7 @@ class HttpServer(Process):
             time.sleep(0.2)
 
     def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
-        """Return the answers to prompts with the most tokens of each, from so many clients at a time."""
+        """Return the answers to prompts with their maximum tokens, sent by `clients` clients."""
         requests = [Request(model=self._model, prompt=prompt, max_tokens=maximum) for prompt, maximum in asked]
         return run_coroutine(ask_all(self._port, requests, clients=clients))
 
@@ -156,17 +156,17 @@ class HttpServer(Process):
 
 
 class Library(Process):
-    """`Batch`, called directly by `serving_library.py`, which answers lines of JSON."""
+    """`Batch`, called directly by `serving_library.py`, which answers JSON lines."""
 
     def __init__(self, name: str, folder: Path, log: Path) -> None:
-        """Start it and wait until it is ready."""
+        """Start the process and wait until it is ready."""
         script = Path(__file__).parent / "serving_library.py"
         command = [sys.executable, str(script), str(folder), "--method", LIBRARY[name]]
         super().__init__(name, command, folder, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()
 
     def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
-        """Return the texts after prompts with the most tokens of each, so many of them decoded at a time."""
+        """Return the texts after prompts with their maximum tokens, up to `clients` decoded at a time."""
         requests: IO[str] | None = self.process.stdin
         assert requests is not None
         requests.write(json.dumps({"asked": asked, "clients": clients}) + "\n")
@@ -186,6 +186,6 @@ def start(name: str, folder: Path, log: Path) -> HttpServer | Library:
     """Start a system of `SYSTEMS` on the model in a folder.
 
     Raises:
-        RuntimeError: it did not start; the message is the end of its log.
+        RuntimeError: if it did not start, with the end of its log.
     """
     return HttpServer(name, folder, log) if name in SERVERS else Library(name, folder, log)

@@ -1,4 +1,4 @@
-"""The reference of methods' settings, docs/method-settings.md, from the dataclasses that state them.
+"""Generate docs/method-settings.md, the reference of method settings, from the dataclasses that define them.
 
 python benchmarks/settings_report.py > docs/method-settings.md
 """
@@ -22,12 +22,12 @@ listed have none. What each method does: [methods](methods.md).
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     return "\n".join([HEAD, *_sections()])
 
 
 def _sections() -> Iterator[str]:
-    """Yield a section for each set of settings, in the order of the methods."""
+    """Yield a section for each settings class, in the order of the methods."""
     shared = dict[tuple[tuple[str, str, str, str], ...], list[Method]]()
     for method in METHODS.values():
         shared.setdefault(tuple(map(_cells, settings_of(method))), []).append(method)
@@ -39,7 +39,7 @@ def _sections() -> Iterator[str]:
 
 
 def _cells(setting: Setting) -> tuple[str, str, str, str]:
-    """Return the cells of a setting's row."""
+    """Return the table cells of a setting."""
     default = "" if setting.default is None else f"`{setting.default}`"
     meaning = " ".join(setting.description.split()).replace("|", "\\|")
     return f"`{setting.name}`", default, describe_type(setting.kind), meaning

@@ -1,12 +1,12 @@
-"""Three replicas that share what they learn against three apart and one memory for all, on recorded outputs.
+"""Three replicas that share what they learn, compared with separate replicas and one memory, on recorded outputs.
 
 Each trace is split three ways, request by request. Replicas are processes that replay their part; a target pass is a
-pause of `--pass-ms`, so that texts grow as fast as beside a model. They share through a Redis server of their own.
+pause of `--pass-ms`, so that texts grow as fast as with a model. They share through their own Redis server.
 
-    apart       each replica has a memory of its own
+    apart       each replica has its own memory
     shared      each replica learns what the others publish
-    single      one memory for all three parts, three requests at a time: what sharing can reach at best
-    sequential  one memory, one request after the other, as `speculant replay` does it
+    single      one memory for all three parts, three requests at a time: the upper limit for sharing
+    sequential  one memory, one request after the other, like `speculant replay`
 
     python benchmarks/sharing.py -o benchmarks/results/sharing.json
 """
@@ -55,7 +55,7 @@ def parts_of(drafter: Drafter, engine: RecordedEngine, nodes: int) -> DecodingCo
 
 
 def play(streams: Sequence[Sequence[Recording]], parts: DecodingComponents) -> dict[str, int]:
-    """Decode several streams of requests at a time, each one request after the other; count tokens and rounds."""
+    """Decode streams of requests concurrently, each one request after the other; count tokens and rounds."""
     waiting = [iter(stream) for stream in streams]
     active: dict[int, Text] = {}
     tokens = rounds = prompts = 0
@@ -68,7 +68,7 @@ def play(streams: Sequence[Sequence[Recording]], parts: DecodingComponents) -> d
                 prompts += len(recording.prompt)
         if not active:
             return {"tokens": tokens, "rounds": rounds, "prompt_tokens": prompts}
-        for text in active.values():  # each for itself, since a fixed number of nodes is shared in a pass
+        for text in active.values():  # one at a time, since a batch would share a fixed number of nodes
             done = step([text], parts)
             if text.error is not None:
                 raise text.error
@@ -81,7 +81,7 @@ def build(memory: int) -> Drafter:
 
 
 def replica(trace: Path, number: int, url: str | None, args: argparse.Namespace, barrier: Any, results: Any) -> None:
-    """Replay a third of a trace in a process of its own."""
+    """Replay a third of a trace in a separate process."""
     recordings = list(read_recordings(trace))[: args.limit][number::REPLICAS]
     drafter, sharing = build(args.memory << 20), None
     if url is not None:
@@ -95,7 +95,7 @@ def replica(trace: Path, number: int, url: str | None, args: argparse.Namespace,
     counts |= {"wall_seconds": wall, "cpu_seconds": cpu}
     if sharing is not None:
         learning = sharing.learning_seconds
-        barrier.wait()  # the others may still be publishing what this one need not learn any more
+        barrier.wait()  # the others may still publish, but this one no longer has to learn
         sharing.close()
         assert isinstance(sharing.channel, RedisChannel)
         done = sharing.channel.counts
@@ -114,7 +114,7 @@ def replica(trace: Path, number: int, url: str | None, args: argparse.Namespace,
 
 
 def run(trace: Path, url: str | None, args: argparse.Namespace) -> Rows:
-    """Run the three replicas of a trace; return what each counted."""
+    """Run the three replicas of a trace and return their counts."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(REPLICAS), context.Queue()
     processes = [
@@ -136,7 +136,7 @@ def measure(trace: Path, url: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a trace."""
     recordings = list(read_recordings(trace))[: args.limit]
     split = [recordings[number::REPLICAS] for number in range(REPLICAS)]
-    # Without pauses: where nothing is learned from outside, a replica's drafts do not depend on time.
+    # Without pauses, since drafts do not depend on time if nothing is learned from outside.
     apart = [play([part], parts_of(build(args.memory << 20), RecordedEngine(), args.nodes)) for part in split]
     single = [play(split, parts_of(build(args.memory << 20), RecordedEngine(), args.nodes))]
     sequential = [play([recordings], parts_of(build(args.memory << 20), RecordedEngine(), args.nodes))]
@@ -160,7 +160,7 @@ def measure(trace: Path, url: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def lags(url: str, count: int) -> list[float]:
-    """Return the milliseconds from publishing to being learned, of pieces apart from each other."""
+    """Return the milliseconds from publishing to learning, for separately published pieces."""
     mix = find_method("mix")
     reader = open_sharing(build(16 << 20), f"{url}?stream=lag", method=mix, tokenizer="t", vocabulary=VOCABULARY)
     sender = RedisChannel(parse_address(f"{url}?stream=lag"), tokenizer="t", vocabulary=VOCABULARY)
@@ -178,7 +178,7 @@ def lags(url: str, count: int) -> list[float]:
 
 
 def publishing_time(url: str, rounds: int) -> float:
-    """Return the median microseconds that a round waits for its four tokens to be queued."""
+    """Return the median microseconds that a round spends on queueing its four tokens."""
     channel = RedisChannel(parse_address(f"{url}?stream=time"), tokenizer="t", vocabulary=VOCABULARY)
     tokens, found = np.arange(4, dtype=np.int32), []
     for number in range(rounds):
@@ -192,7 +192,7 @@ def publishing_time(url: str, rounds: int) -> float:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Run a Redis server that keeps nothing on disk; yield its URL."""
+    """Run a Redis server without persistence; yield its URL."""
     binary = shutil.which("redis-server") or shutil.which("valkey-server")
     if binary is None:
         raise SystemExit("this benchmark needs redis-server: apt-get install redis-server")
@@ -214,10 +214,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--traces", default=",".join(TRACES), help="names below $SPECULANT_DATA/traces")
-    parser.add_argument("--limit", type=int, help="only the first requests of each")
+    parser.add_argument("--limit", type=int, help="requests per trace, from the start; default: all")
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--pass-ms", type=float, default=10.0)
-    parser.add_argument("--memory", type=int, default=256, help="MB of each memory")
+    parser.add_argument("--memory", type=int, default=256, help="MB per memory")
     args = parser.parse_args()
     folder, figures = Path(os.environ["SPECULANT_DATA"]) / "traces", []
     with server() as url:

@@ -1,11 +1,11 @@
-"""How close sizes chosen round by round come to the best fixed size, on recorded answers and a measured step cost.
+"""Compare automatic draft sizes with the best fixed size, on recorded answers and a measured step cost.
 
-The answers are played as in `speculant replay`, and every round is charged what the curve says for its nodes, with
-noise; drafting is charged 250 microseconds. Throughput is in plain decoding's.
+The answers are replayed as in `speculant replay`. Every round is charged the cost of its nodes on the curve, with
+noise, and drafting is charged 250 microseconds. Throughput is relative to plain decoding.
 
     python benchmarks/sizing.py --step-cost benchmarks/results/step-cost-bf16.json -o benchmarks/results/sizing.json
 
-Between what was measured the cost of rows is a straight line, so a step cost with steps names every number of rows.
+Costs are interpolated linearly between measured rows, so a step cost with jumps must list every number of rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Clock:
 
     def __init__(self, curve: StepCost) -> None:
         self.now, self._curve, self._random = 0.0, curve, np.random.default_rng(0)
-        self.charged = 0.0  # without noise
+        self.charged = 0.0  # total without noise
 
     def __call__(self) -> float:
         return self.now
@@ -72,7 +72,7 @@ class Clock:
 
 
 class Charged(Drafter):
-    """A drafter that takes a fixed time for every draft."""
+    """A drafter that takes a fixed time per draft."""
 
     def __init__(self, drafter: Drafter, clock: Clock) -> None:
         self._drafter, self._clock = drafter, clock
@@ -91,7 +91,7 @@ class Charged(Drafter):
 
 
 def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Callable[[], Sizing]) -> dict[str, float]:
-    """Return throughput in plain decoding's, MAT and nodes per round."""
+    """Return throughput relative to plain decoding, MAT and nodes per round."""
     clock = Clock(curve)
     drafter = build_drafter(method, BuildContext(vocabulary=VOCABULARY, memory_limit=256 << 20))
     tokens, rounds, nodes = 0, 0, 0
@@ -113,7 +113,7 @@ def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Call
 
 
 def chosen(known: StepCost | None) -> Callable[[], Sizing]:
-    """Return what makes the sizing of each request of one run."""
+    """Return a function that creates the sizing for each request of one run."""
     latency, acceptance, throughput = LatencyModel(maximum=MAX_NODES, known=known), AcceptanceModel(), Throughput()
     return lambda: AdaptiveSizing(latency, acceptance, throughput)
 
@@ -123,10 +123,10 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--step-cost", type=Path, required=True)
     parser.add_argument("--method", default="mix")
-    parser.add_argument("--limit", type=int, default=40, help="requests of each file")
-    parser.add_argument("--tokens", type=int, default=1 << 30, help="of each output at most")
+    parser.add_argument("--limit", type=int, default=40, help="requests per file")
+    parser.add_argument("--tokens", type=int, default=1 << 30, help="maximum tokens per output")
     parser.add_argument("--files", default=",".join((*FILES, "random")))
-    parser.add_argument("--fixed", default=",".join(map(str, FIXED)), help="sizes to compare with")
+    parser.add_argument("--fixed", default=",".join(map(str, FIXED)), help="fixed sizes to compare with")
     args = parser.parse_args()
     curve = read_step_cost(args.step_cost)
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The soak's HTTP client: whole answers, and every way in which a client can go wrong in the middle of one."""
+"""The soak test's HTTP client: complete answers, and the ways in which a client can misbehave."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-WINDOW = 4096  # bytes that the kernel takes for a slow reader
-PART = 2048  # bytes that one reads at a time
+WINDOW = 4096  # bytes of the receive buffer of a slow reader
+PART = 2048  # bytes that a slow reader reads at a time
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a client got.
+    """The answer that a client received.
 
     Attributes:
-        status: of HTTP; 0 if none came.
-        body: of the answer, or the data of its events.
-        whole: whether it came to its end.
+        status: HTTP status; 0 if none arrived.
+        body: the body, or the data of its events.
+        whole: whether the answer was complete.
     """
 
     status: int = 0
@@ -30,13 +30,13 @@ class Answer:
 
 
 class Client:
-    """Asks one server, with a connection for each request."""
+    """A client of one server, with a new connection for each request."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
     async def ask(self, path: str, body: Any, *, stream: bool = False, pause: float = 0) -> Answer:
-        """Return the whole answer; with a `pause` between parts, read slowly."""
+        """Return the whole answer; a positive `pause` between reads makes a slow reader."""
         reader, writer = await self._open(slow=pause > 0)
         try:
             writer.write(self._request(path, body))
@@ -53,7 +53,7 @@ class Client:
         return (_joined(body) if b"chunked" in head else body).decode()
 
     async def leave(self, path: str, body: Any, *, after: int, reset: bool) -> None:
-        """Ask, read so many bytes, and go: by closing, or by resetting the connection."""
+        """Send a request, read `after` bytes, and close or reset the connection."""
         reader, writer = await self._open()
         writer.write(self._request(path, body))
         if after:
@@ -66,7 +66,7 @@ class Client:
         writer.close()
 
     async def send_half(self, path: str, body: Any) -> None:
-        """Go before the body is whole."""
+        """Close the connection before the body is complete."""
         _, writer = await self._open()
         data = self._request(path, body)
         writer.write(data[: len(data) // 2])
@@ -75,7 +75,7 @@ class Client:
         writer.close()
 
     async def stall(self, path: str, body: Any, *, seconds: float) -> bool:
-        """Ask, read nothing for so many seconds, and return whether the server has reset the connection."""
+        """Send a request, read nothing for `seconds`, and return whether the server has reset the connection."""
         _, writer = await self._open(slow=True, paused=True)
         writer.write(self._request(path, body))
         try:
@@ -88,7 +88,7 @@ class Client:
             writer.transport.abort()
 
     async def garbage(self, data: bytes) -> bytes:
-        """Return what the server has to say to data that are no HTTP."""
+        """Send data that is not HTTP and return the server's answer."""
         reader, writer = await self._open()
         try:
             writer.write(data)
@@ -135,7 +135,7 @@ class Client:
 
 
 def _joined(body: bytes) -> bytes:
-    """Return a body without the lengths of its chunks."""
+    """Return a chunked body without its chunk headers."""
     parts = []
     while body:
         size, _, rest = body.partition(b"\r\n")
@@ -145,6 +145,6 @@ def _joined(body: bytes) -> bytes:
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:
-    """Return whether the other side has ended a connection that is not read: `TCP_INFO` begins with its state."""
+    """Return whether the peer has ended an unread connection; `TCP_INFO` begins with the connection's state."""
     state = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     return int(state) != 1  # ESTABLISHED

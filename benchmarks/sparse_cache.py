@@ -1,16 +1,16 @@
-"""What drafting with a part of the target's cache costs, and what it gains, by the length of the text.
+"""Measure the cost and gain of drafting with part of the target's cache, by the length of the text.
 
 `cost` times passes of a model with random weights in the shape of a config: over one row and over a draft on the whole
-cache, the pass that chooses rows, and a draft's passes on the chosen ones. Prompts are not read: keys and values are
-random numbers of unit variance, since the time of a pass does not depend on them. Nothing is said of acceptance; the
-ratio to plain decoding is given as a function of it, for the best length of a draft among 1, 2, 4 and 8:
+cache, the pass that selects cache rows, and a draft's passes on the selected rows. No prompts are read: keys and values
+are random numbers of unit variance, since the time of a pass does not depend on them. Acceptance is not measured; the
+ratio to plain decoding is given as a function of it, for the best draft length among 1, 2, 4 and 8:
 
     E / ((draft + verification) / plain + (choosing - first draft pass) / plain * E / refresh)
 
-with E = (1 - a^(k+1)) / (1 - a) tokens a round, a the acceptance of a token and k the tokens of a draft.
+with E = (1 - a^(k+1)) / (1 - a) tokens per round, acceptance rate a per token, and k tokens per draft.
 
-`decode` decodes held-out text with the model of `sparse_cache_model.py`, greedily, in turns with plain decoding. Each
-prompt is read once, and every system begins with a copy of its cache; the prompt's pass is left out of the times.
+`decode` decodes held-out text greedily with the model of `sparse_cache_model.py`, alternating with plain decoding. Each
+prompt is read once, and every system starts from a copy of its cache; prefill is excluded.
 
     python benchmarks/sparse_cache.py cost --config $SPECULANT_DATA/models/shape-0.5b -o benchmarks/results/FILE.json
     python benchmarks/sparse_cache.py decode --model MODEL -o benchmarks/results/FILE.json
@@ -42,13 +42,13 @@ from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 
 LENGTHS = (1, 2, 4, 8)  # tokens of drafts whose verification is timed
-TIMED = 4  # tokens of the draft that is timed: each pass behind the first one is taken to cost the same
+TIMED = 4  # tokens of the timed draft; every pass after the first is assumed to cost the same
 ACCEPTANCES = (0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 REFRESH = SparseCacheSettings().refresh
 
 
 def random_cache(config: Any, tokens: int, dtype: torch.dtype) -> DynamicCache:
-    """Return a cache of so many tokens of random keys and values."""
+    """Return a cache of `tokens` tokens with random keys and values."""
     cache, heads = DynamicCache(), config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for layer in range(config.num_hidden_layers):
@@ -57,29 +57,29 @@ def random_cache(config: Any, tokens: int, dtype: torch.dtype) -> DynamicCache:
 
 
 def row_budget(budget: int, *, retrieves: bool = True) -> dict[str, Any]:
-    """Return settings of a budget, of which a quarter is recent rows, or all but the sinks."""
+    """Return settings for a budget: a quarter of it for recent rows, or everything except the sinks."""
     return {"budget": budget, "recent": budget // 4 if retrieves else budget - SparseCacheSettings().sinks}
 
 
 def chain(nodes: int) -> DraftTree:
-    """Return a draft of a chain."""
+    """Return a draft that is a chain."""
     return DraftTree(np.ones(nodes, np.int32), np.arange(-1, nodes - 1, dtype=np.int32), np.ones(nodes, np.float32))
 
 
 def draft_passes(sparse: SparseCache, nodes: int) -> None:
-    """Run the passes of a draft of so many tokens."""
+    """Run the passes of a draft of `nodes` tokens."""
     sparse.begin(1)
     for row in range(nodes - 1):
         sparse.forward(np.ones(1, np.int32), np.array([row], np.int32))
 
 
 def clock_name(args: argparse.Namespace) -> str:
-    """Return what times are of."""
+    """Return the name of the clock that measures times."""
     return "cpu" if args.cpu_time else "wall"
 
 
 def cost(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
-    """Yield what was run, and what passes cost, for each length of the text."""
+    """Yield the settings and the pass costs for each length of the text."""
     config, dtype = AutoConfig.from_pretrained(args.config), getattr(torch, args.dtype)
     config.max_position_embeddings = max(args.contexts) + 64
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -92,7 +92,7 @@ def cost(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], int, dict[s
 
 
 def context_cost(engine: HFEngine, config: Any, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the milliseconds of passes behind so many tokens, and the ratios that follow."""
+    """Return the milliseconds of passes after `tokens` cached tokens, and the resulting ratios."""
     cache = engine.open(
         torch.ones(1, tokens, dtype=torch.long), cache=random_cache(config, tokens - 1, engine.model.dtype)
     )
@@ -114,7 +114,7 @@ def context_cost(engine: HFEngine, config: Any, tokens: int, args: argparse.Name
         for kind, run in kinds.items():
             began = args.clock()
             run()
-            if turn:  # the first one allocates
+            if turn:  # the first turn allocates
                 taken[kind].append((args.clock() - began) * 1e3)
     found = {kind: round(median(each), 3) for kind, each in taken.items()}
     print(tokens, found, flush=True)
@@ -124,14 +124,14 @@ def context_cost(engine: HFEngine, config: Any, tokens: int, args: argparse.Name
 
 
 def budget_ratios(found: dict[str, float], budget: int) -> dict[str, Any]:
-    """Return the ratio to plain decoding by the acceptance of a token, and the acceptance at which it is 1."""
+    """Return the ratio to plain decoding by acceptance rate, and the acceptance rate at which it is 1."""
     ratios = {str(each): ratio(found, budget, each) for each in ACCEPTANCES}
     even = next((a for a in np.arange(0.01, 1.001, 0.01).tolist() if ratio(found, budget, a)["ratio"] >= 1), None)
     return {"by_acceptance": ratios, "even_at": None if even is None else round(even, 2)}
 
 
 def ratio(found: dict[str, float], budget: int, acceptance: float) -> dict[str, float]:
-    """Return the best ratio to plain decoding, see above, and the length of its drafts."""
+    """Return the best ratio to plain decoding (equation above) and the length of its drafts."""
     choosing = max(0.0, found[f"retrieve {budget}"] - found[f"begin {budget}"])
     best = {"ratio": 0.0, "length": 0.0}
     for nodes in LENGTHS:
@@ -145,7 +145,7 @@ def ratio(found: dict[str, float], budget: int, acceptance: float) -> dict[str, 
 
 
 def systems(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], Any]]:
-    """Return the settings and nodes of what is compared with plain decoding."""
+    """Return the settings and nodes of the systems to compare with plain decoding."""
     minimum = {"min_context": 0}
     found: dict[str, tuple[dict[str, Any], Any]] = {}
     for budget in args.budgets:
@@ -156,7 +156,7 @@ def systems(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], Any]]:
 
 
 def decode(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
-    """Yield what was run, and what decoding behind held-out text yields, for each length of the text."""
+    """Yield the settings and the decoding results after held-out text, for each length of the text."""
     model = LlamaForCausalLM.from_pretrained(args.model).eval()
     model.generation_config.pad_token_id = 0
     plain = Speculator.from_transformers(model, method="none")
@@ -178,7 +178,7 @@ def decode(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], int, dict
 def context_gain(
     plain: Speculator, others: dict[str, Speculator], prompts: list[torch.Tensor], new: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Return the sums over prompts: tokens a pass, share of drafting, and the median ratio to plain decoding."""
+    """Return totals over prompts: tokens per pass, share of drafting, and the median ratio to plain decoding."""
     totals: dict[str, dict[str, Any]] = {name: defaultdict(float) for name in others}
     ratios: dict[str, list[float]] = defaultdict(list)
     for prompt in prompts:
@@ -188,13 +188,13 @@ def context_gain(
         def timed(speculator: Speculator, text: torch.Tensor = text, cache: Any = first.cache) -> tuple[Any, float]:
             stream = speculator.stream(text, max_new_tokens=new, temperature=0, cache=copy.deepcopy(cache))
             pieces = iter(stream)
-            next(pieces)  # the token behind the prompt's
+            next(pieces)  # the first token, from prefill
             began = clock()
             for _ in pieces:
                 pass
             return stream.result, clock() - began
 
-        for speculator in others.values():  # sizes are learned, and code is loaded
+        for speculator in others.values():  # warm-up: sizes are learned and code is loaded
             timed(speculator)
         for name, speculator in others.items():
             expected, plainly = timed(plain)
@@ -222,18 +222,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=("cost", "decode"))
     parser.add_argument("--config", type=Path, help="a folder with the config.json of a model")
-    parser.add_argument("--model", type=Path, help="the folder that sparse_cache_model.py wrote")
+    parser.add_argument("--model", type=Path, help="a folder written by sparse_cache_model.py")
     parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--budgets", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--new", type=int, default=128, help="tokens of each text")
-    parser.add_argument("--nodes", type=int, default=5, help="tokens of a draft")
-    parser.add_argument("-o", "--out", type=Path, help="where to write; contexts that stand there already stay")
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count one thread's own time, for a machine that is doing other work"
-    )
+    parser.add_argument("--new", type=int, default=128, help="new tokens per text")
+    parser.add_argument("--nodes", type=int, default=5, help="tokens per draft")
+    parser.add_argument("-o", "--out", type=Path, help="results file; contexts already in it are skipped")
+    parser.add_argument("--cpu-time", action="store_true", help="count the CPU time of one thread, for a busy machine")
     args = parser.parse_args()
     args.clock = time.thread_time if args.cpu_time else time.perf_counter
     with torch.no_grad():

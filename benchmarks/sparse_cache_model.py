@@ -1,9 +1,9 @@
-"""Trains the small byte-level model that `sparse_cache.py decode` decodes with, on long files of source code.
+"""Train the small byte-level model used by `sparse_cache.py decode`, on long files of source code.
 
-No model of long texts comes with the package, and random weights accept nothing. This one has 0.8 million parameters, 4
-layers and RoPE with a base of 500,000; it reads bytes and is trained for half an hour on one core, at 512 positions,
-then at 2,048, then at 8,192, so the number of its steps is the machine's. The last 15% of each file are held out and
-written beside the weights, as held-out.npy.
+The package has no model for long texts, and with random weights no draft is accepted. This one has 0.8 million
+parameters, 4 layers and RoPE with a base of 500,000. It reads bytes and is trained for half an hour on one core, with
+512, then 2,048, then 8,192 positions, so the number of steps depends on the machine. The last 15% of each file are held
+out and written next to the weights as held-out.npy.
 
     python benchmarks/sparse_cache_model.py $SPECULANT_DATA/text/code -o MODEL
 """
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-PHASES = ((0.6, 512, 8), (0.85, 2048, 2), (1.0, 8192, 1))  # share of the time until which, positions, texts of a step
+PHASES = ((0.6, 512, 8), (0.85, 2048, 2), (1.0, 8192, 1))  # end as a share of the time, positions, texts per step
 RATE, WARM_UP = 3e-3, 100
 HELD_OUT = 0.15
 CONFIG = LlamaConfig(
@@ -38,7 +38,7 @@ CONFIG = LlamaConfig(
 
 
 def split_files(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes Int64[T] of a folder's texts that are trained on, and those that are held out."""
+    """Return the bytes Int64[T] of a folder's texts to train on, and the held-out ones."""
     texts = [np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(folder.glob("*.txt"))]
     parts = [np.split(text, [int(len(text) * (1 - HELD_OUT))]) for text in texts]
     trained, held = (np.concatenate(each).astype(np.int64) for each in zip(*parts, strict=True))
@@ -46,7 +46,7 @@ def split_files(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train(text: np.ndarray, seconds: float) -> LlamaForCausalLM:
-    """Return the model after so many seconds of training on bytes Int64[T]."""
+    """Return the model after `seconds` of training on bytes Int64[T]."""
     torch.manual_seed(0)
     model, random, losses = LlamaForCausalLM(CONFIG).train(), np.random.default_rng(0), list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.05)

@@ -1,7 +1,7 @@
-"""A table and a chart like Spec-Bench's, of recorded outputs: every method, chains and trees, by kind of task.
+"""A table and a chart in the style of Spec-Bench, of recorded outputs: every method, chains and trees, by kind of task.
 
-Reads what `speculant replay ... --chain --tree --nodes ... --step-cost FILE --json FILE` wrote. MAT is that of the
-largest drafts of a method and shape, the speed-up that of the size which is best on average, since users choose one.
+Reads the output of `speculant replay ... --chain --tree --nodes ... --step-cost FILE --json FILE`. MAT is that of the
+largest drafts of a method and shape; the speed-up is that of the size that is best on average, since users choose one.
 
     python benchmarks/spec_table.py benchmarks/results/spec-table.json -o benchmarks/spec-table.md \
         --chart docs/images/spec-table.svg
@@ -38,10 +38,10 @@ class Line:
     """A method with drafts of one shape.
 
     Attributes:
-        mats: of the largest drafts, by task.
-        speedups: of drafts of `nodes`, by task; empty where the cost of drafting was not recorded.
-        nodes: the size that is best on average.
-        draft_us: the median time of a draft of that size, averaged over the tasks; None if it was not recorded.
+        mats: MAT of the largest drafts, by task.
+        speedups: speed-up with drafts of `nodes`, by task; empty if drafting time was not recorded.
+        nodes: the draft size that is best on average.
+        draft_us: median microseconds per draft of that size, averaged over tasks; None if not recorded.
     """
 
     method: str
@@ -53,7 +53,7 @@ class Line:
 
     @property
     def mean(self) -> float:
-        """The mean speed-up, for the order; of what has none, below all others and by MAT."""
+        """The mean speed-up, used for sorting; lines without one come last, by MAT."""
         return mean(self.speedups.values()) if self.speedups else mean(self.mats.values()) - 100
 
 
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return a line for each method and shape, the fastest first."""
+    """Return a line for each method and shape, fastest first."""
     found = list[Line]()
     for method, shape in dict.fromkeys((row["method"], row["shape"]) for row in rows):
         own = [row for row in rows if (row["method"], row["shape"]) == (method, shape)]
@@ -98,7 +98,7 @@ def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     requests = {row["file"]: row["requests"] for row in rows}
     counts = ", ".join(f"{requests[file]} {task}" for file, task in TASKS.items() if file in requests)
     parts = [
@@ -128,7 +128,7 @@ def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
-    """Return the lines of a table of Markdown."""
+    """Return the lines of a Markdown table."""
     sizes = " size | draft us |" if speeds else ""
     found = [
         f"| method | draft |{sizes} mean {title} | {' | '.join(TASKS.values())} |",
@@ -147,7 +147,7 @@ def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
 
 
 def draw(lines: Sequence[Line]) -> Figure:
-    """Return the chart: mean speed of each method as tree and chain, with its worst and best task."""
+    """Return the chart: mean speed-up of each method with trees and chains, with its worst and best task."""
     timed = [line for line in lines if line.speedups]
     methods = list(dict.fromkeys(line.method for line in timed))[::-1]
     figure = Figure(figsize=(8.2, 0.42 * len(methods) + 1.2), layout="constrained")
@@ -175,7 +175,7 @@ def draw(lines: Sequence[Line]) -> Figure:
 
 
 def label(method: str) -> str:
-    """Return what the table calls a method."""
+    """Return the name of a method in the table."""
     return NAMES.get(method) or PEERS.get(method) or f"`{method}`"
 
 

@@ -1,9 +1,9 @@
-"""What passes over drafts cost on a model with recurrent states, and what its states and records take.
+"""Measure pass costs of drafts on a model with recurrent states, and the memory of its states and records.
 
-A model of a config's shape with random weights runs passes of each number of rows in turns: a binary tree whose states
-are recorded, by transformers' layers and by compiled kernels, the same rows as a chain by the class's own functions on
-a copy of the cache, and all again, so that a busy machine touches them alike. The commit of a path is timed, and bytes
-are counted.
+A model of a config's shape with random weights runs passes of each number of rows in turn: a binary tree whose states
+are recorded, with transformers' layers and with compiled kernels; and the same rows as a chain with the class's own
+functions on a copy of the cache. The sequence is repeated, so that a busy machine affects all alike. The commit of a
+path is timed, and bytes are counted.
 
     python benchmarks/states.py shape.json -o benchmarks/results/states.json
 """
@@ -35,10 +35,10 @@ PROMPT = 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="config.json of the shape")
-    parser.add_argument("-o", "--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("-o", "--out", type=Path, help="write the figures to this JSON file")
     parser.add_argument("--dtype", default="float32", help="a torch dtype; default: float32")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; default: 1")
-    parser.add_argument("--turns", type=int, default=7, help="of each number of rows; default: 7")
+    parser.add_argument("--turns", type=int, default=7, help="repetitions per number of rows; default: 7")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model = random_model(arguments.config, dtype=arguments.dtype, device="cpu")
@@ -70,7 +70,7 @@ def _opened(engine: HFEngine) -> HFTargetCache:
 
 
 def _passes(model: Any, sequence: HFTargetCache, fast: HFTargetCache, rows: int, turns: int) -> dict[str, float]:
-    """Return medians of a recorded tree pass, one by compiled kernels, the own chain and a commit, in milliseconds."""
+    """Return median milliseconds of a recorded tree pass, a compiled one, the class's own chain, and a commit."""
     tokens = np.arange(rows, dtype=np.int32) + 20
     parents = np.arange(-1, rows - 1, dtype=np.int32)
     parents[2:] //= 2
@@ -78,7 +78,7 @@ def _passes(model: Any, sequence: HFTargetCache, fast: HFTargetCache, rows: int,
     ids, path = torch.from_numpy(tokens).long()[None], [0]
     while (below := np.flatnonzero(parents == path[-1])).size:
         path.append(int(below[0]))
-    for _ in range(turns + 1):  # the first warms up
+    for _ in range(turns + 1):  # the first is warm-up
         begin = time.perf_counter()
         sequence.forward(tokens, parents)
         tree.append(time.perf_counter() - begin)

@@ -1,8 +1,8 @@
-"""What recording states gains over taking a copy and reading accepted tokens again, on a model with recurrent states.
+"""Measure the gain of recording states over copying the cache and rerunning accepted tokens, with recurrent states.
 
-A model of a config's shape with random weights is forced along recorded outputs, by plain decoding, by `mix` with trees
-whose states are recorded, and by `mix` with chains whose accepted tokens are read again after a rejected one, request
-by request in turns.
+A model of a config's shape with random weights is forced along recorded outputs: by plain decoding, by `mix` with trees
+whose states are recorded, and by `mix` with chains whose accepted tokens are run again after a rejection. The three
+alternate request by request.
 
     python benchmarks/states_replay.py benchmarks/shape-qwen3.5-0.8b.json TRACE --limit 2 -o OUT.json
 """
@@ -33,8 +33,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="config.json of the shape")
     parser.add_argument("trace", type=Path, help="recorded outputs")
-    parser.add_argument("-o", "--out", type=Path, required=True, help="write the figures there, as JSON")
-    parser.add_argument("--limit", type=int, default=2, help="of requests; default: 2")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="write the figures to this JSON file")
+    parser.add_argument("--limit", type=int, default=2, help="number of requests; default: 2")
     parser.add_argument("--tokens", type=int, default=120, help="maximum tokens of each output; default: 120")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def opened(model: Any, side: str) -> Speculator:
-    """Return the speculator of a side; `replayed` is told that the model's mixers are not known."""
+    """Return the speculator of a side; for `replayed`, the model's mixers are treated as unknown."""
     method = "none" if side == "plain" else "mix"
     if side != "replayed":
         return Speculator.from_transformers(model, method=method, base=None)
@@ -60,7 +60,7 @@ def opened(model: Any, side: str) -> Speculator:
 
 
 def measured(sides: dict[str, Speculator], recording: Recording, tokens: int, turn: int) -> dict[str, Any]:
-    """Return what one request took on each side; the first side changes with every turn."""
+    """Return the results of one request on each side; the starting side changes with every turn."""
     found = dict[str, Any]()
     for side in [*SIDES[turn % len(SIDES) :], *SIDES[: turn % len(SIDES)]]:
         _, stats = force(sides[side], recording.prompt, recording.output[:tokens].tolist())

@@ -1,11 +1,11 @@
-"""The cost of a target pass by its rows: transformers, our accelerated pass, llama.cpp, and the limit of the machine.
+"""Measure the cost of a target pass by rows: transformers, our accelerated pass, llama.cpp, and the machine's limit.
 
-The model has random weights in the shape of a config. Each round times every kind of pass, the memory bandwidth and
-the matrix product of the model's dtype once, one after the other in one process; medians and minima of all rounds are
+The model has random weights in the shape of a config. Each round times every kind of pass, the memory bandwidth and a
+matrix product in the model's dtype once, one after the other in one process; medians and minima over all rounds are
 recorded. The limit of a pass is the longer of its weights' bytes / bandwidth and its operations / peak, both the
-highest that were measured; the peak of a dtype is that of its own products, or of float products where those are
-faster, since weights can be converted. llama.cpp runs the same weights, a chain of tokens with logits after each,
-where `speculant[llamacpp]` is installed.
+highest values measured. The peak of a dtype is that of its own products, or of float products if those are faster,
+since weights can be converted. llama.cpp runs the same weights over a chain of tokens with logits for each, if
+`speculant[llamacpp]` is installed.
 
     python benchmarks/step_cost.py --config $SPECULANT_DATA/models/shape-0.5b --json benchmarks/results/step-cost.json
 """
@@ -45,7 +45,7 @@ def binary_tree(nodes: int) -> DraftTree:
 
 
 def our_pass(model: Any, prompt: torch.Tensor, fast: CpuAcceleration | None) -> Callable[[int], None]:
-    """Return our pass over so many tokens, accelerated or not."""
+    """Return our pass over a number of rows, accelerated or not."""
     engine = HFEngine(model, acceleration=fast)
     cache = engine.open(prompt)
     cache.prefill()
@@ -58,7 +58,7 @@ def our_pass(model: Any, prompt: torch.Tensor, fast: CpuAcceleration | None) -> 
 
 
 def plain_pass(model: Any, prompt: torch.Tensor) -> Callable[[int], None]:
-    """Return transformers' own pass over so many tokens, on its own growing cache."""
+    """Return transformers' own pass over a number of tokens, with its own growing cache."""
     cache = DynamicCache()
     model(prompt, past_key_values=cache, logits_to_keep=1)
     prefix = prompt.shape[1]
@@ -100,13 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True, help="a folder with the config.json of a model")
     parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache")
-    parser.add_argument("--nodes", default="1,2,4,8,16,32,64", help="rows per pass, root included")
+    parser.add_argument("--nodes", default="1,2,4,8,16,32,64", help="rows per pass, including the root")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count one thread's own time, for a machine that is doing other work"
-    )
+    parser.add_argument("--cpu-time", action="store_true", help="count the CPU time of one thread, for a busy machine")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.cpu_time and args.threads != 1:
@@ -146,7 +144,7 @@ def main() -> None:
     bandwidth = READ_BYTES / min(reading)
     peaks = {dtype: 2 * SIZE**3 / min(taken) for dtype, taken in product.items()}
     peak = max(peaks.values())
-    weights = sum(p.numel() for p in model.parameters())  # a tied embedding counts once, as the head
+    weights = sum(p.numel() for p in model.parameters())  # a tied embedding counts once, as the output head
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     rows = []
     for tokens in counts:
@@ -175,7 +173,7 @@ def main() -> None:
             "peaks_gflop_s": {str(dtype).removeprefix("torch."): each / 1e9 for dtype, each in peaks.items()},
             "kernels": fast.settings()[2],
             "passes": rows,
-            # The curve that `speculant replay` reads; it must begin with plain decoding.
+            # The curve read by `speculant replay`; it must begin with plain decoding.
             "nodes": [tokens - 1 for tokens in counts],
             "seconds": [row["fast_ms"] / 1e3 for row in rows],
         }

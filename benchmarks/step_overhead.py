@@ -1,9 +1,9 @@
-"""What a round costs beside the target's pass, of two versions of the source in turns.
+"""Measure the cost of a round outside the target's pass, for two versions of the source, alternating.
 
-Rounds of `decoding.step` over a recorded output, whose passes compute nothing: what is left is the loop itself, sizing,
-the drafter, the walk and the bookkeeping. Workers of both versions run alternately, many short turns each, in the same
-order of requests; a turn is timed in seconds of the process's own CPU time, with the garbage collector off. Further
-pairs of processes show what the layout of a process's memory does.
+Rounds of `decoding.step` over a recorded output with passes that compute nothing, which leaves the loop itself, sizing,
+the drafter, verification and bookkeeping. Workers of both versions run alternately, many short turns each, in the same
+order of requests. A turn is timed in CPU seconds of the process, with the garbage collector off. Additional pairs of
+processes show the effect of a process's memory layout.
 
     python benchmarks/step_overhead.py --before OLD/src --after src -o benchmarks/results/step-overhead.json
 """
@@ -25,16 +25,16 @@ import numpy as np
 
 VOCABULARY, NODES = 1000, 16
 DRAFTERS, SIZES = ("none", "lookup", "mix"), (1, 8)
-ROUNDS = {"none": 800, "lookup": 400, "mix": 200}  # of a turn, so that turns take about as long
+ROUNDS = {"none": 800, "lookup": 400, "mix": 200}  # per turn, so that turns take about the same time
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, help="the `src` folder of the earlier version")
-    parser.add_argument("--after", type=Path, help="that of the later one")
+    parser.add_argument("--after", type=Path, help="the `src` folder of the later version")
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes, one after the other")
-    parser.add_argument("--turns", type=int, default=25, help="of each case in each process")
+    parser.add_argument("--turns", type=int, default=25, help="turns of each case in each process")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 class Worker:
-    """A process of one version."""
+    """A process that runs one version."""
 
     def __init__(self, source: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
@@ -73,7 +73,7 @@ class Worker:
         assert (found := self._answer()) == str(source.resolve() / "speculant"), f"runs {found} instead of {source}"
 
     def turn(self, drafter: str, size: int) -> float:
-        """Return the seconds of CPU time that a round takes."""
+        """Return the CPU seconds per round."""
         assert self._process.stdin is not None
         print(drafter, size, file=self._process.stdin, flush=True)
         return float(self._answer())
@@ -90,7 +90,7 @@ class Worker:
 
 
 def turns(pair: list[Worker], drafter: str, size: int, count: int) -> list[dict[str, float]]:
-    """Return the seconds of both versions in each turn; which one is first alternates. The first turns only warm up."""
+    """Return the seconds of both versions in each turn; the order alternates. The first turns are warm-up."""
     found = []
     for turn in range(-2, count):
         order = [("before", pair[0]), ("after", pair[1])][:: 1 if turn % 2 else -1]
@@ -101,7 +101,7 @@ def turns(pair: list[Worker], drafter: str, size: int, count: int) -> list[dict[
 
 
 def compare(pairs: list[list[dict[str, float]]]) -> dict[str, Any]:
-    """Return the median ratio of turns, its quartiles, the ratio in each pair, and microseconds of a round."""
+    """Return the median ratio of turns, its quartiles, the ratio in each pair, and microseconds per round."""
     every = [turn for pair in pairs for turn in pair]
     ratios = [turn["after"] / turn["before"] for turn in every]
     low, _, high = quantiles(ratios, n=4)
@@ -114,7 +114,7 @@ def compare(pairs: list[list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Run the turns that are asked for on standard input."""
+    """Run the turns requested on standard input."""
     import speculant
 
     print(Path(speculant.__file__).parent, flush=True)
@@ -124,7 +124,7 @@ def serve() -> None:
 
 
 def timed_turn(name: str, size: int) -> float:
-    """Return the seconds of CPU time of a round of `size` sequences, measured over many."""
+    """Return the CPU seconds per round of `size` sequences, measured over many rounds."""
     from speculant.bench.replay import player
     from speculant.decoding import step as decoding
     from speculant.drafters.copying.lookup import LookupDrafter
@@ -137,7 +137,7 @@ def timed_turn(name: str, size: int) -> float:
     drafters: dict[str, Any] = {"none": NoDrafter}
     drafters |= {"lookup": lambda: LookupDrafter(vocabulary=VOCABULARY)}
     drafters |= {"mix": lambda: MixDrafter(vocabulary=VOCABULARY)}
-    # Earlier versions have other names.
+    # Earlier versions use other names.
     components: Any = getattr(decoding, "DecodingComponents", None) or vars(decoding)["Parts"]
     parts = components(
         engine=RecordedEngine(vocabulary=VOCABULARY),
@@ -160,7 +160,7 @@ def timed_turn(name: str, size: int) -> float:
 
 
 def recording(seed: int, length: int) -> Any:
-    """Return a text in which phrases come again and again, so that some drafts are right."""
+    """Return a text with repeating phrases, so that some drafts are right."""
     from speculant.bench.replay.traces import Recording
 
     random = np.random.default_rng(seed)

@@ -1,12 +1,12 @@
-"""When a chain of a draft model should end: a trained stop head against rules by the draft model's own distribution.
+"""When to end a chain drafted by a draft model: a trained stop head compared with rules on the draft distribution.
 
 SpecDec++ (Huang et al. 2024, arXiv 2405.19715) trains a residual network on the draft model's last hidden states to
-predict whether a drafted token is accepted, and ends a chain where the probability that one was rejected exceeds a
-threshold. Here such a head is trained for the bundled draft model on the texts that the bundled model writes, on chains
-that the draft model continues itself, with weighted cross-entropy. Held-out texts are then decoded round by round, in
-recorded chains, with every rule and a grid of its thresholds: how many tokens a pass of the target yields (MAT), and
-how many passes of the draft model it takes. Both give the speed at any cost of a draft model's pass; each rule's
-threshold is the best one on other texts at that cost. Heads learn from 96 texts, for seconds.
+predict whether a drafted token is accepted, and ends a chain when the probability that a token was rejected exceeds a
+threshold. Here such a head is trained for the bundled draft model with weighted cross-entropy, on texts written by the
+bundled model and on chains that the draft model continues itself. Held-out texts are then decoded round by round from
+recorded chains, with every rule and a grid of its thresholds. This gives the tokens per target pass (MAT) and the
+number of draft-model passes, hence the speed at any cost of a draft-model pass. Each rule uses the threshold that is
+best on other texts at that cost. Heads are trained on 96 texts, for seconds.
 
     OMP_NUM_THREADS=1 python benchmarks/stop_head.py -o benchmarks/results/stop-head.json
 """
@@ -30,23 +30,23 @@ from torch import Tensor, nn
 from speculant.cli.env import environment
 from targets import load_pair, story_prompts
 
-LONGEST, PROMPT, STRIDE = 10, 32, 3  # tokens of a chain and of a prompt, and between two roots
-COSTS = (0.02, 0.05, 0.1, 0.2, 0.3)  # of a pass of the draft model, in passes of the target
-LAYERS, REJECTED = 3, (1.0, 6.0)  # residual blocks, and weights of rejected tokens; 3 and 6 are the paper's
+LONGEST, PROMPT, STRIDE = 10, 32, 3  # tokens per chain and per prompt, and between two roots
+COSTS = (0.02, 0.05, 0.1, 0.2, 0.3)  # cost of a draft-model pass, in target passes
+LAYERS, REJECTED = 3, (1.0, 6.0)  # residual blocks, and weights of rejected tokens (the paper uses 3 and 6)
 STEPS, EVERY = 1000, 25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chains:
-    """The draft below some positions of some texts, K tokens deep.
+    """Drafted chains, K tokens deep, at some positions of some texts.
 
     Attributes:
-        texts: Int64[R], the text of each root.
+        texts: Int64[R], index of the text of each root.
         accepted: Float32[R, K], the probability that a token is accepted if those before it were.
         best: Float32[R, K + 1], the highest probability of q after the root and after each token.
-        entropy: Float32[R, K + 1], of the same.
-        states: Float32[R, K, D], the draft model's last hidden states of the tokens.
-        ends: how many tokens of the text follow each root.
+        entropy: Float32[R, K + 1], the entropy of q at the same positions.
+        states: Float32[R, K, D], the draft model's last hidden states at the tokens.
+        ends: number of text tokens after each root.
     """
 
     texts: np.ndarray
@@ -58,7 +58,7 @@ class Chains:
 
 
 class StopHead(nn.Module):
-    """Returns logits [...] of acceptance, of states [..., D]."""
+    """Computes acceptance logits [...] from states [..., D]."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ class StopHead(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--train", type=int, default=96, help="texts that heads learn from")
-    parser.add_argument("--chosen", type=int, default=32, help="texts that steps and thresholds are chosen by")
-    parser.add_argument("--test", type=int, default=32, help="texts")
+    parser.add_argument("--train", type=int, default=96, help="training texts")
+    parser.add_argument("--chosen", type=int, default=32, help="texts for selecting training steps and thresholds")
+    parser.add_argument("--test", type=int, default=32, help="held-out texts")
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def compare_rules(training: Chains, chosen: Chains, held_out: Chains) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train heads; return what was found of them, and each rule's figures on held-out texts at each cost."""
+    """Train heads; return their quality, and each rule's figures on held-out texts at each cost."""
     began = time.process_time()
     heads = {weight: train(training, chosen, weight) for weight in REJECTED}
     seconds = time.process_time() - began
@@ -119,7 +119,7 @@ def compare_rules(training: Chains, chosen: Chains, held_out: Chains) -> tuple[d
 
 @torch.inference_mode()
 def write_texts(model: Any, prompts: list[Any], tokens: int, temperature: float) -> Tensor:
-    """Return Int64[B, T], what the target writes; all of one length."""
+    """Return the target's texts Int64[B, T], all of the same length."""
     ids = torch.tensor(np.stack(prompts), dtype=torch.long)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     found: Tensor = model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
@@ -128,10 +128,10 @@ def write_texts(model: Any, prompts: list[Any], tokens: int, temperature: float)
 
 @torch.inference_mode()
 def draft_chains(pair: Any, texts: Tensor, temperature: float) -> Chains:
-    """Return the draft model's chains below every third token of the texts behind the prompt."""
+    """Return the draft model's chains at every third token of the texts after the prompt."""
     rows, length = range(PROMPT, texts.shape[1] - 1, STRIDE), texts.shape[1]
     found = list[tuple[Any, ...]]()
-    for place in rows:  # the root is the token at `place`; all texts together
+    for place in rows:  # the root is the token at `place`; all texts in one batch
         ids = texts[:, : place + 1]
         best, entropy, states, drawn = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
         for depth in range(LONGEST + 1):
@@ -173,9 +173,9 @@ def train(chains: Chains, chosen: Chains, rejected: float) -> StopHead:
     """Return a head trained on drafted tokens, each weighted by the probability that a round reaches it.
 
     Args:
-        chains: to learn from.
-        chosen: by which the best of the steps is kept.
-        rejected: weight of tokens that are not accepted.
+        chains: training chains.
+        chosen: chains for selecting the best step.
+        rejected: weight of rejected tokens.
     """
     torch.manual_seed(1)
     head = StopHead(chains.states.shape[-1])
@@ -206,18 +206,18 @@ Lengths = Callable[[Chains], tuple[np.ndarray, np.ndarray]]
 
 
 def rules(heads: dict[float, StopHead]) -> dict[str, dict[float, Lengths]]:
-    """Return, of each rule and threshold, what gives the tokens and the passes of the draft model of each chain."""
+    """Return, for each rule and threshold, a function that gives each chain's tokens and draft-model passes."""
     grid = [float(each) for each in (0.001, 0.003, 0.01, 0.03, *np.linspace(0.05, 0.95, 19))]
 
     @torch.inference_mode()
     def kept(head: StopHead, chains: Chains) -> np.ndarray:
-        """Return the probability that tokens 1, 2, ... are all accepted, [R, K - 1]."""
+        """Return the probability [R, K - 1] that tokens 1, 2, ... are all accepted."""
         return np.asarray(np.cumprod(head(chains.states).sigmoid().numpy(), 1)[:, :-1])
 
     def kept_and_next(head: StopHead, chains: Chains) -> np.ndarray:
         return np.asarray(kept(head, chains) * chains.best[:, 1:-1])
 
-    values: dict[str, Callable[[Chains], np.ndarray]] = {  # tokens 2, 3, ... are drafted as long as these are high
+    values: dict[str, Callable[[Chains], np.ndarray]] = {  # tokens 2, 3, ... are drafted while above the threshold
         "confidence": lambda chains: chains.best[:, 1:-1],
         "joint confidence": lambda chains: np.cumprod(chains.best[:, :-1], 1)[:, 1:],
         "entropy": lambda chains: 1 - np.sqrt(0.2 * chains.entropy[:, 1:-1]),
@@ -234,20 +234,20 @@ def rules(heads: dict[float, StopHead]) -> dict[str, dict[float, Lengths]]:
 
 
 def fixed_lengths(count: int, chains: Chains) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and passes of chains of one length."""
+    """Return tokens and passes of chains of a fixed length."""
     return np.full(len(chains.texts), count), np.full(len(chains.texts), count)
 
 
 def lengths_above(
     value: Callable[[Chains], np.ndarray], threshold: float, chains: Chains
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and passes of chains that go on while a value is above a threshold."""
+    """Return tokens and passes of chains that continue while a value is above a threshold."""
     tokens = 1 + np.cumprod(value(chains) >= threshold, 1).sum(1).astype(int)
-    return tokens, np.minimum(tokens + 1, LONGEST)  # the pass after which a chain ends shows that it does
+    return tokens, np.minimum(tokens + 1, LONGEST)  # one more pass is needed to see that a chain ends
 
 
 def play(chains: Chains, lengths: Lengths) -> tuple[float, float]:
-    """Return MAT and passes of the draft model a round, expected over all roots."""
+    """Return the expected MAT and draft-model passes per round, over all roots."""
     tokens, passes = lengths(chains)
     tokens, passes = np.minimum(tokens, chains.ends), np.minimum(passes, chains.ends)
     reached = np.cumprod(chains.accepted, 1) * (np.arange(LONGEST) < tokens[:, None])
@@ -255,7 +255,7 @@ def play(chains: Chains, lengths: Lengths) -> tuple[float, float]:
 
 
 def compare(lengths: dict[float, Lengths], chosen: Chains, held_out: Chains, cost: float) -> dict[str, Any]:
-    """Return a rule's figures on held-out texts, with the threshold that is best on the texts to choose by."""
+    """Return a rule's figures on held-out texts, with the threshold that is best on the selection texts."""
 
     def speed(found: tuple[float, float]) -> float:
         return found[0] / (1 + cost * found[1])

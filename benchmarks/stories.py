@@ -1,12 +1,12 @@
-"""End to end on two small real models: `speculant generate --compare` over prompts cut from held-out stories.
+"""End-to-end runs on two small real models: `speculant generate --compare` with prompts cut from held-out stories.
 
 Twenty prompts of 12 words, 200 tokens each, greedy, fp32. `corpus` starts with a memory of the training text, built by
-`speculant corpus build`; the other runs start with an empty one. The stories are those from the thousandth on, since
+`speculant corpus build`; the other runs start with an empty one. The stories begin at number one thousand, since
 earlier ones were used to choose settings.
 
     OMP_NUM_THREADS=1 python benchmarks/stories.py -o benchmarks/results
 
-One thread for both sides: passes of models this small gain little from a second one.
+Both sides use one thread: passes of models this small gain little from a second one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculant.cli.main import main as speculant
 FIRST, PROMPTS, WORDS, TOKENS = 1000, 20, 12, 200
 METHODS = ("aded", "mix", "recycling", "lookup")
 CORPORA = {"aded": "trigram", "mix": "mix"}
-TEXTS = ("prompt", "text", "ids")  # left out: the texts are not redistributed
+TEXTS = ("prompt", "text", "ids")  # left out, since the texts are not redistributed
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def cut_prompts(stories: Path, count: int = PROMPTS) -> list[str]:
-    """Return the beginnings of so many held-out stories."""
+    """Return the beginnings of `count` held-out stories."""
     held_out = [story.split() for story in (stories / "heldout.txt").read_text(encoding="utf-8").split("<|endoftext|>")]
     return [" ".join(words[:WORDS]) for words in held_out if len(words) > WORDS][FIRST : FIRST + count]
 

@@ -1,9 +1,9 @@
-"""Which parts of the story model can be left out of drafts: whole layers, or attention and MLP apart.
+"""Find which parts of the story model drafts can skip: whole layers, or attention and MLP separately.
 
-Draft & Verify (Zhang et al. 2024, arXiv 2309.08168) and SWIFT (Xia et al. 2025, arXiv 2410.06916) leave out sublayers.
-The bundled model's six layers have few enough sets to try all: 63 of layers, 4,095 of sublayers. A set's acceptance is
-the share of greedy tokens that the rest predicts, its cost the share of the weights that it reads, its speed that of
-the best length (`speculant.api.layer_tuning`). Sets are chosen on six texts and measured on six others.
+Draft & Verify (Zhang et al. 2024, arXiv 2309.08168) and SWIFT (Xia et al. 2025, arXiv 2410.06916) skip sublayers. With
+the bundled model's six layers, all sets can be tried: 63 of layers, 4,095 of sublayers. A set's acceptance is the share
+of greedy tokens that the remaining model predicts, its cost the share of the weights that it reads, and its speed that
+of the best length (`speculant.api.layer_tuning`). Sets are chosen on six texts and measured on six others.
 
     OMP_NUM_THREADS=1 python benchmarks/sublayers.py -o benchmarks/results/sublayers.json
 """
@@ -30,13 +30,13 @@ Part = tuple[str, int]  # "attention" or "mlp", and the layer
 
 @dataclass(slots=True)
 class Skipped:
-    """The parts that are left out now."""
+    """The parts that are currently skipped."""
 
     parts: frozenset[Part] = field(default_factory=frozenset)
 
 
 class Attention(nn.Module):
-    """An attention that can be left out: its layer then adds nothing."""
+    """An attention module that can be skipped; its layer then adds nothing."""
 
     def __init__(self, own: nn.Module, part: Part, skipped: Skipped) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The same of an MLP."""
+    """An MLP that can be skipped."""
 
     def __init__(self, own: nn.Module, part: Part, skipped: Skipped) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def main() -> None:
 def measured(
     model: Any, texts: Tensor, parts: frozenset[Part], skipped: Skipped, shares: dict[Part, float]
 ) -> dict[str, float]:
-    """Return a set's acceptance, cost, and speed in that of plain decoding at the best length."""
+    """Return a set's acceptance, cost, and speed relative to plain decoding at the best length."""
     skipped.parts = parts
     with torch.inference_mode():
         drafted = model(texts[:, :-1]).logits[:, PROMPT - 1 :].argmax(-1)

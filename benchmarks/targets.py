@@ -1,8 +1,8 @@
-"""The targets of `methods_table.py` and `methods_identity.py`, their draft models, and real prompts for them.
+"""The targets of `methods_table.py` and `methods_identity.py`, their draft models, and real prompts.
 
-`inflated` is the bundled model with layers and MLPs that change no output, of as many weights as a pass of the 0.5 B
-shape reads ($SPECULANT_DATA/models/shape-0.5b: 494 million, most of them in 24 layers). Its draft model is the bundled
-one, as it is.
+`inflated` is the bundled model with additional layers and larger MLPs that do not change its output, so that a pass
+reads as many weights as one of the 0.5 B shape ($SPECULANT_DATA/models/shape-0.5b: 494 million, most of them in 24
+layers). Its draft model is the bundled one, unchanged.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LAYERS, MLP = 24, 26496  # 24 x (196,608 + 768 x 26,496) + 4096 x 256 weights = 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """A target with its tokenizer, and its draft model.
+    """A target with its tokenizer and draft model.
 
     Attributes:
-        draft_model: None if there is none.
-        draft_name: what results call it.
-        draft_tokenizer: the draft model's, or None.
+        draft_model: the draft model, or None.
+        draft_name: its name in the results.
+        draft_tokenizer: the draft model's tokenizer, or None.
     """
 
     model: Any
@@ -44,7 +44,7 @@ class Pair:
 
 
 def data_folder() -> Path:
-    """Return the folder with texts and models."""
+    """Return the folder of texts and models."""
     if "SPECULANT_DATA" not in os.environ:
         raise SystemExit("set SPECULANT_DATA to the folder with the texts")
     return Path(os.environ["SPECULANT_DATA"])
@@ -54,10 +54,10 @@ def load_pair(target: str, *, dtype: str, draft_model: str | None, noise: float 
     """Load a target and its draft model.
 
     Args:
-        target: of `TARGETS`.
-        dtype: of both.
-        draft_model: a folder; None for the bundled one, which fits the bundled model alone.
-        noise: draft with the target itself, with noise of that share of each weight's spread; None not to.
+        target: one of `TARGETS`.
+        dtype: dtype of both models.
+        draft_model: a folder; None for the bundled one, which fits only the bundled model.
+        noise: if not None, draft with a copy of the target with noise of this share of each weight's spread.
     """
     silence_loading()
     model, tokenizer = load_model(
@@ -79,7 +79,7 @@ def load_pair(target: str, *, dtype: str, draft_model: str | None, noise: float 
 
 
 def noisy(model: Any, share: float) -> Any:
-    """Return the model with noise in its weights, a share of each one's spread."""
+    """Return the model with noise in its weights, relative to each weight's spread."""
     source = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for weight in model.parameters():
@@ -88,7 +88,7 @@ def noisy(model: Any, share: float) -> Any:
 
 
 def story_prompts(tokenizer: Any, *, count: int, tokens: int) -> list[Int32]:
-    """Return the first tokens Int32[T] of held-out stories that are longer; earlier stories were used for settings."""
+    """Return the first tokens Int32[T] of longer held-out stories; earlier stories were used to choose settings."""
     text = (data_folder() / "text/tinystories/heldout.txt").read_text(encoding="utf-8")
     found: list[Int32] = []
     for story in text.split("<|endoftext|>")[FIRST:]:

@@ -1,9 +1,9 @@
-"""Tokens per pass of heads, of `mix` and of their unions, by nodes: trees and chains, greedy, and trees sampled.
+"""Tokens per pass of heads, of `mix` and of their unions, by nodes: greedy trees and chains, and sampled trees.
 
     OMP_NUM_THREADS=1 python benchmarks/unions.py -o benchmarks/results/unions.json
 
-Counts, not times: the bundled model with its heads, on held-out stories. Chains are verified by the block rule. Results
-are added to the file draft by draft, so an interrupted run goes on with the same command.
+Counts tokens, not time: the bundled model with its heads, on held-out stories. Chains are verified by the block rule.
+Results are added to the file after each configuration, so an interrupted run continues with the same command.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from speculant.api.loading import bundled_heads
 from speculant.api.speculator import Speculator
 from targets import load_pair, story_prompts
 
-WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # of a head alone, where more than 16 nodes are drafted
+WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # for a head alone with more than 16 nodes
 NARROW = {"tree": "dynamic"}
 CHAIN = {"tree": "chain"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path, required=True, help="results, which are added to")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="results file, which is extended")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
-    parser.add_argument("--nodes", default="8,16,64", help="of trees")
+    parser.add_argument("--nodes", default="8,16,64", help="tree sizes")
     args = parser.parse_args()
     pair = load_pair("bundled", dtype="float32", draft_model=None)
     prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=32)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def systems() -> list[tuple[str, Path | None]]:
-    """Return what is compared: `mix`, then each head alone and united with it."""
+    """Return the systems to compare: `mix`, then each head alone and united with it."""
     found: list[tuple[str, Path | None]] = [("mix", None)]
     for head in bundled_heads():
         found += [(head.name, head), (f"mix and {head.name}", head.parent / f"+{head.name}")]
@@ -65,7 +65,7 @@ def systems() -> list[tuple[str, Path | None]]:
 
 
 def options_of(kind: Path | None, shape: str, nodes: int) -> dict[str, Any]:
-    """Return the keywords of a speculator."""
+    """Return the keyword arguments of a speculator."""
     if kind is None:
         return {"method": "mix", "nodes": nodes}
     if kind.name.startswith("+"):

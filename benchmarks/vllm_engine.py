@@ -1,15 +1,15 @@
-"""Drafts inside vLLM beside vLLM's own `ngram` and `suffix`: MAT, proposal time, identity, sampling.
+"""Compare drafts inside vLLM with vLLM's own `ngram` and `suffix`: MAT, proposal time, identity, sampling.
 
     SPECULANT_DATA=... make benchmark-vllm
 
-All systems decode the same requests, k = 8, one after the other in one engine whose drafter is replaced, each with an
-empty memory. `stories`: the bundled model, fp32, greedy, 50 held-out prompts of 12 words, 40 to 200 tokens, 16 at a
+All systems decode the same requests with k = 8, one after the other in one engine whose drafter is replaced, each with
+an empty memory. `stories`: the bundled model, fp32, greedy, 50 held-out prompts of 12 words, 40 to 200 tokens, 16 at a
 time, so that requests join and leave. `edits`: recorded answers of Llama 3.1 8B to edit requests, replayed by a model
-that answers each prompt with its recording; five turns of eight conversations, where each prompt holds the turns before
-it. `sampling`: the first four tokens of 3,000 answers to one prompt, and the total variation between systems and plain
-decoding; the noise floor is that between two runs of plain decoding.
+that answers each prompt with its recording; eight conversations of five turns, where each prompt contains the earlier
+turns. `sampling`: the first four tokens of 3,000 answers to one prompt, and their total variation distance from plain
+decoding; the noise floor is the distance between two runs of plain decoding.
 
-vLLM's drafters run with vLLM's defaults, and once more with settings that draft more.
+vLLM's drafters run with vLLM's defaults, and also with settings that draft more.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def main() -> None:
 
 
 def bundled(data: Path, folder: Path) -> dict[str, Any]:
-    """Return the figures of the bundled model: stories, and sampled answers."""
+    """Return the figures of the bundled model: stories and sampled answers."""
     waves = stories(data)
     plain = run(on_bundled_model(Turn(waves=waves), drawn(0), drawn(1)), folder / "plain")
-    # vLLM's sampling comes first: it is repaired as soon as our proposer is built in the process.
+    # vLLM's sampling runs first, since building our proposer fixes it for the whole process.
     turns = [drawn(2, SUFFIX), *turns_of(waves), drawn(3, ours(DRAFTS))]
     before, *done, after = run(on_bundled_model(*turns), folder / "bundled")
     found = {
@@ -89,18 +89,18 @@ def conversations(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def turns_of(waves: list[list[Ask]]) -> list[Turn]:
-    """Return a turn for each system."""
+    """Return one turn per system."""
     return [Turn(waves=waves, speculative=each, settings=settings) for each, settings in SYSTEMS.values()]
 
 
 def drawn(number: int, speculative: dict[str, Any] | None = None) -> Turn:
-    """Return a turn of sampled answers; their seeds depend on its number."""
+    """Return a turn of sampled answers; seeds depend on its number."""
     asks = samples(SAMPLES, tokens=SAMPLED_TOKENS, temperature=TEMPERATURE, first_seed=number * SAMPLES)
     return Turn(waves=asks, speculative=speculative)
 
 
 def variations(first: Done, second: Done) -> list[float]:
-    """Return the total variation of the first one, two, ... tokens."""
+    """Return the total variation distance over the first one, two, ... tokens."""
     lengths = range(1, SAMPLED_TOKENS + 1)
     return [round(total_variation(first.outputs, second.outputs, length), 4) for length in lengths]
 
@@ -114,7 +114,7 @@ def rows(part: str, done: list[Done], plain: list[list[int]]) -> dict[str, Any]:
 
 
 def row(done: Done, plain: list[list[int]]) -> dict[str, Any]:
-    """Return the figures of a turn; times are of steps with the largest batch."""
+    """Return the figures of a turn; times are those of steps with the largest batch."""
     full = [us / rows for us, rows in zip(done.propose_us, done.rows, strict=True) if rows == max(done.rows)]
     return {
         "vllm": done.version,

@@ -1,13 +1,12 @@
-"""A memory beside vLLM's own head: MAT of the head, of `mix`, and of both by the uniting scheduler.
+"""Combine a memory with vLLM's own head: MAT of the head, of `mix`, and of both with the uniting scheduler.
 
     SPECULANT_DATA=... make benchmark-vllm-heads
 
-The bundled model and its heads in vLLM, fp32, greedy, drafts of 5 tokens, 16 requests at a time, every memory empty at
-the start of a load. `stories`: 50 held-out stories, continued; `rewrites`: 50 held-out stories, rewritten with another
-name, which mostly copies; `mixed`: both in turns.
-*perfect* is what a choice between the two chains with foresight would
-have got accepted at the same places of the texts, and *kept* how much of its gain over the better single one both
-together kept. Time is that of `mix` alone, or of `mix`, uniting and recording.
+The bundled model and its heads in vLLM, fp32, greedy, drafts of 5 tokens, 16 requests at a time, memory empty at the
+start of each load. `stories`: 50 held-out stories, continued; `rewrites`: 50 held-out stories, rewritten with another
+name, which mostly copies; `mixed`: both, alternating. *Perfect* is the MAT of a choice between the two chains that
+knows which is accepted further, at the same positions of the texts. *Kept* is the share of its gain over the better
+single drafter that the union realises. Time is that of `mix` alone, or of `mix`, uniting and recording.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def measure(
     results: dict[str, Any],
     folder: Path,
 ) -> None:
-    """Add the figures of a head alone and with the memory."""
+    """Add the figures of a head alone and with the memory to the results."""
     head = bundled_head(kind, DRAFTS)
     alone = run(on_bundled_model(*(turn(waves, head) for waves in loads.values())), folder / kind)
     for (name, waves), done in zip(loads.items(), alone, strict=True):
@@ -75,12 +74,12 @@ def measure(
 
 
 def turn(waves: list[list[Ask]], speculative: dict[str, Any], settings: dict[str, str] | None = None) -> Turn:
-    """Return a turn."""
+    """Return a turn with the given speculative settings."""
     return Turn(waves=waves, speculative=speculative, settings=settings or {})
 
 
 def choice(path: Path) -> dict[str, Any]:
-    """Return the mean tokens per step of each chain at the places of the drafts, and those of a perfect choice."""
+    """Return the mean tokens per step of each chain at the positions of the drafts, and those of a perfect choice."""
     counts = []
     for line in path.read_text().splitlines():
         steps, text = json.loads(line)
@@ -98,12 +97,12 @@ def choice(path: Path) -> dict[str, Any]:
 
 
 def common(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """Return how many of the first tokens are the same."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafted, text, strict=False)))
 
 
 def row(done: Done, plain: list[list[int]]) -> dict[str, Any]:
-    """Return the figures of a turn; times are of steps with the largest batch."""
+    """Return the figures of a turn; times are those of steps with the largest batch."""
     full = [us / rows for us, rows in zip(done.propose_us, done.rows, strict=True) if rows == max(done.rows)]
     return {
         "vllm": done.version,
