@@ -86,7 +86,7 @@ def test_bench_times_it(page: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("my_drafter", "takes MODULE:CLASS"),
         ("nowhere_at_all:MyDrafter", "no module 'nowhere_at_all'"),
         ("my_drafter:Other", "has no Other"),
-        ("my_drafter:MySession", "no drafter: it has no needs and no open"),
+        ("my_drafter:MySession", "not a drafter: it has no needs and no open"),
         ("my_drafter:NO_OUTPUTS", "no class"),
     ],
 )
@@ -143,12 +143,12 @@ ONES = np.ones(2, np.float32)
     [
         ([[5, 6]], "proposed a list; return a DraftTree"),
         (lambda: DraftTree([5, 6], [-1, 0], [1.0, 1.0]), "numpy arrays; DraftTree.from_paths"),  # type: ignore[arg-type]
-        (DraftTree(np.array([5.0, 6.0]), ints(-1, 0), ONES), "tokens of a draft are an Int32 array"),  # type: ignore[arg-type]
+        (DraftTree(np.array([5.0, 6.0]), ints(-1, 0), ONES), "tokens of a draft must be an Int32 array"),  # type: ignore[arg-type]
         (lambda: DraftTree(ints(5, 6), ints(1, -1), ONES), "every parent must come before its children"),
         (lambda: DraftTree(ints(5, 6), ints(-1, 0), ONES * 2), "cannot exceed its parent's, or 1"),
         (DraftTree.from_paths([[5, 99]]), "token 99; the model has 61"),
         (DraftTree.from_paths([[-3]]), "token -3"),
-        (DraftTree.from_paths([range(20)]), "20 nodes, where its budget has 8"),
+        (DraftTree.from_paths([range(20)]), "20 nodes, but its budget allows 8"),
     ],
 )
 def test_drafts_that_break_the_contract_are_refused(draft: Any, said: str) -> None:
@@ -161,10 +161,10 @@ def test_drafts_that_break_the_contract_are_refused(draft: Any, said: str) -> No
 def test_drafts_beyond_the_text_or_that_branch_are_refused() -> None:
     """Guards budgets: levels beyond the text's end, and trees where chains are verified."""
     deep = Wrong(DraftTree.from_paths([range(6)]))
-    with pytest.raises(UsageError, match="6 levels, where its budget has"):
+    with pytest.raises(UsageError, match="6 levels, but its budget allows"):
         Speculator.from_transformers(tiny_model("llama"), drafter=deep, nodes=8).generate(PROMPT, max_new_tokens=3)
     wide = Wrong(DraftTree.from_paths([[5], [6]]))
-    with pytest.raises(UsageError, match="branches, where its budget takes a chain"):
+    with pytest.raises(UsageError, match="branches, but its budget allows only a chain"):
         Speculator.from_transformers(tiny_model("bloom"), drafter=wide, nodes=8).generate(PROMPT, max_new_tokens=5)
 
 
@@ -177,10 +177,10 @@ def test_what_is_no_drafter_is_refused() -> None:
             Speculator.from_transformers(model, **given)
 
     refused(r"pass an object, drafter=Wrong\(\)", drafter=Wrong)
-    refused("int is no drafter: it has no needs and no open and no propose", drafter=3)
+    refused("int is not a drafter: it has no needs and no open and no propose", drafter=3)
     wrong = Wrong(DraftTree.empty())
     wrong.needs_ = 5
-    refused("needs is a property that returns", drafter=wrong)
+    refused("needs must be a property that returns", drafter=wrong)
     refused("method and settings would be ignored", drafter=Wrong(None), method="mix", settings={"depth": 3})
 
     class Opens(Wrong):

@@ -202,7 +202,7 @@ def test_generate_batch_gives_results_in_order_and_says_what_failed() -> None:
     speculator.drafter = Guesses(
         {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)}, [tuple(prompts()[1])]
     )
-    with pytest.raises(BatchError, match="1 of 6 requests failed, the first of them number 2: ArithmeticError") as met:
+    with pytest.raises(BatchError, match="1 of 6 requests failed, the first is number 2: ArithmeticError") as met:
         speculator.generate_batch(prompts(), size=4, max_new_tokens=20, temperature=0.9, seed=3)
     assert [result.ids for place, result in enumerate(met.value.results) if place != 1] == texts[:1] + texts[2:]
     with pytest.raises(UsageError, match="streamer"):

@@ -272,7 +272,7 @@ def test_a_run_is_decoded_once(model: Any, texts: list[list[int]]) -> None:
     run = speculator.prepare(prompts()[0], **GREEDY)
     generation = batch.submit(run)
     for again in (batch, other):
-        with pytest.raises(UsageError, match="decoded before"):
+        with pytest.raises(UsageError, match="already been decoded"):
             again.submit(run)
     for _ in batch:
         pass

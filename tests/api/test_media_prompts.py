@@ -62,7 +62,7 @@ def test_a_batch_of_images_and_texts() -> None:
     [
         ({"type": "image", "image": "https://example.com/a.png"}, PromptError, "nothing is fetched"),
         ({"type": "image", "image": "missing.png"}, FileError, "cannot read missing.png"),
-        ({"type": "image"}, PromptError, "names none"),
+        ({"type": "image"}, PromptError, "has no"),
         ({"type": "audio", "audio": "missing.wav"}, FileError, "no audio file at missing.wav"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, PromptError, "base64"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, FileError, "as an image"),
@@ -80,7 +80,7 @@ def test_models_of_text_and_models_without_a_processor_say_so() -> None:
     model, inputs = build_media_model("llava")
     with pytest.raises(UnsupportedError, match="processor"):
         Speculator.from_transformers(model, method="mix").generate(_messages({"type": "image", "image": _image()}))
-    with pytest.raises(UnsupportedError, match="text alone"):
+    with pytest.raises(UnsupportedError, match="text only"):
         Speculator.from_transformers(tiny_model("llama"), method="mix").generate(inputs)
     with pytest.raises(PromptError, match="input_ids"):
         Speculator.from_transformers(model, method="mix").generate({"pixel_values": torch.zeros(1)})

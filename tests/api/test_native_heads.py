@@ -104,7 +104,7 @@ def test_models_of_the_hub_are_looked_for_in_its_cache(tmp_path: Path, monkeypat
     [
         ("missing", "it lacks mlp.up_proj.weight"),
         ("extra", "it has mlp.new.weight"),
-        ("shape", "is of shape"),
+        ("shape", "has the shape"),
         ("name", "their layout is unknown for models of type qwen2"),
         ("packed", "is quantised"),
         ("index", "cannot be listed"),

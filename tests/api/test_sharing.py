@@ -79,5 +79,5 @@ def test_what_cannot_be_shared_is_refused() -> None:
     """Guards users: methods that learn from more than text, and URLs that name no store."""
     with pytest.raises(UnsupportedError, match="'lookup' has no memory"):
         Speculator.from_transformers(tiny_model("llama"), method="lookup", share=LocalChannel())
-    with pytest.raises(UsageError, match="URL to share by"):
+    with pytest.raises(UsageError, match="sharing URL"):
         Speculator.from_transformers(tiny_model("llama"), share="localhost:6379")

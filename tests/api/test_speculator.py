@@ -224,5 +224,5 @@ def test_another_drafter_has_the_same_needs() -> None:
     other = Speculator.from_transformers(tiny_model("llama"), method="maxgram").drafter
     speculator.draft_with(other)
     assert speculator.drafter is other
-    with pytest.raises(UsageError, match="needs something else"):
+    with pytest.raises(UsageError, match="needs other outputs"):
         speculator.draft_with(Speculator.from_transformers(tiny_model("llama"), method="recycling").drafter)

@@ -83,7 +83,7 @@ def test_command(whisper: tuple[Any, Any], tmp_path: Path, capsys: pytest.Captur
 def test_faults(whisper: tuple[Any, Any], tmp_path: Path) -> None:
     """Guards messages: what is no sound, no task, or no model that hears says so."""
     (tmp_path / "text.wav").write_text("not sound")
-    with pytest.raises(FileError, match="as sound"):
+    with pytest.raises(FileError, match="as audio"):
         read_sound(tmp_path / "text.wav", RATE)
     model, processor = whisper
     speculator = Speculator.from_transformers(model, method="mix", fast=False)

@@ -88,7 +88,7 @@ def test_decoding_by_size_gives_the_text_of_plain_decoding() -> None:
     plain = Speculator.from_transformers(model, method="none").generate(ids, max_new_tokens=80, temperature=0)
     sized = Speculator.from_transformers(model, nodes="auto").generate(ids, max_new_tokens=80, temperature=0)
     assert sized.ids == plain.ids
-    assert "nodes a round" in sized.stats.report()
+    assert "nodes per round" in sized.stats.report()
     assert plain.stats.sizes == ""
     with pytest.raises(UsageError, match="0 or more, or 'auto'"):
         Speculator.from_transformers(model, nodes="many")

@@ -63,7 +63,7 @@ def test_what_is_refused(built: Path, folder: Path, tmp_path: Path, capsys: Capt
     assert "holds a memory of kind 'mix', not a base" in capsys.readouterr().err
     assert main(["base", "add", str(built)]) == 0
     assert main(["base", "add", str(built)]) == 2
-    assert "there is a base 'stories' already" in capsys.readouterr().err
+    assert "a base 'stories' exists already" in capsys.readouterr().err
     assert main(["base", "add", str(built), "--force"]) == 0
     assert main(["base", "remove", "story"]) == 2
     assert "there is no base 'story'. There are: stories." in capsys.readouterr().err

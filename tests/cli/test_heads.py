@@ -109,7 +109,7 @@ def test_a_head_of_another_model_is_refused_before_that_is_loaded(
     config.hidden_size, config.vocab_size = 32, 100
     config.save_pretrained(tmp_path)
     assert main(argv) == 2
-    assert "a vocabulary of 4096 tokens, the target one of 100" in capsys.readouterr().err
+    assert "a vocabulary of 4096 tokens, but the target's has 100" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("head", bundled_heads(), ids=lambda head: head.name)
@@ -125,7 +125,7 @@ def test_an_assistant_is_published_not_trained(tiny_folder: Path, capsys: Captur
     """Guards the way out: `speculant train` makes none."""
     assert main(["generate", "The dog", "--model", str(tiny_folder), "--method", "assistant"]) == 2
     err = capsys.readouterr().err
-    assert "needs the assistant that is published for the Gemma 4 model: pass head=" in err
+    assert "needs the assistant published for the Gemma 4 model: pass head=" in err
     assert "speculant train" not in err
 
 

@@ -81,7 +81,7 @@ def test_the_empty_path() -> None:
 def test_names_that_drafters_used_before(module: str, old: str, new: str) -> None:
     """Guards drafters that were written against earlier names, which are told the new ones."""
     found = import_module(module)
-    with pytest.warns(DeprecationWarning, match=f"{old} is called {new}"):
+    with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}"):
         assert getattr(found, old) is getattr(found, new)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         found.nothing  # noqa: B018

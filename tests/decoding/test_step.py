@@ -84,7 +84,7 @@ def test_a_stream_is_decoded_once(model: Any) -> None:
     """Guards a stream that is iterated again after it was left: it says so instead of going wrong."""
     stream = Speculator.from_transformers(model, method="none").stream(prompts()[0], **GREEDY)
     next(iter(stream))
-    with pytest.raises(UsageError, match="decoded before"):
+    with pytest.raises(UsageError, match="already been decoded"):
         list(stream)
 
 

@@ -16,7 +16,7 @@ def test_the_url_is_checked_and_never_shown() -> None:
     settings = read_settings({"SPECULANT_SHARE": URL})
     assert settings.share == URL
     assert "secret" not in repr(settings)
-    with pytest.raises(UsageError, match="URL to share by"):
+    with pytest.raises(UsageError, match="sharing URL"):
         read_settings({"SPECULANT_SHARE": "localhost"})
     with pytest.raises(UnsupportedError, match="'lookup' has no memory"):
         read_settings({"SPECULANT_SHARE": URL, "SPECULANT_METHOD": "lookup"})

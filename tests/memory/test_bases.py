@@ -85,7 +85,7 @@ def test_names(tmp_path: Path) -> None:
     """The file's own by default; paths and hidden names are refused, and taken ones unless they may be replaced."""
     folder, file = tmp_path / "bases", base(tmp_path / "chat.speculant")
     assert add_base(file, folder=folder).path == folder / "chat.speculant"
-    with pytest.raises(UsageError, match="there is a base 'chat' already"):
+    with pytest.raises(UsageError, match="a base 'chat' exists already"):
         add_base(file, folder=folder)
     base(file, tokenizer="new")
     assert add_base(file, folder=folder, replace=True).tokenizer == "new"

@@ -146,7 +146,7 @@ def test_foreign_files_are_refused(path: Path, asked: dict[str, str], message: s
 def test_a_base_in_place_of_a_memory(path: Path) -> None:
     """Guards the way out: what is wrong is the option, not the file."""
     write_memory(path, kind="mix-base", tokenizer="abc", arrays={}, facts={})
-    with pytest.raises(ForeignMemoryError, match="name it by --base"):
+    with pytest.raises(ForeignMemoryError, match="pass it with --base"):
         read(path)
 
 

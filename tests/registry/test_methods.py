@@ -74,7 +74,7 @@ def test_own_drafters_take_fields_of_the_context_by_name() -> None:
     with pytest.raises(ValueError, match="made"):
         method.builder(Recording, BuildContext(vocabulary=7, tokenizer="t"))
     assert given == [(7, "t")]
-    with pytest.raises(UsageError, match="needs 'wanted' to be made"):
+    with pytest.raises(UsageError, match="parameter 'wanted' is unknown"):
         build_drafter(f"{__name__}:Demanding", BuildContext())
     with pytest.raises(UsageError, match="has no settings"):
         build_drafter(f"{__name__}:Named", BuildContext(settings={"a": 1}))

@@ -18,7 +18,7 @@ from speculant.registry import METHODS, VERIFIERS, build_verifier
         ("rollback:threshold=-1", "above 0"),
         ("typical:epsilon=much", "is a number"),
         ("blockwise:k=1.5", "a whole number"),
-        ("typical:beta=3", "There are epsilon, delta"),
+        ("typical:beta=3", "The settings are epsilon, delta"),
         ("block:k=3", "It has none"),
         ("typicle", "Did you mean 'typical'"),
     ],
@@ -48,7 +48,7 @@ def test_the_table_agrees_with_the_classes() -> None:
 
 def test_pairs_that_do_not_fit_are_refused() -> None:
     """Guards methods against rules that would waste what their drafts say, or be wrong."""
-    with pytest.raises(UnsupportedError, match="chosen, which the verifier 'k-seq' does not take"):
+    with pytest.raises(UnsupportedError, match="chosen, which the verifier 'k-seq' does not support"):
         build_verifier("mix", "k-seq")
     with pytest.raises(UnsupportedError, match="with replacement, which the verifier 'sample-then-follow' does"):
         build_verifier("draft-model", "sample-then-follow")

@@ -55,6 +55,6 @@ def test_names_share_no_key() -> None:
 )
 def test_other_urls_are_refused_without_being_repeated(url: str) -> None:
     """Guards users from silent defaults, and passwords from error messages."""
-    with pytest.raises(UsageError, match="URL to share by") as caught:
+    with pytest.raises(UsageError, match="sharing URL") as caught:
         parse_address(url)
     assert "secret" not in str(caught.value)

@@ -170,7 +170,7 @@ def test_outages_are_survived(server: Server, opened: list[RedisChannel], caplog
         server.start()
         assert tokens_of(reader, 3)[-3:] == [2, 3, 4]  # a message whose answer was lost is sent again
     assert len(caplog.records) == 2
-    assert all("goes on" in record.getMessage() for record in caplog.records)
+    assert all("decoding continues" in record.getMessage() for record in caplog.records)
 
 
 def test_a_server_with_an_earlier_clock_is_read(server: Server, opened: list[RedisChannel]) -> None:
@@ -219,5 +219,5 @@ def test_passwords(tmp_path: Path, opened: list[RedisChannel], caplog: pytest.Lo
 
 def test_options_that_redis_does_not_know_are_refused() -> None:
     """Guards users from misspelled options, which would else fail in the background for ever."""
-    with pytest.raises(UsageError, match="options of the URL"):
+    with pytest.raises(UsageError, match="options of the sharing URL"):
         RedisChannel(parse_address("redis://h?tennant=a"), tokenizer="t", vocabulary=VOCABULARY)

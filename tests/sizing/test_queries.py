@@ -48,7 +48,7 @@ def test_a_pass_is_observed_with_all_its_rows() -> None:
     assert costs[1 + ROWS] > 2 * costs[1]
     assert state.queried == 20 * ROWS
     assert state.spent == 40
-    assert "1.0 nodes a round beside 10.0 query rows" in sizing.reason(state)
+    assert "1.0 nodes per round and 10.0 query rows" in sizing.reason(state)
 
 
 @pytest.mark.parametrize(

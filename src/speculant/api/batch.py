@@ -45,7 +45,7 @@ class BatchError(SpeculantError):
     def __init__(self, results: list[Result], errors: dict[int, BaseException]) -> None:
         place, first = next(iter(errors.items()))
         super().__init__(
-            f"{len(errors)} of {len(results)} requests failed, the first of them number {place + 1}: "
+            f"{len(errors)} of {len(results)} requests failed, the first is number {place + 1}: "
             f"{type(first).__name__}: {str(first).rstrip('.')}. The other texts are in the error's `results`."
         )
         self.results, self.errors = results, errors
@@ -87,7 +87,7 @@ class Batch:
             UsageError: a size is too small, or `prefixes` belong to another model.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
+            raise UsageError(f"a batch must have room for 1 request or more, not {size!r}.")
         check_number("prompt_chunk", prompt_chunk, minimum=1, whole=True)
         self._prepare, self._parts, self._engine = prepare, parts, engine
         self._size, self._keep_caches, self.prefix_cache = size, keep_caches, prefixes

@@ -55,11 +55,11 @@ class Constraint:
 
     def __post_init__(self) -> None:
         if self.kind not in ("json", "regex", "lark"):
-            raise UsageError(f"a constraint is of the kind 'json', 'regex' or 'lark', not {self.kind!r:.60}.")
+            raise UsageError(f"a constraint must be of the kind 'json', 'regex' or 'lark', not {self.kind!r:.60}.")
         if not isinstance(self.text, str) or not self.text.strip():
-            raise UsageError(f"a constraint is a text that is not empty, not {self.text!r:.60}.")
+            raise UsageError(f"a constraint must be non-empty text, not {self.text!r:.60}.")
         if len(self.text) > MAX_CHARACTERS:
-            raise UsageError(f"the constraint has {len(self.text)} characters; at most {MAX_CHARACTERS} are taken.")
+            raise UsageError(f"the constraint has {len(self.text)} characters; at most {MAX_CHARACTERS} are allowed.")
         try:
             self.text.encode()
             patterns = [*patterns_of(json.loads(self.text))] if self.kind == "json" else [self.text]
@@ -70,8 +70,8 @@ class Constraint:
         repeats = max(map(max_repeats, patterns), default=1)
         if repeats > MAX_REPEATS:
             raise UsageError(
-                f"the constraint repeats a part {repeats} times, counted repetitions inside others multiplied; at most "
-                f"{MAX_REPEATS} are taken."
+                f"the constraint repeats a part {repeats} times, counted repetitions inside others multiplied; at "
+                f"most {MAX_REPEATS} are allowed."
             )
         parts = open_parts_of_grammar(self.text) if self.kind == "lark" else max(map(open_parts, patterns), default=0)
         if parts > MAX_OPEN_PARTS:
@@ -97,7 +97,7 @@ class Constraint:
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"the JSON schema cannot be read: {error}.") from error
         if not isinstance(found, Mapping | bool):
-            raise UsageError(f"a JSON schema is an object, true or false, not {text:.60}.")
+            raise UsageError(f"a JSON schema must be an object, true or false, not {text:.60}.")
         return cls("json", text, compact)
 
     @classmethod
@@ -179,8 +179,8 @@ class ConstraintCompiler:
         """
         if not isinstance(constraint, Constraint):
             raise UsageError(
-                f"constraint takes a speculant.Constraint, not {type(constraint).__name__}: "
-                "Constraint('json', json.dumps(schema)), Constraint('regex', ...) or Constraint('lark', ...)."
+                f"constraint must be a speculant.Constraint, not {type(constraint).__name__}: Constraint('json', "
+                "json.dumps(schema)), Constraint('regex', ...) or Constraint('lark', ...)."
             )
         if not ends:
             raise UsageError("a constraint needs a token that ends the text; set eos_token_id.")

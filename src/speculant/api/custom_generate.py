@@ -164,8 +164,8 @@ def split(call: Call, reads_padding: bool) -> list[Call]:
     """
     if holds_text(usable_cache(call.cache)):
         raise UnsupportedError(
-            "a filled cache of several sequences is not taken apart. Leave out `past_key_values`, or call once for "
-            "each row."
+            "a filled cache of several sequences cannot be split. Leave out `past_key_values`, or call once for each "
+            "row."
         )
     bound = [type(part).__name__ for part in call.processors if isinstance(part, OF_A_BATCH)]
     if bound:

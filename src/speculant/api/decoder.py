@@ -160,11 +160,9 @@ class Decoder:
         from speculant.api.prefix_cache import open_prefix_cache
 
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"a batch has room for 1 request or more, not {size!r}.")
+            raise UsageError(f"a batch must have room for 1 request or more, not {size!r}.")
         if size > (maximum := self.engine.capabilities.sequences):
-            raise UsageError(
-                f"llama.cpp keeps {maximum} sequences apart, too few for a batch of {size}; raise `sequences`."
-            )
+            raise UsageError(f"llama.cpp holds {maximum} sequences, too few for a batch of {size}; raise `sequences`.")
         self.probe(size)
         size = min(size, self.engine.texts_at_once)
         prefixes = open_prefix_cache(prefix_cache)
@@ -287,7 +285,7 @@ class Decoder:
             UsageError: it has other needs than those for which draft sizes and caches were set up.
         """
         if drafter.needs != self.drafter.needs:
-            raise UsageError("the drafter needs something else of the target's passes; make a Speculator with it.")
+            raise UsageError("the drafter needs other outputs of the target's passes; make a new Speculator with it.")
         self.drafter = drafter
 
     def close(self) -> None:
@@ -332,9 +330,7 @@ class Decoder:
 
     def _persistent(self) -> Persistent:
         if not isinstance(self.drafter, Persistent):
-            raise UnsupportedError(
-                f"the method '{self.method}' keeps no memory that could be saved or loaded; use 'mix'."
-            )
+            raise UnsupportedError(f"the method '{self.method}' has no memory to save or load; use 'mix'.")
         return self.drafter
 
     def _drafts(self, call: Any) -> bool:
@@ -351,5 +347,5 @@ class Decoder:
 
 def _path(path: Any) -> Path:
     if not isinstance(path, str | Path) or not str(path):
-        raise UsageError(f"a memory file is named by a path, not {path!r}.")
+        raise UsageError(f"a memory file must be named by a path, not {path!r}.")
     return Path(path)

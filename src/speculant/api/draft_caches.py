@@ -170,5 +170,5 @@ def check_merged(verifier: str | None, *, lossy: bool) -> None:
     if verifier is not None and "chosen" not in find_rule(verifier, lossy=lossy)[0].drafts:
         raise UnsupportedError(
             f"the trees of several draft models are merged and their tokens chosen, which the verifier '{verifier}' "
-            "does not take. Use speculative-sampling, or one draft model."
+            "does not support. Use speculative-sampling, or one draft model."
         )

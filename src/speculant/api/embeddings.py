@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "last"]
 _NO_STATES = (
-    "this model's passes give no hidden states, of which embeddings are made. Serve a decoder of transformers, or a "
-    "GGUF file on Speculant's own passes."
+    "this model's passes return no hidden states, from which embeddings are made. Serve a decoder of transformers, "
+    "or a GGUF file on Speculant's own passes."
 )
 _NEEDS = {
     "mean": RequestedOutputs(hidden_layers=(-1,), prompt=True, always=True),

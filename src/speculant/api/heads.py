@@ -39,7 +39,7 @@ def open_head(head: Any, model: Any, *, fast: bool = True) -> LoadedHead:
             raise UsageError("the head was opened for another model; open it for this one: `open_head(path, model)`.")
         return head if head.target.fast is fast else replace(head, target=parts)
     if not isinstance(head, str | Path | Checkpoint) or not head:
-        raise UsageError(f"head is a folder, a hub id or what `open_head` returned, not {head!r:.60}.")
+        raise UsageError(f"head must be a folder, a hub id or what `open_head` returned, not {head!r:.60}.")
     source = head.source if isinstance(head, Checkpoint) else find_folder(head)
     if is_pard(head.config if isinstance(head, Checkpoint) else read_config(Path(source))):
         return open_pard(find_folder(source), model)

@@ -89,7 +89,7 @@ def check_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(inputs.get("input_ids"), Tensor):
         raise PromptError(
-            "a prompt given as a dict holds what a processor returns: 'input_ids' as a tensor, and media."
+            "a prompt given as a dict must hold what a processor returns: 'input_ids' as a tensor, and media."
         )
     return dict(inputs)
 
@@ -118,9 +118,11 @@ def _read(part: Mapping[str, Any]) -> dict[str, Any]:
     elif kind in KINDS:
         value = next((part[name] for name in (kind, "path", "url") if name in part), None)
     else:
-        raise PromptError(f"a part of a message is text, {', '.join(KINDS)}, image_url or input_audio, not {kind!r}.")
+        raise PromptError(
+            f"a part of a message must be text, {', '.join(KINDS)}, image_url or input_audio, not {kind!r}."
+        )
     if value is None:
-        raise PromptError(f"a part of the type '{kind}' names none: write {{'type': '{kind}', '{kind}': PATH}}.")
+        raise PromptError(f"a part of the type '{kind}' has no '{kind}': write {{'type': '{kind}', '{kind}': PATH}}.")
     if isinstance(value, str) and value.startswith(_NETWORK):
         raise PromptError(f"nothing is fetched from the network: load {value:.80} yourself, and give the file.")
     return {"type": kind, kind: _open_image(value) if kind == "image" else _open_other(value, kind)}

@@ -67,10 +67,10 @@ def check_logit_bias(bias: Any, vocabulary: int) -> dict[int, float]:
     if bias is None:
         return {}
     if not isinstance(bias, Mapping):
-        raise UsageError(f"logit_bias is a dict of numbers by token id, not {bias!r:.60}.")
+        raise UsageError(f"logit_bias must be a dict from token ids to numbers, not {bias!r:.60}.")
     for token, value in bias.items():
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise UsageError(f"logit_bias names tokens by their ids below {vocabulary}, not by {token!r:.60}.")
+            raise UsageError(f"logit_bias must name token ids below {vocabulary}, not {token!r:.60}.")
         check_number(
             f"logit_bias of token {token}", math.nan if value is None else value, minimum=-MAX_BIAS, maximum=MAX_BIAS
         )
@@ -83,9 +83,7 @@ def check_stop(stop: Any) -> list[str]:
         return []
     strings = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
     if not all(isinstance(each, str) and each for each in strings):
-        raise UsageError(
-            f"stop takes a text or a list of texts that are not empty, not {stop!r}. Leave it out for none."
-        )
+        raise UsageError(f"stop must be a non-empty text or a list of them, not {stop!r}. Leave it out for none.")
     return strings
 
 

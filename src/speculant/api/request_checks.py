@@ -30,7 +30,7 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
     known = {*GenerationConfig().to_dict(), *INPUTS}
     for name, value in options.items():
         if name in REFUSED and value is not False:
-            raise UsageError(f"`{name}` is not taken here: {REFUSED[name]}.")
+            raise UsageError(f"`{name}` is not supported here: {REFUSED[name]}.")
         if name not in known:
             raise unknown_option(name, {*known, *RequestKeywords.__annotations__} - set(REFUSED))
     check_number("temperature", asked.temperature, minimum=0)
@@ -41,7 +41,9 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
     for name in ("logits_processor", "stopping_criteria"):
         parts = options.get(name, [])
         if not isinstance(parts, list) or not all(callable(part) for part in parts):
-            raise UsageError(f"{name} is a list of callables (transformers' classes, or functions), not {parts!r:.60}.")
+            raise UsageError(
+                f"{name} must be a list of callables (transformers' classes, or functions), not {parts!r:.60}."
+            )
     for name in ("presence_penalty", "frequency_penalty"):
         check_number(name, getattr(asked, name), minimum=-MAX_PENALTY, maximum=MAX_PENALTY)
     for name in ("logprobs", "prompt_logprobs"):
@@ -66,7 +68,7 @@ def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:
     if cache is not None:
         raise UsageError("`prompt_logprobs` needs the whole prompt computed; leave out `cache`.")
     if padding is not None and not bool(torch.as_tensor(padding).all()):
-        raise UsageError("`prompt_logprobs` has no meaning for padding; leave out `attention_mask`.")
+        raise UsageError("`prompt_logprobs` does not support padding; leave out `attention_mask`.")
 
 
 def limit_new_tokens(prompt: int, max_new_tokens: int | None, options: dict[str, Any]) -> int:

@@ -242,7 +242,7 @@ class Preparation:
         else:
             return self._encode_text(prompt), {}
         if set(inputs) - {"input_ids", "attention_mask"} and not self._engine.capabilities.media:
-            raise UnsupportedError("this model takes text alone: leave out images and other media.")
+            raise UnsupportedError("this model takes text only: leave out images and other media.")
         device = self._engine.model.device
         given = {name: value.to(device) if hasattr(value, "to") else value for name, value in inputs.items()}
         return self._encode_text(given.pop("input_ids")), given
@@ -271,7 +271,7 @@ class Preparation:
             try:
                 ids = torch.tensor([list(prompt)])
             except (TypeError, ValueError, RuntimeError) as error:
-                raise PromptError(f"a prompt is text, token ids or chat messages, not {prompt!r:.60}.") from error
+                raise PromptError(f"a prompt must be text, token ids or chat messages, not {prompt!r:.60}.") from error
         if ids.ndim != 2 or (ids.numel() and ids.is_floating_point()):
             raise PromptError(f"token ids must be whole numbers [T] or [1, T], not {ids.dtype} {list(ids.shape)}.")
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
@@ -316,7 +316,7 @@ def _generator(device: torch.device, seed: int) -> torch.Generator:
     try:
         return torch.Generator(device).manual_seed(seed)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"a seed is a whole number of at most 64 bits, not {seed!r}.") from error
+        raise UsageError(f"a seed must be a whole number of at most 64 bits, not {seed!r}.") from error
 
 
 def _drafting_seed(seed: int | None) -> np.random.SeedSequence:

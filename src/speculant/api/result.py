@@ -20,7 +20,7 @@ from speculant.decoding.step import DecodingComponents, prefill, step
 if TYPE_CHECKING:
     from speculant.engines.hf.sampling.sampler import HostSampler
 
-CUT = "A text ends at its most new tokens, before it matches its constraint; allow more (max_new_tokens)."
+CUT = "A text reached its maximum of new tokens before it matched its constraint; allow more (max_new_tokens)."
 
 
 @dataclass(frozen=True, slots=True)

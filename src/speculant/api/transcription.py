@@ -78,9 +78,9 @@ def transcribe(
     """
     model, extractor = speculator.model, getattr(processor, "feature_extractor", None)
     if model.main_input_name != "input_features" or extractor is None or not hasattr(model, "generate_with_fallback"):
-        raise UnsupportedError("this model does not transcribe sound; name a Whisper model, such as whisper-small.")
+        raise UnsupportedError("this model does not transcribe audio; name a Whisper model, such as whisper-small.")
     if task not in (None, *TASKS):
-        raise UsageError(f"a task is {' or '.join(TASKS)}, not '{task}'.")
+        raise UsageError(f"a task must be {' or '.join(TASKS)}, not '{task}'.")
     rate, window = int(extractor.sampling_rate), int(extractor.n_samples)
     features = extractor(
         sound,
@@ -139,11 +139,11 @@ def read_sound(source: str | Path | BinaryIO, rate: int, *, max_seconds: float |
                 if file.frames > frames or not RATES[0] <= own <= RATES[1] or file.channels > MAX_CHANNELS:
                     raise FileError(
                         f"the recording has {file.frames / own:.0f} s, {own} Hz and {file.channels} channels; at most "
-                        f"{max_seconds:g} s, {RATES[1]} Hz and {MAX_CHANNELS} channels are taken."
+                        f"{max_seconds:g} s, {RATES[1]} Hz and {MAX_CHANNELS} channels are allowed."
                     )
             samples = file.read(frames, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         name = source if isinstance(source, str | Path) else "the recording"
-        raise FileError(f"cannot read {name} as sound: {error}. WAV, FLAC, OGG and MP3 are read.") from error
+        raise FileError(f"cannot read {name} as audio: {error}. WAV, FLAC, OGG and MP3 are supported.") from error
     one: np.ndarray[Any, Any] = samples.mean(axis=1)
     return one if own == rate else soxr.resample(one, own, rate)

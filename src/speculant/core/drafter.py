@@ -219,5 +219,5 @@ def __getattr__(name: str) -> Any:
     """Resolve the former name of a class, for drafters written before it was renamed."""
     if name != "Start":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Start is called SessionRequest.", DeprecationWarning, stacklevel=2)
+    warnings.warn("Start is now called SessionRequest.", DeprecationWarning, stacklevel=2)
     return SessionRequest

@@ -339,5 +339,5 @@ def __getattr__(name: str) -> Any:
     if name not in renamed:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     new = "RequestedOutputs" if name == "Needs" else "NO_OUTPUTS"
-    warnings.warn(f"{name} is called {new}.", DeprecationWarning, stacklevel=2)
+    warnings.warn(f"{name} is now called {new}.", DeprecationWarning, stacklevel=2)
     return renamed[name]

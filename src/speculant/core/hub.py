@@ -7,7 +7,9 @@ from pathlib import Path
 
 _ADVICE = "Check the spelling and the network, or name a folder; `bundled` is the model that comes with the package."
 _ALONE = "Without a network, HF_HUB_OFFLINE=1 uses what has been downloaded and does not wait for the hub."
-_OFFLINE = "it is not downloaded, and HF_HUB_OFFLINE is set. Download it where there is a network, or name a folder"
+_OFFLINE = (
+    "it has not been downloaded, and HF_HUB_OFFLINE is set. Download it where there is a network, or name a folder"
+)
 # The earliest models have no owner in their names; the hub still resolves these to openai-community/gpt2 etc.
 OLD_NAMES = frozenset(
     {"ctrl", "distilgpt2", "gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl", "openai-gpt", "t5-base", "t5-large"}
@@ -30,8 +32,8 @@ def is_offline() -> bool:
 def asking(name: str) -> str:
     """Return the message shown before a name that is not a local folder is looked up elsewhere."""
     if is_offline():
-        return f"there is no folder {name} here; looking among what has been downloaded (HF_HUB_OFFLINE is set)."
-    return f"there is no folder {name} here; asking the hub, which may take a while."
+        return f"there is no folder {name} here; looking it up among the downloaded models (HF_HUB_OFFLINE is set)."
+    return f"there is no folder {name} here; looking it up on the hub, which may take a while."
 
 
 def is_path(name: str) -> bool:

@@ -78,7 +78,7 @@ class Queries:
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
-            raise ValueError(f"tokens and parents differ: {len(self.tokens)}, {len(self.parents)}")
+            raise ValueError(f"tokens and parents differ in length: {len(self.tokens)}, {len(self.parents)}")
         if not ((self.parents >= ROOT) & (self.parents < np.arange(len(self)))).all():
             raise ValueError("every parent must come before its children, or be -1 for the root")
 
@@ -121,9 +121,11 @@ class DraftTree:
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if not all(isinstance(each, np.ndarray) for each in (self.tokens, self.parents, self.weights)):
-            raise ValueError("tokens, parents and weights are numpy arrays; DraftTree.from_paths makes them of lists")
+            raise ValueError("tokens, parents and weights are numpy arrays; DraftTree.from_paths makes them from lists")
         if len(self.parents) != n or len(self.weights) != n:
-            raise ValueError(f"tokens, parents and weights differ: {n}, {len(self.parents)}, {len(self.weights)}")
+            raise ValueError(
+                f"tokens, parents and weights differ in length: {n}, {len(self.parents)}, {len(self.weights)}"
+            )
         weights = self.weights.tolist()
         for node, parent in enumerate(self.parents.tolist()):
             if not ROOT <= parent < node:
@@ -237,7 +239,7 @@ class DraftTree:
             ValueError: nodes were sampled.
         """
         if self.proposal is not None:
-            raise ValueError("a sampled draft cannot be taken apart after it was drawn")
+            raise ValueError("a sampled draft cannot be split after it was drawn")
         top = ROOT
         for token in path:
             found = [node for node in self.children(top) if self.tokens[node] == token]
@@ -321,7 +323,7 @@ class DraftTree:
         if any(tree.proposal is not None for tree in trees):
             raise ValueError("sampled drafts cannot be merged: a node would have two proposals")
         if any(len(tree.queries) for tree in trees):
-            raise ValueError("drafts with queries cannot be merged: their rows would lie elsewhere")
+            raise ValueError("drafts with queries cannot be merged: their rows would move")
         found: dict[tuple[int, int], int] = {}
         tokens: list[int] = []
         weights: list[float] = []

@@ -122,7 +122,7 @@ class Sequence:
             UsageError: another loop has claimed it before.
         """
         if self._claimed:
-            raise UsageError("this request was decoded before; prepare it again to decode it once more.")
+            raise UsageError("this request has already been decoded; prepare it again to decode it once more.")
         self._claimed = True
 
     def begin(self, session: Session, sizing: SizingState, token: int, result: Pass, *, ended: bool) -> None:

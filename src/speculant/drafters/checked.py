@@ -39,7 +39,7 @@ class CheckedDrafter(Drafter, Background):
         self.inner, self._name = inner, type(inner).__name__
         if not isinstance(inner.needs, RequestedOutputs):
             raise UsageError(
-                f"{self._name}.needs is a property that returns speculant.core.engine.Needs, not "
+                f"{self._name}.needs must be a property that returns speculant.core.engine.RequestedOutputs, not "
                 f"{type(inner.needs).__name__}."
             )
 
@@ -65,7 +65,7 @@ class CheckedDrafter(Drafter, Background):
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         drafts = self.inner.propose(sessions, budgets)
         if not isinstance(drafts, list) or len(drafts) != len(sessions):
-            raise UsageError(f"{self._name}.propose must return a list with a draft for each of the sessions.")
+            raise UsageError(f"{self._name}.propose must return a list with one draft per session.")
         for draft, budget in zip(drafts, budgets, strict=True):
             self._check(draft, budget)
         return drafts
@@ -83,14 +83,16 @@ class CheckedDrafter(Drafter, Background):
             )
         for name in ("tokens", "parents"):
             if getattr(getattr(draft, name), "dtype", None) != np.int32:
-                raise UsageError(f"the {name} of a draft are an Int32 array; DraftTree.from_paths makes it of lists.")
+                raise UsageError(
+                    f"the {name} of a draft must be an Int32 array; DraftTree.from_paths makes it from lists."
+                )
         reason = ""
         if len(draft) > budget.nodes:
-            reason = f"{len(draft)} nodes, where its budget has {budget.nodes}"
+            reason = f"{len(draft)} nodes, but its budget allows {budget.nodes}"
         elif len(draft) and (deepest := int(draft.depths().max())) > budget.depth:
-            reason = f"{deepest} levels, where its budget has {budget.depth}"
+            reason = f"{deepest} levels, but its budget allows {budget.depth}"
         elif not budget.trees and draft.parents.tolist() != list(range(ROOT, len(draft) - 1)):
-            reason = "branches, where its budget takes a chain"
+            reason = "branches, but its budget allows only a chain"
         if reason:
             raise UsageError(
                 f"{self._name} proposed a draft with {reason}. Return "
@@ -98,7 +100,7 @@ class CheckedDrafter(Drafter, Background):
             )
         if len(draft.queries) > self.needs.queries:
             raise UsageError(
-                f"{self._name} proposed {len(draft.queries)} query rows; its `needs` announce {self.needs.queries}."
+                f"{self._name} proposed {len(draft.queries)} query rows, but its `needs` declare {self.needs.queries}."
             )
 
 
@@ -136,6 +138,6 @@ def check_attributes(drafter: Any) -> None:
     missing = [each for each in ("needs", "open", "propose") if not hasattr(drafter, each)]
     if missing:
         raise UsageError(
-            f"{name} is no drafter: it has no {' and no '.join(missing)}. Derive it from "
+            f"{name} is not a drafter: it has no {' and no '.join(missing)}. Derive it from "
             "speculant.core.drafter.Drafter and define `needs` and `open`."
         )

@@ -61,7 +61,7 @@ def bases_folder() -> Path:
     try:
         return data_folder() / "bases"
     except OSError as error:
-        raise FileError(f"there is no folder for bases ({error}). Name one by ${VARIABLE}.") from error
+        raise FileError(f"there is no folder for bases ({error}). Set one with ${VARIABLE}.") from error
 
 
 def find_bundled_base() -> Path:
@@ -79,8 +79,8 @@ def find_base(name: str | Path) -> Path:
     path = find_bundled_base() if str(name) == BUNDLED and not path.exists() else path
     if not path.exists():
         raise FileError(
-            f"there is no base {name}. Name the file of one; `speculant base list` shows those that are found on their "
-            "own."
+            f"there is no base {name}. Name a base file; `speculant base list` shows those that are found "
+            "automatically."
         )
     return path
 
@@ -122,7 +122,7 @@ def list_bases(folder: Path, reject: Callable[[str], object]) -> list[KeptBase]:
         except SpeculantError as error:
             reject(f"{error} It is left out of the bases.")
         except (KeyError, TypeError, ValueError):  # an intact header, but not one that Speculant writes
-            reject(f"{path} has a header of another form. It is left out of the bases.")
+            reject(f"{path} has a header of an unknown form. It is left out of the bases.")
     return found
 
 
@@ -166,7 +166,7 @@ def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool
     name = path.name.removesuffix(SUFFIX) if name is None else name.removesuffix(SUFFIX)
     target = folder / _file_name(name)
     if target.exists() and not replace:
-        raise UsageError(f"there is a base '{name}' already. Choose another name by --name, or add --force.")
+        raise UsageError(f"a base '{name}' exists already. Choose another name with --name, or add --force.")
     read_base_header(path)
     read_any_memory(path)
     try:
@@ -175,8 +175,8 @@ def add_base(path: Path, *, folder: Path, name: str | None = None, replace: bool
             shutil.copyfileobj(file, copy, 1 << 20)
     except OSError as error:
         raise FileError(
-            f"cannot copy {path} to {target}: {error.strerror}. Nothing was changed; make room, or name another folder "
-            f"by ${VARIABLE}."
+            f"cannot copy {path} to {target}: {error.strerror}. Nothing was changed; make room, or set another folder "
+            f"with ${VARIABLE}."
         ) from error
     return read_base_header(target)
 

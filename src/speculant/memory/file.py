@@ -99,13 +99,14 @@ def read_memory(
     path = Path(path)
     header, body = read_header(path)
     if header["kind"] != kind:
-        frozen = "It is a frozen base, which goes below a memory: name it by --base, or base= in Python."
+        frozen = "It is a frozen base, which is used below a memory: pass it with --base, or base= in Python."
         advice = frozen if header["kind"] == BASE else "Name another file."
         raise ForeignMemoryError(f"{path} holds a memory of kind '{header['kind']}', not '{kind}'. {advice}")
     if header["tokenizer"] != tokenizer:
         raise ForeignMemoryError(
-            f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, this model's is {tokenizer}); "
-            "its token ids mean other words here. Use the model it was made with, or another memory file."
+            f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, this model's is "
+            f"{tokenizer}); its token ids stand for other tokens here. Use the model it was made with, or another "
+            "memory file."
         )
     arrays = {}
     for name, entry in header["arrays"].items():

@@ -40,8 +40,8 @@ class MemoryKind:
 def merge_limit_error(size: int, limit: int) -> UnsupportedError:
     """Return the error for a merged memory of `size` bytes or more that exceeds the limit."""
     return UnsupportedError(
-        f"the merged memory takes {-(-size >> 20)} MB or more, the memory limit is {limit >> 20} MB. "
-        "Raise the limit, or merge fewer files."
+        f"the merged memory takes {-(-size >> 20)} MB or more, but the memory limit is {limit >> 20} MB. Raise the "
+        "limit, or merge fewer files."
     )
 
 

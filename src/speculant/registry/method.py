@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from speculant.registry.builders import Builder
 
 
-OWN = "a drafter of one's own"  # the family of drafters that are in no table
+OWN = "a custom drafter"  # the family of drafters that are in no table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Method:
         if self.takes_draft_model and not given:
             raise UsageError(
                 f"the method '{self.name}' needs a draft model: pass draft_model=, or --draft-model in a command. "
-                "Only the bundled model has one of its own."
+                "Only the bundled model comes with one."
             )
 
     def check_several(self) -> None:
@@ -162,12 +162,12 @@ class Method:
         names = [each.name for each in fields(own)]
         if not isinstance(settings, Mapping | None):
             raise UsageError(
-                f"settings of '{self.name}' are a {own.__name__} or a dict, not {type(settings).__name__}."
+                f"settings of '{self.name}' must be a {own.__name__} or a dict, not {type(settings).__name__}."
             )
         settings = {rename_setting(str(name), names): value for name, value in (settings or {}).items()}
         for name in settings:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1)
-                hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(names)}."
+                hint = f"Did you mean '{near[0]}'?" if near else f"The settings are {', '.join(names)}."
                 raise UsageError(f"the method '{self.name}' has no setting {name!r}. {hint}")
         return own(**{**self.presets, **settings})

@@ -140,8 +140,8 @@ def _build_auxiliary(name: str, *, context: BuildContext) -> Drafter:
     models = method.takes_draft_model or method.takes_layers or method.takes_rows or method.heads
     if models or method.samples or not method.drafts:
         raise UsageError(
-            f"the method '{name}' cannot draft beside another one; use 'recycling' or 'mix', or the method 'sam-head' "
-            "for a trained head."
+            f"the method '{name}' cannot be combined with another one; use 'recycling' or 'mix', or the method "
+            "'sam-head' for a trained head."
         )
     return build_drafter(method, context)
 
@@ -165,11 +165,11 @@ def check_verifier(method: str | Method, name: str | None = None, *, lossy: bool
     rule, _ = find_rule(found.verifier if name is None else name, lossy=lossy)
     if rule.name not in found.verifiers:
         kinds = {"": "chosen", "iid": "drawn with replacement", "distinct": "drawn without replacement"}
-        kinds["mixed"] = "partly drawn, partly chosen"
+        kinds["mixed"] = "partly sampled, partly chosen"
         kind = kinds.get(found.samples, "made for contrastive decoding")
         raise UnsupportedError(
-            f"drafts of the method '{found.name}' are {kind}, which the verifier '{rule.name}' does not take. "
-            f"Use {', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy) or found.verifier}."
+            f"drafts of the method '{found.name}' are {kind}, which the verifier '{rule.name}' does not support. Use "
+            f"{', '.join(each for each in found.verifiers if not VERIFIERS[each].lossy) or found.verifier}."
         )
 
 

@@ -36,20 +36,20 @@ def find_own(place: str) -> Method:
     """
     module, _, name = place.partition(":")
     if not module or not name or ":" in name:
-        raise UsageError(f"a drafter is named by MODULE:CLASS, as in my_drafter:MyDrafter, not {place!r}.")
+        raise UsageError(f"a drafter must be named as MODULE:CLASS, such as my_drafter:MyDrafter, not {place!r}.")
     try:
         kind = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but one that it imports does not
         raise UsageError(
-            f"there is no module '{module}' to take the drafter {name} from. Name a file of this folder without its "
-            ".py, or a module that is installed."
+            f"cannot load the drafter {name}: there is no module '{module}'. Name a file of the current folder "
+            "without its .py, or an installed module."
         ) from error
     except AttributeError:
-        raise UsageError(f"the module '{module}' has no {name}; name the class of the drafter in it.") from None
+        raise UsageError(f"the module '{module}' has no {name}; name the drafter's class in it.") from None
     if not isinstance(kind, type):
-        raise UsageError(f"{place} is no class; name the class of the drafter.")
+        raise UsageError(f"{place} is not a class; name the drafter's class.")
     from speculant.drafters.checked import check_attributes  # imported here because it needs numpy
 
     check_attributes(kind)
@@ -85,8 +85,8 @@ def build_own(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
         required = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         if required and each.name not in {"self", *given}:
             raise UsageError(
-                f"{name} needs {each.name!r} to be made, which is unknown here. Give it a default, or pass an "
-                "object in Python: drafter=."
+                f"{name} cannot be constructed: the value of its parameter {each.name!r} is unknown. Give it a "
+                "default, or pass an object in Python: drafter=."
             )
     from speculant.drafters.checked import checked
 

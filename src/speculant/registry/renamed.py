@@ -33,7 +33,7 @@ def rename_method(name: str) -> tuple[str, Mapping[str, Any]]:
     if name not in RENAMED_METHODS:
         return name, {}
     new, presets = RENAMED_METHODS[name]
-    logger.warning("%s is the method %s now, with %s.", name, new, ", ".join(f"{k}={v}" for k, v in presets.items()))
+    logger.warning("%s is now the method %s, with %s.", name, new, ", ".join(f"{k}={v}" for k, v in presets.items()))
     return new, presets
 
 
@@ -47,5 +47,5 @@ def rename_setting(name: str, known: Collection[str]) -> str:
     new = next((each for each in RENAMED.get(name, ()) if each in known), name)
     if name in known or new == name:
         return name
-    logger.warning("the setting %s is called %s now.", name, new)
+    logger.warning("the setting %s is now called %s.", name, new)
     return new

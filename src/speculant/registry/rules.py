@@ -56,13 +56,13 @@ class Rule:
             name, _, value = part.partition("=")
             name = rename_setting(name, known)
             if name not in known:
-                there = f"There are {', '.join(known)}." if known else "It has none."
+                there = f"The settings are {', '.join(known)}." if known else "It has none."
                 raise UsageError(f"the verifier '{self.name}' has no setting {name!r}. {there}")
             try:
                 given[name] = type(known[name].default)(value)
             except ValueError as error:
                 form = "a whole number" if isinstance(known[name].default, int) else "a number"
-                raise UsageError(f"{name} of the verifier '{self.name}' is {form}, not {value!r}.") from error
+                raise UsageError(f"{name} of the verifier '{self.name}' must be {form}, not {value!r}.") from error
         verifier: Verifier = found(**given)
         return verifier
 
@@ -75,7 +75,7 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
         for rule in (
             Rule(
                 name="sample-then-follow",
-                summary="draws the target's own token and follows it in the draft; token-identical with a seed, too",
+                summary="samples the target's token and follows it in the draft; token-identical with a seed, too",
                 verifier="speculant.verifiers.sample_then_follow:SampleThenFollow",
                 source="SpecExec: Svirschevski et al. 2024, arXiv 2406.02532",
                 drafts=("chosen",),
@@ -88,7 +88,7 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
             ),
             Rule(
                 name="speculative-sampling",
-                summary="min(1, p / q), then the residual; candidates of one place one after another",
+                summary="min(1, p / q), then the residual; siblings are tested one after another",
                 verifier="speculant.verifiers.speculative_sampling:SpeculativeSampling",
                 source="Leviathan et al. 2023, arXiv 2211.17192; SpecInfer 2305.09781; Sequoia 2402.12374",
             ),
@@ -101,13 +101,13 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
             ),
             Rule(
                 name="block",
-                summary="a chain is tested from its end; accepts the most that one chain allows",
+                summary="tests a chain from its end; accepts the most tokens that one chain allows",
                 verifier="speculant.verifiers.block:BlockVerification",
                 source="Sun et al. 2025, arXiv 2403.10444",
             ),
             Rule(
                 name="traversal",
-                summary="a tree is tested from its leaves up",
+                summary="tests a tree from its leaves up",
                 verifier="speculant.verifiers.traversal:TraversalVerification",
                 source="Weng et al. 2025, arXiv 2505.12398",
             ),
@@ -127,14 +127,14 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
             ),
             Rule(
                 name="top-beta",
-                summary="accepts the top beta tokens near the best in log p",
+                summary="accepts the top beta tokens whose log p is near the best",
                 verifier=f"{_THRESHOLDS}:TopBeta",
                 source="SpecDec: Xia et al. 2023, arXiv 2203.16487",
                 lossy=True,
             ),
             Rule(
                 name="blockwise",
-                summary="accepts the top k, tokens within a distance of the best, or a least number",
+                summary="accepts the top k, tokens within a distance of the best, or a minimum number",
                 verifier=f"{_THRESHOLDS}:Blockwise",
                 source="Stern et al. 2018, arXiv 1811.03115",
                 lossy=True,
@@ -156,7 +156,7 @@ VERIFIERS: Mapping[str, Rule] = MappingProxyType(
             ),
             Rule(
                 name="lenience",
-                summary="speculative sampling with q made smaller",
+                summary="speculative sampling with q scaled down",
                 verifier=f"{_THRESHOLDS}:Lenience",
                 source="Leviathan et al. 2023, arXiv 2211.17192, appendix A.5",
                 lossy=True,
@@ -177,7 +177,7 @@ def find_rule(name: str, *, lossy: bool = False) -> tuple[Rule, str]:
     if not isinstance(base, str) or base not in VERIFIERS:
         near = difflib.get_close_matches(str(base), VERIFIERS, n=1, cutoff=0.4)
         hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise UsageError(f"there is no verifier {base!r}. {hint}There are {', '.join(VERIFIERS)}.")
+        raise UsageError(f"there is no verifier {base!r}. {hint}The verifiers are {', '.join(VERIFIERS)}.")
     if VERIFIERS[base].lossy and not lossy:
         raise UnsupportedError(
             f"the verifier '{base}' is lossy: the output would no longer be the target's. If that is wanted, pass "

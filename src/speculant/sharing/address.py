@@ -53,14 +53,14 @@ def parse_address(text: str) -> Address:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise UsageError(f"the URL to share by cannot be read. It looks like {_FORM}.") from None
+        raise UsageError(f"the sharing URL cannot be parsed. Its form is {_FORM}.") from None
     place = parts.path if parts.scheme == "unix" else parts.hostname
     if parts.scheme not in SCHEMES or not place:
         raise UsageError(
-            f"the URL to share by must begin with redis://, rediss:// or unix:// and name a place: {_FORM}."
+            f"the sharing URL must begin with redis://, rediss:// or unix:// and name a host or socket: {_FORM}."
         )
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdigit():
-        raise UsageError("the database in the URL to share by must be a number, as in redis://host:6379/0.")
+        raise UsageError("the database in the sharing URL must be a number, as in redis://host:6379/0.")
     own, rest = dict[str, str](), list[tuple[str, str]]()
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in ("stream", "tenant", "entries"):
@@ -69,11 +69,9 @@ def parse_address(text: str) -> Address:
             rest.append((name, value))
     entries = own.pop("entries", str(ENTRIES))
     if not entries.isdigit() or not 1 <= int(entries) <= MAX_ENTRIES:
-        raise UsageError(f"entries= of the URL to share by is a whole number from 1 to {MAX_ENTRIES}.")
+        raise UsageError(f"entries= of the sharing URL must be a whole number from 1 to {MAX_ENTRIES}.")
     if not all(own.values()):
-        raise UsageError(
-            "stream= and tenant= of the URL to share by must not be empty; leave them out for the defaults."
-        )
+        raise UsageError("stream= and tenant= of the sharing URL must not be empty; leave them out for the defaults.")
     shown = place if parts.scheme == "unix" else f"{place}:{port or 6379}{parts.path}"
     return Address(
         url=text.partition("?")[0] + ("?" + urlencode(rest) if rest else ""),

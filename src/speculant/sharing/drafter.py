@@ -49,7 +49,7 @@ class SharingDrafter(Drafter, Persistent):
             UnsupportedError: the drafter keeps no memory.
         """
         if not isinstance(inner, Persistent):
-            raise UnsupportedError(f"{type(inner).__name__} keeps no memory that could be shared; use 'mix'.")
+            raise UnsupportedError(f"{type(inner).__name__} has no memory to share; use 'mix'.")
         self.inner, self.channel = inner, channel
         self._requests = itertools.count()
         self._learner = SharedLearner(channel, ForeignTexts(inner))

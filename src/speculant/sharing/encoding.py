@@ -51,7 +51,7 @@ def decode(message: bytes, vocabulary: int) -> list[SharedTokens]:
         raise BadMessageError(f"version {version}, {width} bytes per token, {count} pieces")
     body = _HEAD.size + count * _PIECE.size
     if body > len(message):
-        raise BadMessageError("it ends within its pieces")
+        raise BadMessageError("it ends inside its list of pieces")
     entries = [_PIECE.unpack_from(message, _HEAD.size + i * _PIECE.size) for i in range(count)]
     total = sum(entry[2] for entry in entries)
     if total > MAX_TOKENS or body + total * width != len(message):

@@ -125,8 +125,8 @@ class RedisChannel:
             self.counts.refused += 1
             if self.counts.refused == 1:
                 _LOG.warning(
-                    "a message in the stream of %s could not be understood and was skipped; further ones are counted "
-                    "only: %s",
+                    "a message in the stream of %s could not be decoded and was skipped; further ones are only "
+                    "counted: %s",
                     self._address.shown,
                     error,
                 )
@@ -211,8 +211,8 @@ class _Outage:
             self._away.add(who)
         if first:
             _LOG.warning(
-                "what is learned is not shared for now, since %s cannot be used; decoding goes on, and so does "
-                "sharing as soon as it can. %s: %s",
+                "sharing is paused because %s cannot be used; decoding continues, and sharing resumes as soon as it "
+                "can. %s: %s",
                 self._shown,
                 type(error).__name__,
                 error,
@@ -224,7 +224,7 @@ class _Outage:
             last = self._away == {who}
             self._away.discard(who)
         if last:
-            _LOG.info("what is learned is shared again through %s", self._shown)
+            _LOG.info("sharing has resumed through %s", self._shown)
 
 
 def open_client(address: Address) -> Any:
@@ -251,8 +251,8 @@ def open_client(address: Address) -> Any:
         client.connection_pool.make_connection()  # validates the options; it does not connect
     except (TypeError, ValueError, redis.RedisError) as error:
         raise UsageError(
-            f"the options of the URL to share by are not those of redis-py ({type(error).__name__}). "
-            "Leave them out, or see redis.Redis.from_url."
+            f"redis-py does not know the options of the sharing URL ({type(error).__name__}). Leave them out, or see "
+            "redis.Redis.from_url."
         ) from None
     return client
 

@@ -98,7 +98,8 @@ class ForeignTexts:
         self.failed += 1
         if self.failed == 1:
             _LOG.warning(
-                "a text of another replica could not be learned and was dropped; further ones are counted only. %s: %s",
+                "a text from another replica could not be learned and was dropped; further ones are only counted. "
+                "%s: %s",
                 type(error).__name__,
                 error,
             )

@@ -38,8 +38,8 @@ class StepCost:
         """
         if nodes > self.nodes[-1]:
             raise UsageError(
-                f"the step-cost curve ends at {self.nodes[-1]:g} nodes, drafts have up to {nodes}. "
-                "Measure it further, or lower --nodes."
+                f"the step-cost curve ends at {self.nodes[-1]:g} nodes, but drafts have up to {nodes}. Measure it "
+                "further, or lower --nodes."
             )
 
 

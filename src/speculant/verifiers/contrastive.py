@@ -45,8 +45,8 @@ class ContrastiveDecoding(RuleVerifier):
         """
         if tree.proposal is None:
             raise UnsupportedError(
-                "contrastive decoding compares both models at every token, and this text is decoded without the draft "
-                "model. `speculant check` says why; leave out the method 'contrastive' to decode plainly."
+                "contrastive decoding compares both models at every token, but this text is decoded without the "
+                "draft model. `speculant check` says why; leave out the method 'contrastive' to decode plainly."
             )
         work = super().prepare(tree, result, sampler)
         assert isinstance(work, Work)

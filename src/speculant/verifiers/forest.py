@@ -112,8 +112,8 @@ def refuse_several(draft: DraftTree, rule: str) -> None:
     """
     if draft.proposal is not None and draft.proposal.laws is not None:
         raise UnsupportedError(
-            f"{rule} takes candidates of one draft model, and these come from several. "
-            "Use the verifier 'speculative-sampling'."
+            f"{rule} takes candidates from one draft model, but these come from several. Use the verifier "
+            "'speculative-sampling'."
         )
 
 

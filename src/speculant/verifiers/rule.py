@@ -107,8 +107,8 @@ class RuleVerifier(Verifier):
         p = sampler.probabilities()
         if p is None:
             raise UnsupportedError(
-                f"{type(self).__name__} needs the distribution after every drafted token at once. Processors that "
-                "look at the text, and kept scores, leave only the verifiers 'sample-then-follow' and "
+                f"{type(self).__name__} needs the distribution after every drafted token at once. Logits processors "
+                "that read the text, and returned scores, work only with the verifiers 'sample-then-follow' and "
                 "'speculative-sampling'."
             )
         ahead = None if sampler.greedy else ahead_of(tree)

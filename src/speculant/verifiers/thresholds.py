@@ -85,7 +85,7 @@ class Blockwise(ThresholdVerifier):
 
     def __init__(self, *, k: int = 1, distance: int = 0, minimum: int = 0) -> None:
         if k < 1 or distance < 0 or minimum < 0:
-            raise UsageError("blockwise takes k of at least 1, and distance and minimum of at least 0.")
+            raise UsageError("blockwise takes a k of at least 1, and a distance and a minimum of at least 0.")
         self._k, self._distance, self._minimum = k, distance, minimum
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Rollback(ThresholdVerifier):
     def __init__(self, *, threshold: float = 5.0) -> None:
         """Set the threshold in nats."""
         if not threshold > 0:
-            raise UsageError(f"the threshold of a rollback is above 0 nats, not {threshold}.")
+            raise UsageError(f"the threshold of a rollback must be above 0 nats, not {threshold}.")
         self._threshold = threshold
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def test_bad_accuracies_are_refused() -> None:
     """Guards the messages: no probability, more than one together, no node."""
     with pytest.raises(UsageError, match="depth 2"):
         search_tree([[0.5], [1.5]], 3)
-    with pytest.raises(UsageError, match="at most 1 together"):
+    with pytest.raises(UsageError, match="sum to at most 1"):
         search_tree([[0.8, 0.7]], 3)
     with pytest.raises(UsageError, match="at least 1 node"):
         search_tree([[0.5]], 0)

@@ -138,7 +138,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ("head", CorruptMemoryError, "damaged"),
         ("memory", ForeignMemoryError, "kind 'mix'"),
         ("later", ForeignMemoryError, "format 2"),
-        ("shape", CorruptMemoryError, "no lines"),
+        ("shape", CorruptMemoryError, "no valid lines"),
     ]
     for name, error, message in refused:
         with pytest.raises(error, match=message):

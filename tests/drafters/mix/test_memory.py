@@ -60,7 +60,7 @@ def test_files_that_are_not_this_drafters(tmp_path: Path) -> None:
     write_memory(tmp_path / "old", kind=KIND, tokenizer="t", arrays=arrays, facts={"vocabulary": VOCABULARY})
     refused: list[tuple[str, type[Exception], str]] = [
         ("tokenizer", ForeignMemoryError, "another tokenizer"),
-        ("vocabulary", UnsupportedError, "500 ids, this model's has 1000"),
+        ("vocabulary", UnsupportedError, "500 tokens, but this model's has 1000"),
         ("kind", ForeignMemoryError, "kind 'trigram'"),
         ("old", ForeignMemoryError, "version"),
         ("cut", CorruptMemoryError, "cut short"),
@@ -99,7 +99,7 @@ def test_a_memory_larger_than_the_limit(tmp_path: Path) -> None:
     assert table_bytes(large) > 1 << 20
     large.save(tmp_path / "memory")
     before = trees(small, language(13, 60))
-    with pytest.raises(UnsupportedError, match=r"takes \d MB, the memory limit is 1 MB. Raise the limit"):
+    with pytest.raises(UnsupportedError, match=r"takes \d MB, but the memory limit is 1 MB. Raise the limit"):
         small.load(tmp_path / "memory")
     assert trees(drafter(memory_limit=1 << 20), language(13, 60)) == before
     check(small.open(start(language(13, 60))).propose(budget(8)), 8)

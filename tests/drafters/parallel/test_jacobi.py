@@ -126,7 +126,7 @@ def test_weights_follow_what_was_accepted() -> None:
     [
         ({"variant": "jp"}, "'pj', 'pgj'"),
         ({"block": 1}, "2 or more"),
-        ({"length": -1}, "0 or more"),
+        ({"length": -1}, "0 tokens or more"),
         ({"fill": 40}, "0 to 39"),
     ],
 )

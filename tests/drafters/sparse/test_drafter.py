@@ -51,7 +51,7 @@ def test_a_model_whose_layers_run_in_a_way_of_their_own() -> None:
     model = tiny_model("llama")
     model.model.forward = lambda *args, **options: type(model.model).forward(model.model, *args, **options)
     speculator = Speculator.from_transformers(model, method="sparse-cache", nodes=4, fast=False)
-    with pytest.raises(UnsupportedError, match="exchanged or compiled"):
+    with pytest.raises(UnsupportedError, match="replaced or compiled"):
         speculator.generate([5, 9, 14], max_new_tokens=5)
 
 

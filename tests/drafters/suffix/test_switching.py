@@ -89,7 +89,7 @@ def test_texts_are_the_targets(auxiliary: str) -> None:
     ("settings", "reason"),
     [
         ({"auxiliary": "draft-model"}, "sam-head"),
-        ({"auxiliary": "none"}, "cannot draft beside"),
+        ({"auxiliary": "none"}, "cannot be combined"),
         ({"auxiliary": "eagle"}, "sam-head"),
         ({"auxiliary": "mix", "threshold": 0}, "at least 1"),
     ],

@@ -158,7 +158,7 @@ def test_patched_attention_is_run_one_by_one() -> None:
     texts = [plain_text(model, ids, 10) for ids in PROMPTS]
     engine = HFEngine(model)
     assert greedy_texts(engine, PROMPTS, texts) == texts
-    assert "exchanged or compiled" in engine.batch_note
+    assert "replaced or compiled" in engine.batch_note
 
 
 @pytest.mark.parametrize(("attention", "fast"), in_turn(["sdpa", "eager"], [True, False]))

@@ -121,7 +121,7 @@ def test_a_prompt_that_cannot_be_read_says_nothing_of_the_model() -> None:
     """Guards other prompts from being read apart for ever because of one request's own fault."""
     engine = HFEngine(tiny_model("llama"))
     read = opened(engine, PROMPTS[0])
-    with pytest.raises(UsageError, match="was read before"):
+    with pytest.raises(UsageError, match="already been read"):
         engine.prefill([(read, None), (engine.open(PROMPTS[1]), None)])
     rows = passes(engine.model)
     engine.prefill([(engine.open(ids), None) for ids in PROMPTS])

@@ -107,7 +107,7 @@ def test_a_prompt_read_in_pieces_is_the_whole(name: str, given: int) -> None:
     torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
     assert result.top_ids.tolist() == expected.topk(3).indices.tolist()
     assert_same_cache(sequence, model, IDS[0].tolist())
-    with pytest.raises(UsageError, match="read before"):
+    with pytest.raises(UsageError, match="already been read"):
         sequence.prefill()
 
 

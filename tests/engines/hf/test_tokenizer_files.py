@@ -49,5 +49,5 @@ def test_other_files(tmp_path: Path) -> None:
     """A text is refused with the way out."""
     pytest.importorskip("sentencepiece")
     (tmp_path / "x").write_text("no tokenizer")
-    with pytest.raises(TokenizerError, match="no file of SentencePiece"):
+    with pytest.raises(TokenizerError, match="neither a SentencePiece"):
         load_tokenizer(str(tmp_path / "x"))

@@ -123,7 +123,7 @@ def test_prompts_are_read_in_chunks(engine: Any, reference: Any) -> None:
     assert cache.prefill(3) is None
     found = cache.prefill(5)
     assert (found.logits[0] - reference(PROMPT)).abs().max() < CLOSE
-    with pytest.raises(UsageError, match="was read before"):
+    with pytest.raises(UsageError, match="already been read"):
         cache.prefill()
     cache.restart()
     assert (cache.length, cache.unread) == (0, 6)

@@ -124,7 +124,7 @@ class TableDrafter(Drafter):
         rule, limit = self._table.rule, self._table.limit
         if base.nbytes > limit:
             raise UnsupportedError(
-                f"{path} takes {base.nbytes >> 20} MB, the memory limit is {limit >> 20} MB. Raise the limit."
+                f"{path} takes {base.nbytes >> 20} MB, but the memory limit is {limit >> 20} MB. Raise the limit."
             )
         with self._lock:
             self._table = TrigramTable(rule=rule, limit=limit, base=base)

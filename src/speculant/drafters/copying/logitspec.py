@@ -66,7 +66,7 @@ class LogitSpecSettings:
 
     def __post_init__(self) -> None:
         if min(self.guesses, self.copied, *(tokens for _, tokens in self.lengths)) < 1:
-            raise UsageError("guesses, copied and the tokens of lengths must each be 1 or more; give larger ones.")
+            raise UsageError("guesses, copied and the tokens in lengths must each be 1 or more; give larger ones.")
 
     def spans(self) -> Int32:
         """Return Int32[guesses], the total tokens to which a guess of each rank is continued."""

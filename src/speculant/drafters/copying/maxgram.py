@@ -86,8 +86,8 @@ class MaxGramDrafter(Drafter, Persistent):
         self._successors, self._counts = new_bigrams(vocabulary)
         if self.memory_bytes > memory_limit:
             raise UnsupportedError(
-                f"the bi-gram model of {vocabulary} token ids takes {self.memory_bytes} bytes, the memory limit is "
-                f"{memory_limit}. Raise the limit, or use the method lookup, which keeps no memory."
+                f"the bi-gram model of {vocabulary} token ids takes {self.memory_bytes} bytes, but the memory limit "
+                f"is {memory_limit}. Raise the limit, or use the method lookup, which keeps no memory."
             )
         warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
         self._successors, self._counts = new_bigrams(vocabulary)

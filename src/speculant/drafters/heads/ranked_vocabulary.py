@@ -44,8 +44,8 @@ def reduce_vocabulary(head: Head, target: TargetParts, path: str, size: int, *, 
     reduced = None if parts is None else head.with_vocabulary(ids.to(parts.projection().device))
     if reduced is None or parts is None:
         raise UnsupportedError(
-            f"vocabulary=FILE is for heads that use the target's output projection, such as EAGLE-1's and MTP's; this "
-            f"head of kind {kind} does not, or the projection is no plain matrix. Leave the setting out."
+            "vocabulary=FILE is for heads that use the target's output projection, such as EAGLE-1's and MTP's; this "
+            f"head of kind {kind} does not, or the projection is not a plain matrix. Leave the setting out."
         )
     return reduced, parts
 
@@ -70,7 +70,7 @@ def read_ranked(path: Path, vocabulary: int) -> list[int]:
         raise FileError(f"{path} holds no list of token ids. Make one with `speculant corpus build --kind vocabulary`.")
     if not 0 <= min(ids) <= max(ids) < vocabulary:
         raise UsageError(
-            f"{path} has token ids from {min(ids)} to {max(ids)}, and the target's vocabulary has {vocabulary}: it was "
-            "made for another tokenizer."
+            f"{path} has token ids from {min(ids)} to {max(ids)}, but the target's vocabulary has {vocabulary}: it "
+            "was made for another tokenizer."
         )
     return list(dict.fromkeys(ids))

@@ -51,7 +51,7 @@ class StaticTree(Shape):
         found = sorted(paths)
         known = {(), *found}
         if not found or len(found) > MAX_NODES or len(known) != len(found) + 1:
-            raise UsageError(f"a static tree has 1 to {MAX_NODES} different nodes, not {len(found)}.")
+            raise UsageError(f"a static tree must have 1 to {MAX_NODES} different nodes, not {len(found)}.")
         for path in found:
             if path[:-1] not in known or path[-1] < 0:
                 raise UsageError(f"the node {list(path)} of a static tree has no parent {list(path[:-1])} in it.")

@@ -32,10 +32,10 @@ def search_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Rank
         UsageError: an accuracy is not a probability, those of a depth sum to more than 1, or `nodes` is below 1.
     """
     if nodes < 1:
-        raise UsageError(f"a tree has at least 1 node, not {nodes}.")
+        raise UsageError(f"a tree needs at least 1 node, not {nodes}.")
     for depth, row in enumerate(accuracies, start=1):
         if any(not 0 <= each <= 1 for each in row) or math.fsum(row) > 1 + 1e-6:
-            raise UsageError(f"accuracies of depth {depth} must be from 0 to 1, and at most 1 together: {list(row)}.")
+            raise UsageError(f"accuracies of depth {depth} must be from 0 to 1 and sum to at most 1: {list(row)}.")
     ranked = [sorted(range(len(row)), key=lambda rank: (-row[rank], rank)) for row in accuracies]
     found = list[RankPath]()
     waiting: list[

@@ -58,7 +58,7 @@ class UnionHeadSettings(UnionSettings):
     def __post_init__(self) -> None:
         UnionSettings.__post_init__(self)
         if not 1 <= self.wide <= MAX_NODES:
-            raise UsageError(f"wide is 1 to {MAX_NODES}, not {self.wide}.")
+            raise UsageError(f"wide must be from 1 to {MAX_NODES}, not {self.wide}.")
 
 
 class MemoryDrafter(Drafter, Persistent, Protocol):

@@ -31,7 +31,10 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     """
     shapes = {(memory.facts["layers"], memory.facts["size"]) for memory in memories}
     if len(shapes) > 1:
-        raise UnsupportedError("the files are searches of other models or other shares of layers; merge those of one.")
+        raise UnsupportedError(
+            "the files hold searches of different models, or with different numbers of skipped layers; merge those "
+            "of one search."
+        )
     [(layers, size)] = shapes
     arrays, facts = fresh_search(layers, size)
     if (needed := sum(array.nbytes for array in arrays.values())) > limit:

@@ -157,8 +157,8 @@ class LayerSearch:
         """
         if (facts["layers"], facts["size"]) != (self._count, self._size):
             raise ForeignMemoryError(
-                f"the search was of {facts['size']} layers to skip of {facts['layers']}, here {self._size} of "
-                f"{self._count} are. Name the model and the skip_ratio that it was made with, or another file."
+                f"the search skipped {facts['size']} of {facts['layers']} layers, but here {self._size} of "
+                f"{self._count} are skipped. Name the model and the skip_ratio that it was made with, or another file."
             )
         with self._lock:
             self._skipped = tuple(int(index) for index in arrays["skipped"])

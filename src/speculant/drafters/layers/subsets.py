@@ -60,7 +60,7 @@ def parse_skipped(text: str, count: int) -> Layers:
     try:
         skipped = [int(each) for each in str(text).split(",")]
     except ValueError as error:
-        raise UsageError(f"skipped layers are numbers, as in 3,5,8, not {text!r}.") from error
+        raise UsageError(f"skipped layers must be numbers, as in 3,5,8, not {text!r}.") from error
     for index in skipped:
         if not 0 <= index < count:
             raise UsageError(f"there is no layer {index} to skip; the model has {count}, counted from 0.")

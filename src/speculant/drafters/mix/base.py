@@ -103,18 +103,18 @@ def read_base(path: Path, *, vocabulary: int, tokenizer: str) -> MixBase:
     arrays, facts = read_memory(path, kind=KIND, tokenizer=tokenizer, verify=False)
     if facts.get("format") != _FORMAT:
         raise ForeignMemoryError(
-            f"{path} is a base of format {facts.get('format')}, this version of Speculant reads format {_FORMAT}. "
+            f"{path} is a base of format {facts.get('format')}, but this version of Speculant reads format {_FORMAT}. "
             "Build it again, or use the version of Speculant that wrote it."
         )
     held = facts.get("vocabulary")
     if not isinstance(held, int) or not 0 < held <= vocabulary:  # models often have more ids than their tokenizer
         raise UnsupportedError(
-            f"{path} is of a vocabulary of {held} ids, this model's has {vocabulary}. "
-            "Use a base that was built for this model."
+            f"{path} was built for a vocabulary of {held} tokens, but this model's has {vocabulary}. Use a base that "
+            "was built for this model."
         )
     lines = arrays.get("lines")
     if lines is None or lines.dtype != np.uint32 or lines.ndim != 2 or lines.shape[1] != LINE or not len(lines):
-        raise CorruptMemoryError(f"{path} holds no lines of a base. Restore a copy, or build it again.")
+        raise CorruptMemoryError(f"{path} holds no valid lines of a base. Restore a copy, or build it again.")
     return MixBase(path=Path(path), lines=lines, scorer=_scorer_of(path, arrays, facts), facts=facts)
 
 
@@ -123,7 +123,7 @@ def _scorer_of(path: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]
         return None
     if facts["scores"] != _SCORES_FORMAT:
         raise ForeignMemoryError(
-            f"{path} has a network of format {facts['scores']}, this version of Speculant reads format "
+            f"{path} has a network of format {facts['scores']}, but this version of Speculant reads format "
             f"{_SCORES_FORMAT}. Build it again, or use the version of Speculant that wrote it."
         )
     found = [arrays[name] for field in Scorer._fields if (name := f"scores.{field}") in arrays]
@@ -141,7 +141,9 @@ def in_use(bases: Sequence[MixBase]) -> Bases:
         UnsupportedError: there are more than MAX_BASES.
     """
     if len(bases) > MAX_BASES:
-        raise UnsupportedError(f"`mix` takes up to {MAX_BASES} bases, not {len(bases)}. Build one of several sources.")
+        raise UnsupportedError(
+            f"`mix` takes up to {MAX_BASES} bases, not {len(bases)}. Build one base from several sources."
+        )
     nothing = np.empty((0, LINE), np.uint32)
     nothing.flags.writeable = False  # like mapped arrays, so that the kernels are compiled only once
     first, second, third = [base.lines for base in bases] + [nothing] * (MAX_BASES - len(bases))

@@ -102,7 +102,7 @@ class BaseBuilder:
                     file.truncate(size)
             self._documents = DocumentFiles(folder, (0, 0) if state is None else state["documents"])
         except EOFError as error:
-            raise FileError(f"{folder} lacks records that were written before. Begin again.") from error
+            raise FileError(f"{folder} lacks records that were written earlier. Start again.") from error
         except OSError as error:
             raise _unusable(folder, error) from error
 

@@ -25,8 +25,8 @@ def empty(_memory: Memory) -> Contents:
         UnsupportedError: always.
     """
     raise UnsupportedError(
-        "the file is a frozen base, into which nothing is learned: there is nothing to clear. To be rid of its texts "
-        "delete the file, and by `speculant base remove` the copy in your folder of bases if there is one."
+        "the file is a frozen base, which learns nothing: there is nothing to clear. To remove its texts, delete the "
+        "file, and its copy in your folder of bases, if any, with `speculant base remove`."
     )
 
 
@@ -37,8 +37,8 @@ def merge(_memories: Sequence[Memory], _limit: int) -> Contents:
         UnsupportedError: always.
     """
     raise UnsupportedError(
-        "frozen bases cannot be merged: what was pruned from each cannot be counted any more. Build one base of all "
-        "sources by `speculant corpus build --kind mix-base`, or use several at once."
+        "frozen bases cannot be merged: the counts pruned from each are lost. Build one base from all sources with "
+        "`speculant corpus build --kind mix-base`, or use several at once."
     )
 
 

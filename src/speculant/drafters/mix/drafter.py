@@ -220,13 +220,13 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         arrays, facts = read_memory(path, kind=KIND, tokenizer=self._tokenizer)
         if facts["vocabulary"] != self.vocabulary:
             raise UnsupportedError(
-                f"{path} is of a vocabulary of {facts['vocabulary']} ids, this model's has {self.vocabulary}. "
-                "Use the model it was made with, or another memory file."
+                f"{path} was made for a vocabulary of {facts['vocabulary']} tokens, but this model's has "
+                f"{self.vocabulary}. Use the model it was made with, or another memory file."
             )
         size = sum(array.nbytes for name, array in arrays.items() if not name.startswith("mixer."))
         if size > self.limit:
             raise UnsupportedError(
-                f"{path} takes {size >> 20} MB, the memory limit is {self.limit >> 20} MB. Raise the limit."
+                f"{path} takes {size >> 20} MB, but the memory limit is {self.limit >> 20} MB. Raise the limit."
             )
         arrays = complete_arrays(arrays)
         tables = (

@@ -44,8 +44,8 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     vocabularies = sorted({memory.facts["vocabulary"] for memory in memories})
     if len(vocabularies) > 1:
         raise UnsupportedError(
-            f"the files are of different vocabularies: {', '.join(map(str, vocabularies))} ids. "
-            "Merge files of one model."
+            f"the files have vocabularies of different sizes: {', '.join(map(str, vocabularies))} tokens. Merge files "
+            "of one model."
         )
     held = [restore_memory(memory.arrays) for memory in memories]
     merged = Tables(

@@ -227,12 +227,14 @@ def parse_lengths(text: str, models: int) -> Lengths:
     try:
         found = tuple(tuple(int(each) for each in row.split(",")) for row in str(text).split(";"))
     except ValueError as error:
-        raise UsageError(f"lengths are rows of numbers, as in 5,10;0,10, not {text!r}.") from error
+        raise UsageError(f"lengths must be rows of numbers, as in 5,10;0,10, not {text!r}.") from error
     if len(found) != size or any(len(row) != size for row in found):
         raise UsageError(
             f"lengths={text} has {len(found)} rows; {models} draft models and the inner method take {size} rows of "
             f"{size} numbers."
         )
     if any(not 0 <= each <= MAX_NODES for row in found for each in row) or not sum(found[0]):
-        raise UsageError(f"lengths are 0 to {MAX_NODES}, and the first row makes at least one token; not {text}.")
+        raise UsageError(
+            f"lengths must be from 0 to {MAX_NODES}, and the first row must draft at least one token; not {text}."
+        )
     return found

@@ -251,4 +251,4 @@ def _widths(text: str) -> list[int]:
     try:
         return [int(each) for each in str(text).split(",")]
     except ValueError as error:
-        raise UsageError(f"widths are numbers, as in 4,2,2, not {text!r}.") from error
+        raise UsageError(f"widths must be numbers, as in 4,2,2, not {text!r}.") from error

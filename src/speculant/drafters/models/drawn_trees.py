@@ -44,7 +44,7 @@ class Widths(Shape):
             max_nodes: maximum number of nodes that the widths may add up to.
         """
         if not widths or min(widths) < 1:
-            raise UsageError(f"widths are numbers of at least 1, one a level, not {list(widths)}.")
+            raise UsageError(f"widths must be numbers of at least 1, one per level, not {list(widths)}.")
         nodes = sum(math.prod(widths[: i + 1]) for i in range(len(widths)))
         if nodes > check_max(max_nodes):
             raise UsageError(

@@ -53,7 +53,7 @@ def compare_pair(
         # Models of one family pad their vocabularies differently.
         close = abs(draft_vocabulary - vocabulary) <= max(128, vocabulary // 100)
         missing = "draft model" if tokenizer is not None else "target" if draft_tokenizer is not None else "two models"
-        return Pair(relation="unknown" if close else "different", obstacle=f"no tokenizer of the {missing} is given")
+        return Pair(relation="unknown" if close else "different", obstacle=f"no tokenizer of the {missing} was given")
     alike = same_ids(tokenizer.get_vocab(), draft_tokenizer.get_vocab(), draft_size=draft_vocabulary)
     relation: Relation = "different"
     if alike:

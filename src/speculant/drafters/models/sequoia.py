@@ -97,7 +97,9 @@ class BestTree(Shape):
             max_nodes: maximum nodes per draft.
         """
         if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
-            raise UsageError(f"depth is 1 to {DEPTHS}, siblings 1 to {SIBLINGS}; not {depth} and {siblings}.")
+            raise UsageError(
+                f"depth must be from 1 to {DEPTHS} and siblings from 1 to {SIBLINGS}, not {depth} and {siblings}."
+            )
         self.passes, self._acceptance, self._siblings = depth, acceptance, siblings
         self._maximum = check_max(max_nodes)
         self._trees = self._solved()

@@ -226,7 +226,10 @@ class BestFirst(Shape):
             wide: `top_k` for drafts of more than `WIDE` nodes, if different.
         """
         if not (1 <= depth <= MAX_PASSES and 1 <= top_k <= check_max(max_nodes) and 0 <= min_probability < 1):
-            raise UsageError(f"depth is 1 to {MAX_PASSES}, top_k 1 to {max_nodes}, least from 0 to below 1.")
+            raise UsageError(
+                f"depth must be from 1 to {MAX_PASSES}, top_k from 1 to {max_nodes} and min_probability from 0 to "
+                "below 1."
+            )
         self.passes, self._top_k, self._min_probability = depth, top_k, min_probability
         self._expanded, self._wide = expanded, top_k if wide is None else wide
         self._gains = gains

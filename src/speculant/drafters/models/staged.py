@@ -76,7 +76,7 @@ class InnerMemory(Drafter, Persistent):
 
     def _persistent(self) -> Persistent:
         if not isinstance(self.inner, Persistent):
-            raise UnsupportedError("the inner drafter keeps no memory that could be saved or loaded; use inner=mix.")
+            raise UnsupportedError("the inner drafter has no memory to save or load; use inner=mix.")
         return self.inner
 
 
@@ -188,4 +188,4 @@ def check_inner_nodes(nodes: int) -> None:
         UsageError: it is out of range.
     """
     if not 0 <= nodes <= MAX_NODES:
-        raise UsageError(f"inner_nodes is 0 to {MAX_NODES}, not {nodes}.")
+        raise UsageError(f"inner_nodes must be from 0 to {MAX_NODES}, not {nodes}.")

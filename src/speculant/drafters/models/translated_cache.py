@@ -96,7 +96,7 @@ class TranslatedCache(TargetCache):
         planned, pieces, above, full = self._plan(tokens, parents)
         after = self._after
         if after is None:
-            raise UsageError("the prompt of this sequence is not read yet; call prefill first.")
+            raise UsageError("the prompt of this sequence has not been read yet; call prefill first.")
         logits: Tensor = after
         if pieces:
             result = self._cache.forward(np.array(pieces, np.int32), np.array(above, np.int32), layers=layers)

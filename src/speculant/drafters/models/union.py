@@ -52,9 +52,9 @@ class UnionSettings:
 
     def __post_init__(self) -> None:
         if not (1 <= self.proposed <= MAX_NODES and 0 <= self.depth <= MAX_PASSES and 1 <= self.top_k <= MAX_NODES):
-            raise UsageError(f"proposed and top_k are 1 to {MAX_NODES}, depth is 0 to {MAX_PASSES}.")
+            raise UsageError(f"proposed and top_k must be from 1 to {MAX_NODES}, depth from 0 to {MAX_PASSES}.")
         if not 0 <= self.min_probability < 1:
-            raise UsageError(f"least must be from 0 to below 1, not {self.min_probability}.")
+            raise UsageError(f"min_probability must be from 0 to below 1, not {self.min_probability}.")
 
 
 def features_of(q: float, m: float | None) -> tuple[float, float, float, float]:

@@ -30,7 +30,7 @@ class Warping:
         if bool(unknown.any()):
             if not self._logged:
                 self._logged = True
-                _LOG.warning("the drafter returned logits that are no numbers; its drafts cost time and gain nothing.")
+                _LOG.warning("the drafter returned NaN logits; its drafts cost time and gain nothing.")
             q = torch.where(unknown, 1 / q.shape[-1], q)
         return q
 

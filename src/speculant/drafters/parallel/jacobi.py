@@ -59,11 +59,11 @@ class JacobiSettings:
 
     def __post_init__(self) -> None:
         if self.variant not in ("pj", "pgj", "hgj"):
-            raise UsageError(f"the variants of Jacobi decoding are 'pj', 'pgj' and 'hgj', not {self.variant!r}.")
+            raise UsageError(f"variant must be 'pj', 'pgj' or 'hgj', not {self.variant!r}.")
         if self.block < 2:
             raise UsageError("a block of one token is plain decoding; give a block of 2 or more.")
         if self.length < 0:
-            raise UsageError("length counts tokens; give 0 or more.")
+            raise UsageError("length must be 0 tokens or more.")
 
 
 class JacobiDrafter(Drafter):

@@ -91,7 +91,7 @@ class RecyclingDrafter(Drafter, Persistent):
         needed = 4 * vocabulary * self.settings.successors
         if needed > memory_limit:
             raise UnsupportedError(
-                f"the matrix of {vocabulary} token ids takes {needed} bytes, the memory limit is {memory_limit}. "
+                f"the matrix of {vocabulary} token ids takes {needed} bytes, but the memory limit is {memory_limit}. "
                 "Raise the limit, or use the method lookup, which keeps no memory."
             )
         self._successors = np.full((vocabulary, self.settings.successors), UNKNOWN, np.int32)
@@ -154,8 +154,9 @@ class RecyclingDrafter(Drafter, Persistent):
         saved = arrays["successors"]
         if saved.shape[1] != self.settings.successors:
             raise UnsupportedError(
-                f"{path} keeps {saved.shape[1]} successors per token, the settings ask for {self.settings.successors}. "
-                f"Use RecyclingSettings(successors={saved.shape[1]}), or another memory file."
+                f"{path} keeps {saved.shape[1]} successors per token, but the settings ask for "
+                f"{self.settings.successors}. Use RecyclingSettings(successors={saved.shape[1]}), or another memory "
+                "file."
             )
         # The same tokenizer may serve models whose vocabularies are padded differently.
         successors = np.full((self.vocabulary, saved.shape[1]), UNKNOWN, np.int32)

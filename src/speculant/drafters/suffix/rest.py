@@ -132,8 +132,8 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         room = self._limit - sum(block.nbytes for block in corpus)
         if room < 0:
             raise UnsupportedError(
-                f"the corpus {path} takes {(self._limit - room) >> 20} MB, the memory limit is {self._limit >> 20} MB. "
-                "Raise the limit."
+                f"the corpus {path} takes {(self._limit - room) >> 20} MB, but the memory limit is "
+                f"{self._limit >> 20} MB. Raise the limit."
             )
         history = self._empty(room)
         for document in documents_of(text):

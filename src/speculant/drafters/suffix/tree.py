@@ -124,7 +124,7 @@ class SuffixTree:
             ValueError: the depth is below 2 or above 127.
         """
         if not 2 <= depth <= MAX_DEPTH:
-            raise ValueError(f"a suffix tree is 2 to {MAX_DEPTH} deep, not {depth}")
+            raise ValueError(f"a suffix tree must be 2 to {MAX_DEPTH} levels deep, not {depth}")
         self.depth, self.limit = depth, limit
         self.tree = new_tree(1)
         self.log = np.empty(0, np.int32)

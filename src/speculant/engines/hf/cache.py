@@ -85,7 +85,7 @@ def _of_kinds(cache: DynamicCache, config: Any, kind: type[DynamicCache]) -> Dyn
         cache = DynamicCache(config=config)
     if type(cache) is not kind:
         if cached_length(cache):
-            raise UnsupportedError("this cache has not the states of its text, which the model keeps elsewhere.")
+            raise UnsupportedError("this cache does not hold the states of its text, which the model keeps elsewhere.")
         given, cache = cache.layers, kind()
         cache.layers = given
     held, attends = cached_length(cache), any(isinstance(layer, DynamicLayer) for layer in cache.layers)
@@ -121,8 +121,8 @@ def cached_length(cache: DynamicCache) -> int:
         return layer.rows
     if any(layer.has_previous_state.values()):
         raise UnsupportedError(
-            "a cache of recurrent states alone does not say how many tokens it has read; go on from the `cache` of a "
-            "result instead."
+            "a cache of recurrent states alone does not say how many tokens it has read; continue from the `cache` "
+            "of a result instead."
         )
     return 0
 

@@ -193,16 +193,16 @@ class HFEngine:
         if self._is_unusual(prepared):
             return self._first.reason(prepared)
         if prepared.prepare_inputs is not None:
-            return "other code than the model's prepares its inputs"
+            return "its inputs are prepared by code other than the model's own"
         if holds_sources(prepared.cache, self.capabilities.source_layers):
-            return "the text goes on from a cache with an image, and says nothing of which rows see it"
+            return "the text continues from a cache with an image, but does not say which rows see it"
         if not self.capabilities.text_alone:
             return "the model reads no text without media"
         if self.capabilities.drafts_padded or prepared.padding is None:
             return ""
         read = len(prepared.ids) == 1 or self.capabilities.reads_padding
         padded = read and not bool(prepared.padding[:, prepared.start :].all())
-        return "padding in front of a text changes what this model makes of drafts" if padded else ""
+        return "padding in front of a text changes this model's logits on drafts" if padded else ""
 
     def _is_unusual(self, prepared: Call) -> bool:
         """Return whether a prompt has more than text."""

@@ -230,8 +230,8 @@ def check_queries(needs: RequestedOutputs, capabilities: HFCapabilities) -> None
     """
     if needs.queries and not capabilities.trees:
         raise UnsupportedError(
-            "this method asks for rows beside the draft, and this model verifies chains only; its notes give the "
-            "reason. Use another method."
+            "this method needs rows in addition to the draft, but this model verifies chains only; its notes give "
+            "the reason. Use another method."
         )
 
 

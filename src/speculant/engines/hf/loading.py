@@ -305,7 +305,7 @@ def load_tokenizer(source: str | None = None, *, required: bool = True) -> Any:
     if names is not None and not any(part in name for name in names for part in _OF_TOKENIZERS):
         if not required:  # transformers would create an empty tokenizer for some classes
             return None
-        raise TokenizerError(f"no tokenizer in {source}: it has no file of one. Name a folder with tokenizer.json.")
+        raise TokenizerError(f"no tokenizer in {source}: it has no tokenizer file. Name a folder with tokenizer.json.")
     from transformers import AutoTokenizer
 
     try:

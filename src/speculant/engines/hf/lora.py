@@ -83,7 +83,7 @@ def _read(source: str) -> tuple[LoraConfig, dict[str, Any]]:
         if getattr(config, "alora_invocation_tokens", None):
             kind = "aLoRA"  # its weights take effect only from a certain token on
         if not isinstance(config, LoraConfig) or kind == "aLoRA":
-            raise UnsupportedError(f"the adapter in {source} is of kind {kind}; LoRA alone is merged into weights.")
+            raise UnsupportedError(f"the adapter in {source} is of kind {kind}; only LoRA can be merged into weights.")
         config.inference_mode = True
         return config, load_peft_weights(source, device="cpu")
     except UnsupportedError:

@@ -30,5 +30,5 @@ def open_sequence(
     if not runner.capabilities.replays:
         return HFTargetCache(runner, ids, cache=cache, padding=padding, positions=positions)
     if cache is not None and holds_text(cache):
-        raise UnsupportedError("no text goes on from a cache of this model here; leave out `past_key_values`.")
+        raise UnsupportedError("a text cannot continue from a cache of this model here; leave out `past_key_values`.")
     return ReplayTargetCache(runner, ids, padding=padding, positions=positions)

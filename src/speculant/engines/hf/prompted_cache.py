@@ -153,7 +153,7 @@ class PromptedCache(ABC):
         """
         self._check_cache()
         if not self.unread:
-            raise UsageError("the prompt of this sequence was read before.")
+            raise UsageError("the prompt of this sequence has already been read.")
         self._drop_other_factors()
         return self._reader.plan(self._length, maximum, needs)
 

@@ -122,7 +122,7 @@ class HFTargetCache(PromptedCache):
         if not self.exits:
             raise UnsupportedError("the first layers of this model cannot be run alone; use a method such as 'mix'.")
         if len(self._rows):
-            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back before.")
+            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back first.")
         return self._waiting.read(tokens, parents, layers, logits=logits)
 
     def spare_exit(self, count: int, layers: int) -> list[tuple[Tensor, Tensor]] | None:
@@ -163,9 +163,11 @@ class HFTargetCache(PromptedCache):
         self._check_cache()
         self._check_masks()
         if self._runner.capabilities.states:
-            raise UnsupportedError("this model's states cannot be taken back, so no committed tokens are read again.")
+            raise UnsupportedError(
+                "this model's states cannot be rolled back, so committed tokens cannot be read again."
+            )
         if len(self._rows):
-            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back before.")
+            raise UsageError("the cache has rows that were neither kept nor dropped; roll it back first.")
         if not 0 < count <= self._length:
             raise UsageError(f"{count} tokens cannot be read again; {self._length} are committed.")
         rows = DraftRows().grown(np.arange(-1, count - 1))
@@ -182,7 +184,9 @@ class HFTargetCache(PromptedCache):
         for tokens in (draft.tokens, draft.queries.tokens):
             check_tokens(tokens, self._runner.capabilities.vocabulary)
         if len(draft.queries) and draft.queries.depths().max() > self.depth:
-            raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
+            raise ValueError(
+                f"the drafter's queries are deeper than the {self.depth} levels that the model has room for."
+            )
 
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)

@@ -91,8 +91,8 @@ def _llama3(path: Path, ranks: dict[bytes, int]) -> FileTokenizer:
 
     if len(ranks) != _LLAMA3_RANKS:
         raise TokenizerError(
-            f"{path} is a file of tiktoken with {len(ranks)} tokens, whose pattern is not known; only Llama 3's is, "
-            f"with {_LLAMA3_RANKS}. Name a folder that has tokenizer.json."
+            f"{path} is a tiktoken file with {len(ranks)} tokens, whose pattern is not known; only Llama 3's is, with "
+            f"{_LLAMA3_RANKS}. Name a folder that has tokenizer.json."
         )
     encoding = tiktoken.Encoding("llama3", pat_str=_LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
     vocabulary = {token.decode("latin-1"): rank for token, rank in ranks.items()}
@@ -108,7 +108,7 @@ def _sentencepiece(path: Path) -> FileTokenizer:
         processor.Load(str(path))
     except (RuntimeError, OSError) as error:
         raise TokenizerError(
-            f"{path} is no file of SentencePiece, and none of tiktoken. Name a folder that has tokenizer.json."
+            f"{path} is neither a SentencePiece nor a tiktoken file. Name a folder that has tokenizer.json."
         ) from error
     size = processor.vocab_size()
     vocabulary = {processor.id_to_piece(i): i for i in range(size)}

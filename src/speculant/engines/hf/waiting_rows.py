@@ -176,7 +176,7 @@ def _lift_rows(cache: DynamicCache, layers: int, start: int) -> list[tuple[Tenso
     lifted = list[tuple[Tensor, Tensor]]()
     for layer in cache.layers[:layers]:
         if not isinstance(layer, InPlaceLayer):
-            raise UnsupportedError("rows of the first layers can be taken out of caches of keys and values alone.")
+            raise UnsupportedError("rows of the first layers can be taken only out of KV caches.")
         lifted.append((layer.keys[..., start:, :].clone(), layer.values[..., start:, :].clone()))
         layer.keep(start, [])
     return lifted

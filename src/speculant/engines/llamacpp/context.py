@@ -54,7 +54,7 @@ class LlamaContext:
         self.model, self._library = model, model.library
         self._api = api = self._library.api
         if options.context is not None and options.context > model.positions:
-            raise UsageError(f"context is {options.context}, and the model has {model.positions} positions.")
+            raise UsageError(f"context is {options.context}, but the model has {model.positions} positions.")
         self.positions = options.context or min(model.positions, DEFAULT_CONTEXT)
         self.cells = options.cache_tokens or self.positions
         self.sequences = options.sequences or (DEFAULT_STATES if model.states else DEFAULT_SEQUENCES)
@@ -109,7 +109,7 @@ class LlamaContext:
             pass
         if len(self._free_ids) < count:
             raise UnsupportedError(
-                f"the draft branches into {count} more sequences, and {len(self._free_ids)} are free. Draft fewer "
+                f"the draft branches into {count} more sequences, but {len(self._free_ids)} are free. Draft fewer "
                 "nodes, decode fewer texts together, or raise `sequences` (at most 256)."
             )
         return [self._free_ids.pop() for _ in range(count)]

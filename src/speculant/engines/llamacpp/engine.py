@@ -125,11 +125,13 @@ class LlamaEngine(ModelEngine):
         """
         if cache is not None and not isinstance(cache, LlamaText):
             raise UnsupportedError(
-                f"a {type(cache).__name__} holds no keys and values of llama.cpp's; leave out `cache`, or pass "
-                "`Result.cache` of an earlier turn."
+                f"a {type(cache).__name__} is not a cache of llama.cpp; leave out `cache`, or pass `Result.cache` of "
+                "an earlier turn."
             )
         if padding is not None and not bool(padding.all()):
-            raise UnsupportedError("llama.cpp reads no padding; leave out attention_mask, and pass prompts unpadded.")
+            raise UnsupportedError(
+                "llama.cpp does not support padding; leave out attention_mask, and pass prompts unpadded."
+            )
         if positions is not None:
             total = ids.shape[1]
             usual = torch.arange(total - positions.shape[1], total)
@@ -235,7 +237,7 @@ def _notes(context: LlamaContext) -> tuple[str, ...]:
     if context.model.states and not context.model.refusal:
         kind = context.model.header("general.architecture")
         notes.append(
-            f"the architecture '{kind}' keeps a running state, out of which llama.cpp takes no token again: drafts are "
+            f"the architecture '{kind}' keeps a running state, from which llama.cpp cannot remove tokens: drafts are "
             "verified as chains, and accepted tokens are read again after a rejected one."
         )
     if context.cache_type != "f32":

@@ -83,7 +83,7 @@ def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
     try:
         import gguf
     except ImportError as error:
-        raise UnsupportedError("GGUF files are written by a package: pip install 'speculant[llamacpp]'.") from error
+        raise UnsupportedError("writing GGUF files needs a package: pip install 'speculant[llamacpp]'.") from error
     check_architecture(model)
     entries = _entries(model)
     size = sum(entry.size for entry in entries)
@@ -105,7 +105,7 @@ def write_gguf(model: Any, path: Path, *, tokenizer: Any = None) -> None:
         free = shutil.disk_usage(path.parent).free
         if free < size:
             raise FileError(
-                f"the model as a GGUF file takes {size >> 20} MB, {path.parent} has room for {free >> 20} MB. "
+                f"the model as a GGUF file takes {size >> 20} MB, but {path.parent} has room for {free >> 20} MB. "
                 "Make room there. Set TMPDIR to another folder where the file is temporary."
             )
         writer.write_header_to_file(path)

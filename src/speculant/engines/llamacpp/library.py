@@ -86,8 +86,8 @@ def load_library() -> Library:
     if not OLDEST <= found < TOO_NEW:
         minimum, maximum = (".".join(map(str, version)) for version in (OLDEST, TOO_NEW))
         raise UnsupportedError(
-            f"llama-cpp-python {api.__version__} is installed, and {minimum} up to below {maximum} is supported: "
-            f"{_INSTALL}."
+            f"llama-cpp-python {api.__version__} is installed, but versions from {minimum} to below {maximum} are "
+            f"supported: {_INSTALL}."
         )
     return Library(api)
 
@@ -107,7 +107,7 @@ def import_llamacpp() -> Any:
         ) from error
     except (OSError, RuntimeError) as error:  # the library was built for another machine
         raise UnsupportedError(
-            f"llama.cpp is installed and does not run here: {error}. Build it anew: pip install --force-reinstall "
+            f"llama.cpp is installed but does not run here: {error}. Build it again: pip install --force-reinstall "
             "--no-cache-dir 'speculant[llamacpp]'."
         ) from error
     return llama_cpp

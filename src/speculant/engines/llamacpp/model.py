@@ -57,8 +57,8 @@ class LlamaModel:
         gpu = bool(api.llama_supports_gpu_offload())
         if options.gpu_layers and not gpu:
             raise UnsupportedError(
-                "gpu_layers: the llama.cpp that is installed runs on CPUs only. Leave it out, or build llama.cpp for "
-                "the accelerator (CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir "
+                "gpu_layers: the installed llama.cpp runs on CPUs only. Leave it out, or build llama.cpp for the "
+                "accelerator (CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir "
                 "llama-cpp-python)."
             )
         self.offloaded = gpu and options.gpu_layers != 0
@@ -131,7 +131,7 @@ class LlamaModel:
         api, pointer = self.library.api, self.pointer
         kind = self.header("general.architecture") or "unknown"
         if kind in _COMPRESSED:
-            return f"the cache of '{kind}' is compressed, and llama.cpp takes no rejected draft out of its blocks"
+            return f"the cache of '{kind}' is compressed, and llama.cpp cannot remove rejected drafts from its blocks"
         why = ""
         if api.llama_model_is_diffusion(pointer):
             why = "it is a diffusion model, which does not decode token by token"

@@ -47,7 +47,7 @@ class LlamaCppOptions:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
                 raise UsageError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
         if self.sequences is not None and self.sequences > MAX_SEQUENCES:
-            raise UsageError(f"llama.cpp keeps at most {MAX_SEQUENCES} sequences apart, not {self.sequences}.")
+            raise UsageError(f"llama.cpp supports at most {MAX_SEQUENCES} sequences, not {self.sequences}.")
         if self.flash_attention is not None and not isinstance(self.flash_attention, bool):
             raise UsageError(f"flash_attention must be True, False or None, not {self.flash_attention!r}.")
         if self.cache_type is not None and self.cache_type not in CACHE_TYPES:

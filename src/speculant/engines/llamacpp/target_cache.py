@@ -140,7 +140,7 @@ class LlamaTargetCache(TargetCache):
         self._check_text()
         check_needs(needs)
         if not self.unread:
-            raise UsageError("the prompt of this sequence was read before.")
+            raise UsageError("the prompt of this sequence has already been read.")
         start = self._length
         end = start + (self.unread if maximum is None else min(maximum, self.unread))
         sequence = self._context.admit(self.text, keep)
@@ -176,7 +176,9 @@ class LlamaTargetCache(TargetCache):
         self.check_tokens(draft.tokens)
         self.check_tokens(draft.queries.tokens)
         if len(draft.queries) and draft.queries.depths().max() > self.depth:
-            raise ValueError(f"the drafter's queries are deeper than {self.depth}, which the model has room for.")
+            raise ValueError(
+                f"the drafter's queries are deeper than the {self.depth} levels that the model has room for."
+            )
 
     def restart(self) -> None:
         self.rollback()
@@ -267,13 +269,13 @@ def check_needs(needs: RequestedOutputs) -> None:
     """
     if needs.hidden_layers:
         raise UnsupportedError(
-            "llama.cpp gives no hidden states of decoder layers, which this method drafts from. Use a method without a "
-            "trained head, such as 'mix', or the model in transformers' format."
+            "llama.cpp returns no hidden states of decoder layers, which this method drafts from. Use a method "
+            "without a trained head, such as 'mix', or the model in transformers' format."
         )
 
 
 def _no_layers() -> UnsupportedError:
     return UnsupportedError(
-        "llama.cpp runs all layers of a model or none, so nothing can be drafted with a part of them. Use a method "
-        "that runs all layers, such as 'mix', or the model in transformers' format."
+        "llama.cpp runs all layers of a model or none, so a part of them cannot draft. Use a method that runs all "
+        "layers, such as 'mix', or the model in transformers' format."
     )

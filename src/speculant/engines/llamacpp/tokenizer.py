@@ -88,7 +88,9 @@ class GGUFTokenizer:
             clean_up_tokenization_spaces: must not be True; texts match their tokens.
         """
         if clean_up_tokenization_spaces:
-            raise UsageError("clean_up_tokenization_spaces is not taken by the tokenizer of a GGUF file; leave it out.")
+            raise UsageError(
+                "clean_up_tokenization_spaces is not supported by the tokenizer of a GGUF file; leave it out."
+            )
         listed = ids.tolist() if hasattr(ids, "tolist") else ids
         listed = [listed] if isinstance(listed, int) else list(listed)
         kept = [i for i in listed if not (skip_special_tokens and self._attributes[i] & self._hidden)]
@@ -141,7 +143,7 @@ class GGUFTokenizer:
             )
         except Exception as error:  # a template may raise anything for messages it rejects
             raise TokenizerError(
-                f"the chat template of this GGUF file does not take these messages: {error}"
+                f"the chat template of this GGUF file does not accept these messages: {error}"
             ) from error
         while not isinstance(rendered, str):  # some releases return it with answer spans, or one per conversation
             rendered = rendered[0]

@@ -26,7 +26,9 @@ class LlamaTreeCache(LlamaTargetCache):
     def check(self, draft: DraftTree) -> None:
         super().check(draft)
         if (branches := count_fixed_branches(draft)) >= self._context.sequences:
-            raise ValueError(f"the draft has {branches} branches, and llama.cpp keeps {self._context.sequences} apart.")
+            raise ValueError(
+                f"the draft has {branches} branches, but llama.cpp has room for {self._context.sequences}."
+            )
 
     def keep(self, rows: Sequence[int]) -> None:
         branches, kept, context = self._branches, list(rows), self._context

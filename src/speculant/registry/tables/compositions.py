@@ -9,7 +9,7 @@ COMPOSITIONS = (
     Method(
         name="mix-head",
         family="composition, memory and feature head",
-        summary="mix proposes, a trained head judges and extends; one tree, weights learned online",
+        summary="mix proposes, a trained head scores and extends; one tree, weights learned online",
         drafter="speculant.drafters.heads.union:MixHeadDrafter",
         builder=build_head_and_memory_on_bases,
         settings="speculant.drafters.heads.union:UnionHeadSettings",
@@ -23,7 +23,7 @@ COMPOSITIONS = (
     Method(
         name="suffix-head",
         family="composition, memory and feature head",
-        summary="the same with suffix instead of mix",
+        summary="like mix-head, with suffix instead of mix",
         drafter="speculant.drafters.heads.union:SuffixHeadDrafter",
         builder=build_head_and_memory,
         settings="speculant.drafters.heads.union:UnionHeadSettings",

@@ -15,7 +15,7 @@ DRAFT_MODELS = (
     Method(
         name="draft-model",
         family="independent drafting, smaller model",
-        summary="a smaller model of the same vocabulary drafts a chain",
+        summary="a smaller model with the same vocabulary drafts a chain",
         drafter="speculant.drafters.models.draft_model:DraftModelDrafter",
         builder=build_draft_model,
         settings="speculant.drafters.models.draft_model:ChainSettings",
@@ -28,7 +28,7 @@ DRAFT_MODELS = (
     Method(
         name="specinfer",
         family="independent drafting, smaller model",
-        summary="a fixed number of siblings per level, drawn with replacement from one draft model or several",
+        summary="a fixed number of siblings per level, drawn with replacement from one or several draft models",
         drafter="speculant.drafters.models.draft_model:SpecInferDrafter",
         builder=build_draft_model,
         settings="speculant.drafters.models.draft_model:WidthsSettings",
@@ -79,7 +79,7 @@ DRAFT_MODELS = (
     Method(
         name="sequoia",
         family="independent drafting, smaller model",
-        summary="the tree that yields most by the acceptance measured so far, drawn without replacement",
+        summary="the tree with the highest yield at the acceptance measured so far, drawn without replacement",
         drafter="speculant.drafters.models.draft_model:SequoiaDrafter",
         builder=build_draft_model,
         settings="speculant.drafters.models.draft_model:BestTreeSettings",
@@ -92,7 +92,7 @@ DRAFT_MODELS = (
     Method(
         name="llmcad",
         family="independent drafting, smaller model",
-        summary="the most probable paths, until none is probable enough; drafts on while the target verifies",
+        summary="the most probable paths, until none is probable enough; keeps drafting while the target verifies",
         drafter="speculant.drafters.models.llmcad:LLMCadDrafter",
         builder=build_draft_model,
         settings="speculant.drafters.models.llmcad:ConfidenceSettings",
@@ -118,7 +118,7 @@ DRAFT_MODELS = (
     Method(
         name="cs-drafting",
         family="independent drafting, smaller model",
-        summary="models that draft for each other, with Max-Gram behind them; later tokens are the smaller drafters'",
+        summary="models that draft for each other, Max-Gram for the last; smaller drafters draft the later tokens",
         drafter="speculant.drafters.models.cascade:CascadeDrafter",
         builder=build_cascade,
         settings="speculant.drafters.models.cascade:CascadeSettings",
@@ -133,7 +133,7 @@ DRAFT_MODELS = (
     Method(
         name="mix-model",
         family="independent drafting, smaller model",
-        summary="mix proposes, a draft model judges and extends; one tree, weights learned online",
+        summary="mix proposes, a draft model scores and extends; one tree, weights learned online",
         drafter="speculant.drafters.models.mix_model:MixModelDrafter",
         builder=build_draft_model_and_memory,
         settings="speculant.drafters.models.mix_model:MixModelSettings",
@@ -147,7 +147,7 @@ DRAFT_MODELS = (
     Method(
         name="bild",
         family="independent drafting, smaller model",
-        summary="the draft model goes on while it is confident; the target takes back unlikely tokens",
+        summary="the draft model continues while it is confident; the target rolls unlikely tokens back",
         drafter="speculant.drafters.models.draft_model:BiLDDrafter",
         builder=build_draft_model,
         settings="speculant.drafters.models.draft_model:FallbackSettings",
@@ -175,7 +175,7 @@ DRAFT_MODELS = (
     Method(
         name="contrastive",
         family="independent drafting, smaller model",
-        summary="contrastive decoding: another distribution than the target's; the draft model is the amateur",
+        summary="contrastive decoding: a distribution other than the target's; the draft model is the amateur",
         drafter="speculant.drafters.models.contrastive:ContrastiveDrafter",
         builder=build_bare_draft_model,
         takes_draft_model=True,

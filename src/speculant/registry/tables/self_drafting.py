@@ -30,7 +30,7 @@ SELF_DRAFTING: tuple[Method, ...] = (
     Method(
         name="swift",
         family="self-drafting, layer skipping",
-        summary="the target without some of its layers drafts a chain; which ones is searched while it decodes",
+        summary="the target without some of its layers drafts a chain; a search during decoding chooses which",
         drafter="speculant.drafters.layers.swift:SWIFTDrafter",
         builder=build_layer_search,
         settings="speculant.drafters.layers.swift:SWIFTSettings",
@@ -57,7 +57,7 @@ SELF_DRAFTING: tuple[Method, ...] = (
     Method(
         name="sparse-cache",
         family="self-drafting, sparse cache",
-        summary="the target drafts a chain on a part of its cache: first, last and retrieved rows; for long texts",
+        summary="the target drafts a chain with a part of its cache: first, last and retrieved rows; for long texts",
         drafter="speculant.drafters.sparse.drafter:SparseCacheDrafter",
         builder=build_rows,
         settings="speculant.drafters.sparse.drafter:SparseCacheSettings",
@@ -65,12 +65,12 @@ SELF_DRAFTING: tuple[Method, ...] = (
         source="Sun et al. 2024, arXiv 2404.11912, 2408.11049",
         verifier="speculative-sampling",
         samples="iid",
-        requires="a cache of keys and values",
+        requires="a KV cache",
     ),
     Method(
         name="jacobi",
         family="self-drafting, mask-predict",
-        summary="guesses all next tokens at once; every pass replaces them by its argmaxes",
+        summary="guesses all next tokens at once; every pass replaces them with its argmaxes",
         drafter="speculant.drafters.parallel.jacobi:JacobiDrafter",
         builder=build_by_vocabulary,
         settings="speculant.drafters.parallel.jacobi:JacobiSettings",

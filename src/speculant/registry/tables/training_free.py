@@ -14,7 +14,7 @@ TRAINING_FREE = (
     Method(
         name="none",
         family="plain decoding",
-        summary="no drafts: the same loop, one token a pass; the baseline",
+        summary="no drafts: the same loop, one token per pass; the baseline",
         drafter="speculant.drafters.none:NoDrafter",
         builder=build_plain,
         drafts=False,
@@ -70,7 +70,7 @@ TRAINING_FREE = (
     Method(
         name="sad",
         family="training-free, retrieval from the context",
-        summary="repeats the prompt from where the output stands in it; for corrections",
+        summary="copies the prompt from the output's place in it; for corrections",
         drafter="speculant.drafters.copying.sad:SadDrafter",
         builder=build_memory,
         settings="speculant.drafters.copying.sad:SadSettings",
@@ -80,7 +80,7 @@ TRAINING_FREE = (
     Method(
         name="maxgram",
         family="training-free, retrieval from the context",
-        summary="copies behind the longest match, else follows learned bi-grams",
+        summary="copies what followed the longest match, else follows learned bi-grams",
         drafter="speculant.drafters.copying.maxgram:MaxGramDrafter",
         builder=build_memory,
         settings="speculant.drafters.copying.maxgram:MaxGramSettings",

@@ -267,7 +267,7 @@ def test_needs_the_targets_cache() -> None:
     model = gemma("own")
     loaded = assistant(model)
     assert isinstance(loaded.head, AssistantHead)
-    with pytest.raises(UnsupportedError, match="was not lent"):
+    with pytest.raises(UnsupportedError, match="were not given its cache"):
         loaded.head.open_text(TEXT, loaded.target, None)
     with pytest.raises(UsageError, match="open_text"):
         loaded.head.open(0, loaded.target)

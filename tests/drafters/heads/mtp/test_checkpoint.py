@@ -29,7 +29,7 @@ def test_the_own_layout_is_read_again(tmp_path: Path) -> None:
     read = loaded.head.state_dict()
     assert read.keys() == head.state_dict().keys()
     assert all(torch.equal(read[name], each) for name, each in head.state_dict().items())
-    with pytest.raises(UnsupportedError, match="has layers of llama, and the target is a qwen3"):
+    with pytest.raises(UnsupportedError, match="has layers of llama, but the target is a qwen3"):
         load_head(tmp_path, HFTargetParts(tiny_model("qwen3")))
 
 

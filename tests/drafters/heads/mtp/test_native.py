@@ -45,5 +45,5 @@ def test_other_quantised_weights_are_refused(tmp_path: Path) -> None:
     )
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "awq"}}))
     for name in ("mtp.a.qweight", "mtp.b.weight"):
-        with pytest.raises(UnsupportedError, match=r"is quantised \(awq\), and only blocks of FP8 are read"):
+        with pytest.raises(UnsupportedError, match=r"is quantised \(awq\), but only FP8 blocks are supported"):
             read_native(tmp_path, tensor_files(tmp_path), [name], torch.float32)

@@ -167,5 +167,5 @@ def test_attention_of_another_way() -> None:
 
     for layer in model.model.layers:
         layer.self_attn.__class__ = Another
-    with pytest.raises(UnsupportedError, match="shows no queries of cached rows"):
+    with pytest.raises(UnsupportedError, match="does not expose its queries"):
         cache.open_sparse(FEW).retrieve(4)

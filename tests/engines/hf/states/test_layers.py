@@ -86,7 +86,7 @@ def test_what_others_do_to_a_cache_is_noticed() -> None:
     first = alone.generate(PROMPT, **OPTIONS)
     with torch.no_grad():
         alone.model(torch.tensor([[9]]), cache_params=first.cache, use_cache=True)
-    with pytest.raises(UnsupportedError, match="not those of its text"):
+    with pytest.raises(UnsupportedError, match="do not belong to its text"):
         alone.generate([*PROMPT, *first.ids, 9, 9], cache=first.cache, **OPTIONS)
 
 
@@ -151,7 +151,7 @@ def test_caches_in_inference_mode() -> None:
         second = alone.generate(turn, cache=first.cache, **OPTIONS)
         assert second.ids == alone.generate(turn, **OPTIONS).ids
         alone.model(torch.tensor([[9]]), cache_params=second.cache, use_cache=True)
-        with pytest.raises(UnsupportedError, match="not those of its text"):
+        with pytest.raises(UnsupportedError, match="do not belong to its text"):
             alone.generate([*turn, *second.ids, 9, 9], cache=second.cache, **OPTIONS)
 
 

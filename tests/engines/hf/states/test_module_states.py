@@ -95,7 +95,7 @@ def test_a_cache_is_of_no_use_elsewhere() -> None:
     with pytest.raises(UnsupportedError, match="on its modules"):
         model.generate(longer, past_key_values=first.cache, max_new_tokens=3)
     filled = model.generate(IDS, max_new_tokens=2, do_sample=False, return_dict_in_generate=True).past_key_values
-    with pytest.raises(UnsupportedError, match="not the states"):
+    with pytest.raises(UnsupportedError, match="not hold the states"):
         speculator.generate([*IDS[0].tolist(), 9, 9, 9], cache=filled, **OPTIONS)
 
 

@@ -187,7 +187,7 @@ def test_texts_are_those_of_generate(name: str) -> None:
 def test_what_states_cannot_do_is_refused() -> None:
     """Guards messages: tokens read again through some layers, and rows beside an own pass."""
     sequence = opened(engine_of("qwen3_5_text"), IDS)
-    with pytest.raises(UnsupportedError, match="taken back"):
+    with pytest.raises(UnsupportedError, match="rolled back"):
         sequence.reread(3, [0])
     sequence.forward(np.array([7], np.int32), np.array([-1], np.int32))
     with pytest.raises(UsageError, match="in one pass"):

@@ -22,7 +22,7 @@ ASSISTANT = HeadKind(
             drafter="speculant.drafters.heads.drafter:HeadDrafter",
             settings="speculant.drafters.heads.drafter:HeadSettings",
             source="Google 2026, vllm-project/vllm#41745",
-            requires="the assistant that is published for the Gemma 4 model",
+            requires="the assistant published for the Gemma 4 model",
         ),
     ),
 )

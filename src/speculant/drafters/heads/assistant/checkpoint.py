@@ -63,12 +63,12 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> AssistantHead:
     if model_type not in _TARGETS:
         raise UnsupportedError(
             f"the head in {checkpoint.source} is a Gemma 4 assistant, which reads keys and values of a Gemma 4 model, "
-            f"and the target is a {model_type}. Name the target it was trained for, or another head."
+            f"but the target is a {model_type}. Name the target it was trained for, or another head."
         )
     check_hidden_size(checkpoint, target, int(checkpoint.value("backbone_hidden_size")))
     text: Any = checkpoint.value("text_config")
     if not isinstance(text, Mapping):
-        raise UnsupportedError(f"text_config of the head in {checkpoint.source} is no object of settings.")
+        raise UnsupportedError(f"text_config of the head in {checkpoint.source} is not a JSON object.")
     check_vocabulary(checkpoint, target, int(_value(checkpoint, text, "vocab_size")))
     for config in (checkpoint.config, text):
         _check_fields(checkpoint, config)
@@ -78,8 +78,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> AssistantHead:
         copied, tensors.get("model.embed_tokens.weight", copied)
     ):
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has {_TIED} that is no copy of its embeddings, though its config ties "
-            "them; one of both is wrong."
+            f"the head in {checkpoint.source} has {_TIED} that differs from its embeddings, though its config ties "
+            "them; one of the two is wrong."
         )
     load_weights(head, checkpoint, tensors, ignored=[name for name in tensors if name.endswith(_UNUSED)])
     if head.masked_embedding is not None:
@@ -94,7 +94,7 @@ def _shape(checkpoint: Checkpoint, text: Mapping[str, Any], target: TargetParts)
     if len(kinds) != count or shared not in (None, 0, count) or not set(kinds) <= set(KINDS):
         raise UnsupportedError(
             f"the head in {checkpoint.source} has {count} layers of the kinds {', '.join(kinds)}, of which {shared} "
-            f"read the target's keys; supported are layers of the kinds {' and '.join(KINDS)} that all do."
+            f"read the target's keys; only layers of the kinds {' and '.join(KINDS)} that all read them are supported."
         )
     heads, vocabulary = int(_value(checkpoint, text, "num_attention_heads")), target.vocabulary
     centroids = best = 0
@@ -103,7 +103,7 @@ def _shape(checkpoint: Checkpoint, text: Mapping[str, Any], target: TargetParts)
         if not 0 < best <= centroids or vocabulary % centroids:
             raise UnsupportedError(
                 f"the head in {checkpoint.source} divides {vocabulary} tokens into {centroids} clusters, of which it "
-                f"reads {best}: clusters are of one size, and no more are read than there are."
+                f"reads {best}: clusters must have equal sizes, and it cannot read more than there are."
             )
     return AssistantShape(
         hidden=int(_value(checkpoint, text, "hidden_size")),

@@ -65,11 +65,13 @@ class AssistantHead(nn.Module, Head, TextHead):
         self.rotary = nn.ModuleDict({kind: Rotary(_rotate(shape, read)) for kind, read in shape.read.items()})
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads the target's cache; open it by `open_text`.")
+        raise UsageError("this head reads the target's cache; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:
-            raise UnsupportedError("Gemma 4 assistants read the target's keys and values, whose cache was not lent.")
+            raise UnsupportedError(
+                "Gemma 4 assistants read the target's keys and values, but were not given its cache."
+            )
         return AssistantState(self, target, cache, len(tokens) - 1)
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:

@@ -65,7 +65,7 @@ def read_checkpoint(source: str | Path) -> Checkpoint:
     files = [file for file in files if not file.stem.startswith(_OTHER_STATES)]
     if not files:
         raise ModelNotFoundError(
-            f"{source} holds no weights of a head (*.safetensors, *.bin or *.pt). Name the folder or hub id of a head."
+            f"{source} has no head weights (*.safetensors, *.bin or *.pt). Name the folder or hub id of a head."
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -94,7 +94,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"{config_file} is not JSON: {error}. Fetch the checkpoint again.") from error
     if not isinstance(found, dict):
-        raise ModelNotFoundError(f"{config_file} holds no object of settings. Fetch the checkpoint again.")
+        raise ModelNotFoundError(f"{config_file} is not a JSON object. Fetch the checkpoint again.")
     return found
 
 
@@ -123,10 +123,11 @@ def load_weights(
     missing = sorted(names.get(name, name) for name in wanted.keys() - tensors.keys())
     extra = sorted(tensors.keys() - wanted.keys() - set(ignored))
     if missing or extra:
-        parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
+        parts = [f"lacks {', '.join(missing)}"] * bool(missing)
+        parts += [f"has the unexpected {', '.join(extra)}"] * bool(extra)
         raise UnsupportedError(
-            f"the head in {checkpoint.source} {' and '.join(parts)}, so it is not what its format says. "
-            "It may be truncated, or be of a format that is not supported."
+            f"the head in {checkpoint.source} {' and '.join(parts)}, so it does not match its format. It may be "
+            "truncated, or its format is not supported."
         )
     for name, parameter in wanted.items():
         if parameter.shape != tensors[name].shape:
@@ -159,7 +160,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
             return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(found, dict):
-            raise ValueError(f"it holds one {type(found).__name__}, no tensors by name.")
+            raise ValueError(f"it holds one {type(found).__name__}, not tensors by name.")
     except Exception as error:  # damaged files and pickles with code raise many kinds of errors; all are reported alike
         raise ModelNotFoundError(
             f"{file} cannot be read as weights: {first_line(error)} Only tensors are read, no code is run; fetch the "

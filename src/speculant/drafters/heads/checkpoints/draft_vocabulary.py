@@ -39,15 +39,15 @@ def read_ids(checkpoint: Checkpoint, target: TargetParts, size: int) -> Tensor |
         return None
     if d2t.shape != (size,) or d2t.is_floating_point():
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has a d2t of shape {list(d2t.shape)} and type {d2t.dtype} beside "
-            f"{size} logits; an integer for each of them is needed."
+            f"the head in {checkpoint.source} has a d2t of shape {list(d2t.shape)} and type {d2t.dtype} for {size} "
+            "logits; it must hold one integer per logit."
         )
     ids = torch.arange(size) + d2t.long()
     if size and (int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary or len(set(ids.tolist())) < size):
         raise UnsupportedError(
-            f"d2t of the head in {checkpoint.source} leads to tokens that are equal or outside the target's "
-            "vocabulary of "
-            f"{target.vocabulary}. It must hold offsets, so that the token of logit i is i + d2t[i], not ids."
+            f"d2t of the head in {checkpoint.source} maps logits to equal tokens, or to tokens outside the target's "
+            f"vocabulary of {target.vocabulary}. It must hold offsets, so that the token of logit i is i + d2t[i], "
+            "not ids."
         )
     if t2d is not None and not _agree(t2d, ids, target.vocabulary):
         raise UnsupportedError(

@@ -21,7 +21,7 @@ def check_hidden_size(checkpoint: Checkpoint, target: TargetParts, hidden: int) 
     """
     if hidden != target.hidden_size:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} reads hidden states of size {hidden}, the target's have "
+            f"the head in {checkpoint.source} reads hidden states of size {hidden}, but the target's have "
             f"{target.hidden_size}: it was trained for another model. Name the target it was trained for."
         )
 
@@ -34,7 +34,7 @@ def check_vocabulary(checkpoint: Checkpoint, target: TargetParts, vocabulary: in
     """
     if vocabulary != target.vocabulary:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has a vocabulary of {vocabulary} tokens, the target one of "
+            f"the head in {checkpoint.source} has a vocabulary of {vocabulary} tokens, but the target's has "
             f"{target.vocabulary}: it was trained for another model. Name the target it was trained for."
         )
 
@@ -51,8 +51,8 @@ def check_taps(checkpoint: Checkpoint, target: TargetParts, taps: tuple[int, ...
     reason = f"the target has no layer {' or '.join(missing)}" if missing else "one of them is named twice"
     raise UnsupportedError(
         f"the head in {checkpoint.source} reads the outputs of layers {', '.join(map(str, taps))}, and {reason}: its "
-        f"{target.layers} layers are counted from 0 to {target.layers - 1}. The head was trained for another model, or "
-        "its config names wrong layers."
+        f"{target.layers} layers are counted from 0 to {target.layers - 1}. The head was trained for another model, "
+        "or its config names the wrong layers."
     )
 
 

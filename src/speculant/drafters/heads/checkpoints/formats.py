@@ -56,8 +56,8 @@ def find_format(checkpoint: Checkpoint) -> Format:
             return each
     some = ", ".join(sorted(checkpoint.tensors)[:4])
     raise UnsupportedError(
-        f"the head in {checkpoint.source} is of no known format: its weights are named {some}, ... "
-        f"Known are {', '.join(each.name for each in FORMATS)}."
+        f"the head in {checkpoint.source} has no known format: its weights are named {some}, ... Known formats are "
+        f"{', '.join(each.name for each in FORMATS)}."
     )
 
 
@@ -99,7 +99,7 @@ def load_head(source: str | Path | Checkpoint, target: TargetParts) -> LoadedHea
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # caused by unforeseen values
         raise UnsupportedError(
-            f"the head in {checkpoint.source} of format {found.name} cannot be built from its config.json and weights: "
-            f"{first_line(error)} It may be damaged, or be of a format that is not supported."
+            f"the head in {checkpoint.source} of format {found.name} cannot be built from its config.json and "
+            f"weights: {first_line(error)} It may be damaged, or its format is not supported."
         ) from error
     return LoadedHead(head, target, found.kind, found.method)

@@ -24,8 +24,8 @@ def read_paths(checkpoint: Checkpoint, name: str, default: Sequence[RankPath], d
         StaticTree(paths, LevelAcceptance())  # validates the paths
     except (TypeError, ValueError, UsageError) as error:
         raise UnsupportedError(
-            f"config.json of the head in {checkpoint.source} has {name} that are no draft tree: {error} Remove them to "
-            "use the published tree."
+            f"config.json of the head in {checkpoint.source} has {name} that do not form a draft tree: {error} Remove "
+            "them to use the published tree."
         ) from error
     return tuple(path for path in paths if len(path) <= depth)
 

@@ -38,20 +38,20 @@ def read_layers(
     found = {}
     for kind in dict.fromkeys(text["layer_types"]):
         if kind not in own:
-            raise _other(checkpoint, f"reads keys of {kind}, and the target has no such layer with keys of its own")
+            raise _other(checkpoint, f"reads keys of {kind}, but the target has no such layer with keys of its own")
         layer = len(own) - 1 - own[::-1].index(kind)
         mine, theirs = _sizes(checkpoint, text, text["layer_types"].index(kind)), _sizes(checkpoint, held, layer)
         if mine != theirs or heads % theirs[1]:
             raise _other(
                 checkpoint,
-                f"has {heads} queries for {mine[1]} keys of size {mine[0]} in {kind}, and the target caches "
+                f"has {heads} queries for {mine[1]} keys of size {mine[0]} in {kind}, but the target caches "
                 f"{theirs[1]} of size {theirs[0]}",
             )
         positions = int(text.get("max_position_embeddings") or target.positions or 2048)
         frequencies, scale = target.frequencies(_rope(checkpoint, text, kind), mine[0], positions)
         rotated, scaled = target.frequencies(_rope(checkpoint, held, kind), mine[0], positions)
         if scale != scaled or not torch.allclose(frequencies, rotated):
-            raise _other(checkpoint, f"rotates queries of {kind} in another way than the target its keys")
+            raise _other(checkpoint, f"rotates queries of {kind} differently from the target's keys")
         window = int(Checkpoint(checkpoint.source, text, {}).value("sliding_window")) if kind == SLIDING else None
         found[kind] = ReadLayer(
             layer=layer,
@@ -72,8 +72,8 @@ def _sizes(checkpoint: Checkpoint, config: Mapping[str, Any], layer: int) -> tup
         head_dim, kv_heads = (own.pop(name, each) for name, each in zip(_SIZES, (head_dim, kv_heads), strict=True))
         if own:
             raise UnsupportedError(
-                f"config.json of the head in {checkpoint.source} or of its target gives a layer {', '.join(own)} of "
-                "its own, which is not supported."
+                f"config.json of the head in {checkpoint.source} or of its target sets {', '.join(own)} for a single "
+                "layer, which is not supported."
             )
     elif config["layer_types"][layer] == FULL:
         head_dim = config.get("global_head_dim", _GLOBAL_HEAD_DIM)

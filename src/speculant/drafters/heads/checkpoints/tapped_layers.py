@@ -55,7 +55,7 @@ def default_taps(checkpoint: Checkpoint, target: TargetParts) -> tuple[int, ...]
     if not 0 < found[0] < found[1] < found[2]:
         raise UnsupportedError(
             f"config.json of the head in {checkpoint.source} names no layers, and EAGLE-3's default ones, boundaries "
-            f"{', '.join(map(str, found))} of a target with {target.layers} layers, are not three different ones in "
+            f"{', '.join(map(str, found))} of a target with {target.layers} layers, are not three distinct ones in "
             f'order. Add the boundaries it was trained with, as in "{KEY}": [2, 4, 5].'
         )
     return from_boundaries(checkpoint, target, found)

@@ -32,7 +32,7 @@ DFLASH = HeadKind(
         HeadMethod(
             name="jetspec",
             family="self-drafting, parallel head",
-            summary="a block whose slots see those before them drafts the best tree of its probabilities",
+            summary="a block whose slots see earlier ones drafts the most probable tree",
             drafter="speculant.drafters.heads.dflash.drafter:JetSpecDrafter",
             settings="speculant.drafters.heads.dflash.drafter:JetSpecSettings",
             source="Hu et al. 2026, arXiv 2606.18394",

@@ -91,7 +91,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
         if given["speculators_model_type"] == "dflash2":
             given = {"projector_type": "dflash2", **_DEFAULTS, **given}
     if "fc.weight" not in tensors:
-        raise UnsupportedError(f"the head in {checkpoint.source} lacks fc.weight, so it is not what its format says.")
+        raise UnsupportedError(f"the head in {checkpoint.source} lacks fc.weight, so it does not match its format.")
     check_fields(checkpoint, own, given, target.hidden_size)
     flat = Checkpoint(checkpoint.source, given, tensors)
     check_hidden_size(flat, target, tensors["fc.weight"].shape[0])
@@ -116,13 +116,13 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> DFlashHead:
     )
     if not 0 <= block.mask < vocabulary:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} marks unknown tokens by token {block.mask}, and the target has "
-            f"{vocabulary} tokens: it was trained for another model. Name the target it was trained for."
+            f"the head in {checkpoint.source} uses token {block.mask} as its mask, but the target has {vocabulary} "
+            "tokens: it was trained for another model. Name the target it was trained for."
         )
     if ids is not None and block.selector is not None:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} is a DFlash 2 head of fewer tokens than the target's (draft_vocab_size), "
-            "which is not supported. Use another checkpoint."
+            f"the head in {checkpoint.source} is a DFlash 2 head with fewer tokens than the target "
+            "(draft_vocab_size), which is not supported. Use another checkpoint."
         )
     head = DFlashHead(layer_shape(flat, target, norms=True), block, taps, ids=ids)
     names = {_rename(name): name for name in checkpoint.tensors}
@@ -231,8 +231,8 @@ def _taps(checkpoint: Checkpoint, target: TargetParts, *, speculators: bool) -> 
     width = checkpoint.tensors["fc.weight"].shape[1]
     if width != len(taps) * target.hidden_size:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} projects states of size {width}, and its config names {len(taps)} layers "
-            f"of {target.hidden_size}: its config is wrong, or it was trained for another model."
+            f"the head in {checkpoint.source} projects states of size {width}, but its config names {len(taps)} "
+            f"layers of {target.hidden_size}: its config is wrong, or it was trained for another model."
         )
     return taps
 
@@ -244,13 +244,14 @@ def _vocabulary(checkpoint: Checkpoint, target: TargetParts, tensors: Mapping[st
         return None
     if offsets is None or len(offsets) != output.shape[0]:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has {output.shape[0]} output tokens, the target {target.vocabulary}, "
-            "and no map d2t of that length between them: it was trained for another model, or is incomplete."
+            f"the head in {checkpoint.source} has {output.shape[0]} output tokens, the target has "
+            f"{target.vocabulary}, and there is no d2t map of that length: it was trained for another model, or is "
+            "incomplete."
         )
     ids = torch.arange(len(offsets)) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} maps its tokens up to {int(ids.max())} (d2t), and the target has "
-            f"{target.vocabulary}: it was trained for another model."
+            f"the head in {checkpoint.source} maps its tokens to ids up to {int(ids.max())} (d2t), but the target has "
+            f"{target.vocabulary} tokens: it was trained for another model."
         )
     return ids

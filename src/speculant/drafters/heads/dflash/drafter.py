@@ -36,7 +36,7 @@ class DFlashDrafter(HeadDrafter):
         """Set up the head; see `HeadDrafter`."""
         self._chosen = settings or DFlashSettings()
         if not 0 <= self._chosen.confidence < 1:
-            raise UsageError(f"confidence is from 0 to below 1, not {self._chosen.confidence}.")
+            raise UsageError(f"confidence must be from 0 to below 1, not {self._chosen.confidence}.")
         super().__init__(head, settings=self._chosen, sampled=sampled)
 
     def open(self, start: SessionRequest) -> Session:

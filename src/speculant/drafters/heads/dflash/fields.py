@@ -69,7 +69,8 @@ def check_fields(checkpoint: Checkpoint, own: Mapping[str, Any], given: Mapping[
             raise _refuse(checkpoint, f"sets {name!r} to {value!r} in its config, which is not supported")
     if (projector := given.get("projector_type")) not in PROJECTORS:
         raise _refuse(
-            checkpoint, f"has a 'projector_type' of {projector!r}; known are {', '.join(map(str, PROJECTORS[1:]))}"
+            checkpoint,
+            f"has a 'projector_type' of {projector!r}; known types are {', '.join(map(str, PROJECTORS[1:]))}",
         )
 
 
@@ -104,7 +105,7 @@ def read_layers(
     types = given.get("layer_types") or ["full_attention"] * count
     if len(types) != count:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has the weights of {count} layers, and its config describes "
+            f"the head in {checkpoint.source} has the weights of {count} layers, but its config describes "
             f"{len(types)}; it may be truncated."
         )
     if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
@@ -154,7 +155,7 @@ def read_corrections(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[s
     if rank:
         kind = str(given.get("markov_head_type", "vanilla"))
         if kind not in MARKOV_KINDS:
-            raise _refuse(checkpoint, f"has a Markov head of type {kind!r}; known are {', '.join(MARKOV_KINDS)}")
+            raise _refuse(checkpoint, f"has a Markov head of type {kind!r}; known types are {', '.join(MARKOV_KINDS)}")
         found |= {"markov": rank, "markov_kind": kind}
     if confidence is not None or given.get("enable_confidence_head") or given.get("use_confidence_head"):
         reads = confidence is not None and confidence.shape[1] > _hidden(names)

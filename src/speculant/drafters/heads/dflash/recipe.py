@@ -41,7 +41,9 @@ class DFlashRecipe(Recipe):
         """
         drafted = head.block.drafted
         if depth is not None and not 1 <= depth <= drafted:
-            raise UsageError(f"depth is from 1 to {drafted}, what a block of the head drafts, not {depth}.")
+            raise UsageError(
+                f"depth must be from 1 to {drafted}, the tokens that the head drafts per block, not {depth}."
+            )
         self.head, self.depth = head, depth or drafted
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:

@@ -26,7 +26,7 @@ EAGLE = HeadKind(
         HeadMethod(
             name="eagle2",
             family="self-drafting, feature head",
-            summary="the same head drafts the most probable paths, level by level",
+            summary="an EAGLE head drafts the most probable paths, level by level",
             drafter="speculant.drafters.heads.drafter:HeadDrafter",
             settings="speculant.drafters.heads.drafter:HeadSettings",
             source="Li et al. 2024, arXiv 2406.16858",

@@ -90,7 +90,7 @@ def eagle3_shape(
 ) -> tuple[Eagle3Shape, Tensor | None]:
     """Return the shape of a head, and the tokens that it can draft in ascending order; None for all."""
     if not 0 <= vocabulary <= target.vocabulary:
-        raise UsageError(f"vocabulary must be 0 to {target.vocabulary}, the target's, not {vocabulary}.")
+        raise UsageError(f"vocabulary must be from 0 to the target's {target.vocabulary}, not {vocabulary}.")
     reduced = vocabulary if vocabulary < target.vocabulary else 0
     ids = torch.from_numpy(counts).argsort(descending=True, stable=True)[:reduced].sort().values if reduced else None
     shape = Eagle3Shape(

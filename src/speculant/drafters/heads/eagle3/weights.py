@@ -61,7 +61,9 @@ def read_flags(checkpoint: Checkpoint, *configs: Mapping[str, Any]) -> dict[str,
         for name, value in config.items():
             if name in VARIANTS:
                 if found.setdefault(name, bool(value)) != bool(value):
-                    raise UnsupportedError(f"config.json of the head in {checkpoint.source} sets {name!r} in two ways.")
+                    raise UnsupportedError(
+                        f"config.json of the head in {checkpoint.source} sets {name!r} to two different values."
+                    )
             elif name in _REQUIRED:
                 if value is not None and bool(value) != _REQUIRED[name]:
                     raise _make_unsupported(checkpoint, name, value)
@@ -153,8 +155,8 @@ def _check_sizes(
     check_hidden_size(checkpoint, target, fc.shape[1] // len(taps))
     if fc.shape[1] % len(taps):
         raise UnsupportedError(
-            f"fc.weight of the head in {checkpoint.source} reads {fc.shape[1]} numbers, which {len(taps)} layers of "
-            f"{target.hidden_size} do not give: its config names other layers than it was trained with."
+            f"fc.weight of the head in {checkpoint.source} reads {fc.shape[1]} numbers, which does not fit "
+            f"{len(taps)} layers of {target.hidden_size}: its config names other layers than it was trained with."
         )
     check_vocabulary(checkpoint, target, int(config.get("vocab_size") or target.vocabulary))
     if embeddings is not None:
@@ -179,7 +181,9 @@ def _mask_token(checkpoint: Checkpoint, target: TargetParts, config: Mapping[str
             "the one it was trained with."
         )
     if not 0 <= int(found) < target.vocabulary:
-        raise UnsupportedError(f"the mask token {found} of the head in {checkpoint.source} is no token of the target.")
+        raise UnsupportedError(
+            f"the mask token {found} of the head in {checkpoint.source} is not in the target's vocabulary."
+        )
     return int(found)
 
 

@@ -18,8 +18,8 @@ EXIT = HeadKind(
         HeadMethod(
             name="kangaroo",
             family="self-drafting, early exit",
-            summary="the first layers of the target and a trained adapter draft a chain; "
-            "verification goes on from their rows",
+            summary="the first layers of the target and a trained adapter draft a chain; verification continues from "
+            "their rows",
             drafter="speculant.drafters.heads.exit.drafter:ExitDrafter",
             settings="speculant.drafters.heads.exit.drafter:ExitSettings",
             source="Liu et al. 2024, arXiv 2404.18911",

@@ -42,18 +42,18 @@ def matches(checkpoint: Checkpoint) -> bool:
 def load(checkpoint: Checkpoint, target: TargetParts) -> ExitHead:
     """Return the head; raises as `load_head`."""
     if any(name.startswith("layers.") and not name.startswith(_LAYER) for name in checkpoint.tensors):
-        raise UnsupportedError(f"the adapter in {checkpoint.source} has several layers; those of one are supported.")
+        raise UnsupportedError(f"the adapter in {checkpoint.source} has several layers; only one is supported.")
     check_hidden_size(checkpoint, target, checkpoint.tensors["norm.weight"].shape[0])
     check_vocabulary(checkpoint, target, int(checkpoint.config.get("vocab_size") or target.vocabulary))
     exit_layer = int(checkpoint.config.get("exit_layer") or _AUTHORS.get(target.layers, 0))
     if not exit_layer:
         raise UnsupportedError(
-            f"config.json of the adapter in {checkpoint.source} does not say behind how many layers of the target it "
+            f"config.json of the adapter in {checkpoint.source} does not say after how many layers of the target it "
             'was trained. Add it as "exit_layer".'
         )
     if not 1 <= exit_layer < target.layers:
         raise UnsupportedError(
-            f"the adapter in {checkpoint.source} exits behind {exit_layer} layers, and the target has {target.layers}: "
+            f"the adapter in {checkpoint.source} exits after {exit_layer} layers, but the target has {target.layers}: "
             "it was trained for another model. Name the target it was trained for."
         )
     head = ExitHead(layer_shape(checkpoint, target), exit_layer=exit_layer)

@@ -66,7 +66,7 @@ class ExitHead(nn.Module, Head):
         return layer
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UnsupportedError("an adapter of an early exit runs layers of its target, whose cache it was not given.")
+        raise UnsupportedError("an early-exit adapter runs layers of its target, but was not given its cache.")
 
     def open_below(
         self, first: int, target: TargetParts, cache: TargetCache | None, kept: HeadState | None
@@ -74,8 +74,8 @@ class ExitHead(nn.Module, Head):
         """Return the state of a text; see `heads.head.LayerHead`."""
         if not isinstance(cache, ExitCache) or not cache.exits:
             raise UnsupportedError(
-                "the first layers of this model cannot be run alone, which an adapter of an early exit needs; use "
-                "another head, or a method such as 'mix'."
+                "the first layers of this model cannot be run alone, which an early-exit adapter needs; use another "
+                "head, or a method such as 'mix'."
             )
         state = kept if isinstance(kept, ExitState) else ExitState(self, target, first)
         state.lend(cache)

@@ -42,16 +42,16 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> GlideHead:
     layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     if layers != {"0"}:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has {len(layers)} layers; GLIDE heads of one are supported, since the "
-            "keys of deeper ones would depend on where earlier drafts began."
+            f"the head in {checkpoint.source} has {len(layers)} layers; only GLIDE heads of one are supported, since "
+            "the keys of deeper ones would depend on where earlier drafts began."
         )
     check_hidden_size(checkpoint, target, int(checkpoint.value("large_hidden_size")))
     cross = target_cross_shape(target, block=int(checkpoint.config.get("block_size") or 5))
     heads = int(checkpoint.value("large_num_attention_heads"))
     if heads != cross.heads:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} reads keys of {heads} attention heads, the target has {cross.heads}: "
-            "it was trained for another model. Name the target it was trained for."
+            f"the head in {checkpoint.source} reads keys of {heads} attention heads, but the target has "
+            f"{cross.heads}: it was trained for another model. Name the target it was trained for."
         )
     if "embed_tokens.weight" in tensors:
         check_vocabulary(checkpoint, target, tensors["embed_tokens.weight"].shape[0])

@@ -54,7 +54,7 @@ class ConfidenceWidths(Shape):
             depth: maximum number of levels.
         """
         if not 1 <= depth <= MAX_PASSES:
-            raise UsageError(f"depth is 1 to {MAX_PASSES}, not {depth}.")
+            raise UsageError(f"depth must be from 1 to {MAX_PASSES}, not {depth}.")
         self.passes, self._acceptance, self._grown = depth, acceptance, 0
 
     def expand(self, level: Level) -> list[Candidate]:

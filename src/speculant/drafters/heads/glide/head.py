@@ -108,11 +108,11 @@ class GlideHead(nn.Module, Head, TextHead):
         self.rotary = Rotary(shape)
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it by `open_text`.")
+        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:
-            raise UnsupportedError("GLIDE reads the target's keys and values, whose cache was not lent.")
+            raise UnsupportedError("GLIDE reads the target's keys and values, but was not given its cache.")
         return GlideState(self, tokens, cache)
 
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:

@@ -18,7 +18,7 @@ PASS = HeadKind(
         HeadMethod(
             name="pass",
             family="self-drafting, mask-predict",
-            summary="learned look-ahead embeddings behind the text let the target draft a block in one pass",
+            summary="learned look-ahead embeddings after the text let the target draft a block in one pass",
             drafter="speculant.drafters.heads.drafter:ChainHeadDrafter",
             settings="speculant.drafters.heads.drafter:ChainHeadSettings",
             source="Monea et al. 2023, arXiv 2311.13581",

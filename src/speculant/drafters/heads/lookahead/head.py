@@ -39,11 +39,11 @@ class LookaheadHead(nn.Module, Head, TextHead):
         self.depth, self.vocabulary = count + 1, vocabulary
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it by `open_text`.")
+        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:
-            raise UnsupportedError("look-ahead embeddings draft with the target itself, whose cache was not lent.")
+            raise UnsupportedError("look-ahead embeddings draft with the target itself, but were not given its cache.")
         return LookaheadState(self, tokens, cache)
 
 

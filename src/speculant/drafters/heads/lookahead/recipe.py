@@ -23,7 +23,9 @@ class LookaheadRecipe(Recipe):
     def __init__(self, head: LookaheadHead, depth: int | None = None) -> None:
         """Set the head; `depth` None trains all its embeddings."""
         if depth is not None and not 2 <= depth <= head.depth:
-            raise UsageError(f"depth is from 2 to {head.depth}, one more than the embeddings, not {depth}.")
+            raise UsageError(
+                f"depth must be from 2 to {head.depth}, one more than the number of embeddings, not {depth}."
+            )
         self.head, self.depth = head, depth or head.depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:

@@ -18,7 +18,7 @@ MTP = HeadKind(
         HeadMethod(
             name="mtp",
             family="self-drafting, feature head",
-            summary="the layers that a model is trained with to predict further tokens draft the most probable paths",
+            summary="layers trained with the model to predict further tokens draft the most probable paths",
             drafter="speculant.drafters.heads.drafter:HeadDrafter",
             settings="speculant.drafters.heads.drafter:HeadSettings",
             source="DeepSeek-AI 2024, arXiv 2412.19437",

@@ -45,7 +45,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
     model_type = str(getattr(target.config, "model_type", ""))
     if (trained := str(checkpoint.value("target_model_type"))) != model_type:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has layers of {trained}, and the target is a {model_type}: it was "
+            f"the head in {checkpoint.source} has layers of {trained}, but the target is a {model_type}: it was "
             "trained for another model. Name the target it was trained for."
         )
     modules = []
@@ -86,15 +86,15 @@ def _load_speculators(checkpoint: Checkpoint, target: TargetParts) -> MtpHead:
     model_type = str(getattr(target.config, "model_type", ""))
     if (trained := str(layers.get("model_type"))) != model_type:
         raise UnsupportedError(
-            f"the head in {checkpoint.source} has layers of {trained}, and the target is a {model_type}: it was "
+            f"the head in {checkpoint.source} has layers of {trained}, but the target is a {model_type}: it was "
             "trained for another model. Name the target it was trained for."
         )
     check_hidden_size(checkpoint, target, int(layers["hidden_size"]))
     check_vocabulary(checkpoint, target, int(layers["vocab_size"]))
     if (count := int(checkpoint.config.get("num_nextn_predict_layers", 1))) != 1:
         raise UnsupportedError(
-            f"config.json of the head in {checkpoint.source} sets 'num_nextn_predict_layers' to {count}; one module is "
-            "what this format has."
+            f"config.json of the head in {checkpoint.source} sets 'num_nextn_predict_layers' to {count}; this format "
+            "has one module."
         )
     tensors = {name: each for name, each in checkpoint.tensors.items() if name not in _SHARED}
     try:
@@ -135,7 +135,7 @@ def load_native(checkpoint: Checkpoint, target: TargetParts, layout: MtpLayout |
             used |= set(names)
         modules.append(_module(layout, target, layers, {part: tensors[name] for part, name in own.items()}))
     if extra := sorted(tensors.keys() - used):
-        raise UnsupportedError(f"there are {', '.join(extra[:4])} besides what their layout has.")
+        raise UnsupportedError(f"there are {', '.join(extra[:4])}, which their layout does not have.")
     return MtpHead(modules, depth=layout.depth)
 
 
@@ -179,7 +179,7 @@ def _module(layout: MtpLayout, target: TargetParts, layers: Sequence[nn.Module],
     around = {name: each for name, each in module.state_dict().items() if not name.startswith("layers.")}
     for name, wanted in around.items():
         if name not in own or own[name].shape != wanted.shape:
-            found = "is missing" if name not in own else f"is of shape {list(own[name].shape)}"
+            found = "is missing" if name not in own else f"has the shape {list(own[name].shape)}"
             raise UnsupportedError(f"{name} {found}, where the target's sizes give {list(wanted.shape)}.")
     if unknown := sorted(own.keys() - around.keys()):
         raise UnsupportedError(f"there are {', '.join(unknown)}, which {type(module).__name__} has no place for.")

@@ -136,9 +136,9 @@ SPECULATORS = MtpLayout(  # the same for all models
 )
 REFUSED: Mapping[str, str] = MappingProxyType(
     {  # by model_type: why its modules cannot be run
-        "deepseek_v4": "its modules carry four streams of states, which the target does not hand out",
-        "qwen4_exp_text": "its modules carry several streams of states, which the target does not hand out",
-        "hy_v4": "its modules carry several streams of states, which the target does not hand out",
+        "deepseek_v4": "its modules carry four streams of states, which the target does not return",
+        "qwen4_exp_text": "its modules carry several streams of states, which the target does not return",
+        "hy_v4": "its modules carry several streams of states, which the target does not return",
         "longcat_flash": "its decoder layers, which have two attentions each, cannot be tapped for their states",
         "inkling": "its modules have convolutions, whose states cannot be rolled back",
     }

@@ -70,7 +70,7 @@ def read_native(folder: Path, files: Mapping[str, Path], names: Collection[str],
             tensors[name] = dequantise(each, scales, block).to(dtype)
         elif not each.is_floating_point() or each.itemsize < 2 or name.endswith(("_scale", "_zero_point")):
             kind = quantised.get("quant_method") or str(each.dtype).removeprefix("torch.")
-            raise UnsupportedError(f"{name} is quantised ({kind}), and only blocks of FP8 are read.")
+            raise UnsupportedError(f"{name} is quantised ({kind}), but only FP8 blocks are supported.")
         else:
             tensors[name] = each
     return Checkpoint(str(folder), config, tensors)

@@ -41,7 +41,7 @@ class MtpRecipe(Recipe):
         """
         if len(head) > 1 or len(head.module(0).layers) > 1:
             raise UnsupportedError(
-                "MTP heads of one module with one layer can be trained; this one has more. Leave out the training."
+                "only MTP heads of one module with one layer can be trained; this one has more. Leave out the training."
             )
         self.head, self.depth = head, depth
 

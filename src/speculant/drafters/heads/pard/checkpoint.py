@@ -29,4 +29,4 @@ def load(checkpoint: Checkpoint, _target: TargetParts) -> Head:
     Raises:
         UsageError: always.
     """
-    raise UsageError(f"{checkpoint.source} is a PARD model, which drafts as a model: open it by `open_head`.")
+    raise UsageError(f"{checkpoint.source} is a PARD model, which drafts as a model: open it with `open_head`.")

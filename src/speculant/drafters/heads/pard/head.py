@@ -43,13 +43,13 @@ class PardHead(Head, TextHead):
             tokens: K, tokens per block.
         """
         if tokens < 1:
-            raise UsageError(f"a block has at least 1 token, not {tokens}.")
+            raise UsageError(f"a block needs at least 1 token, not {tokens}.")
         self._open_cache, self.mask, self.depth = open_cache, mask, tokens
         self.known = min(vocabulary, target_vocabulary)
         self.ids = torch.arange(self.known) if self.known < target_vocabulary else None
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it by `open_text`.")
+        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         return PardState(self, self._open_cache, tokens)

@@ -49,7 +49,7 @@ class SpecDecHead(nn.Module, Head, TextHead):
         self.rotary = Rotary(shape)
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it by `open_text`.")
+        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         return SpecDecState(self, tokens)

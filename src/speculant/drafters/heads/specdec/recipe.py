@@ -30,7 +30,9 @@ class SpecDecRecipe(Recipe):
     def __init__(self, head: SpecDecHead, depth: int | None = None) -> None:
         """Set the head; `depth` None trains all that its block drafts."""
         if depth is not None and not 1 <= depth <= head.depth:
-            raise UsageError(f"depth is from 1 to {head.depth}, what a block of the head drafts, not {depth}.")
+            raise UsageError(
+                f"depth must be from 1 to {head.depth}, the tokens that the head drafts per block, not {depth}."
+            )
         self.head, self.depth = head, depth or head.depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:

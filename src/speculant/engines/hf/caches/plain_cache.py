@@ -110,7 +110,7 @@ class PlainTargetCache:
         return Pass(logits=self._next)
 
     def begin_with(self, cache: Any) -> None:
-        raise UnsupportedError("a prompt of this model does not begin with rows of another.")
+        raise UnsupportedError("a prompt of this model cannot begin with rows of another.")
 
     def detach(self) -> None:
         """Return nothing: no other sequence can reuse this state."""

@@ -104,7 +104,7 @@ class ReplayTargetCache:
         """Read the whole prompt, whatever `maximum` is: parts of it could be another prompt."""
         check_queries(needs, self._runner.capabilities)
         if not self.unread:
-            raise UsageError("the prompt of this sequence was read before.")
+            raise UsageError("the prompt of this sequence has already been read.")
         count = len(self._prompt)
         wanted = None if self._watcher else [count - 1]
         output = self._runner.run(self._prompt.part(0, count), None, needs=needs, wanted=wanted, total=count)
@@ -191,7 +191,7 @@ class ReplayTargetCache:
         self.restart()
 
     def begin_with(self, cache: Any) -> None:
-        raise UnsupportedError("a prompt of this model does not begin with rows of another.")
+        raise UnsupportedError("a prompt of this model cannot begin with rows of another.")
 
     def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
         raise UnsupportedError("keys and values of single layers cannot be read on this model; use another head.")

@@ -23,8 +23,8 @@ from speculant.engines.hf.batch_attention import SLIDING, BatchCache, attention_
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 
 NO_QUERIES = (
-    "this model attends in a way that shows no queries of cached rows, so no rows can be chosen by them; use a method "
-    "such as 'mix'."
+    "this model's attention does not expose its queries, so no cached rows can be chosen by them; use a method such "
+    "as 'mix'."
 )
 
 

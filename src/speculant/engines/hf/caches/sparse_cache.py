@@ -66,7 +66,7 @@ class HFSparseCache:
     def retrieve(self, root: int) -> Tensor:
         text, runner = self._text, self._runner
         if text.uncommitted:
-            raise UsageError("the text has rows that were neither kept nor dropped; roll its cache back before.")
+            raise UsageError("the text has rows that were neither kept nor dropped; roll its cache back first.")
         capabilities, device = runner.capabilities, runner.model.device
         new = text.plan(np.array([root], np.int32), ROOT_ROW, explicit=True)
         masks = stand_in_masks(device, mixed=capabilities.mixed, window=capabilities.window)

@@ -144,7 +144,7 @@ def prepare_model(model: Any, fast: bool | CpuAcceleration | None) -> CpuAcceler
     reason = _reason(model)
     modules = [] if reason else [module for module in model.modules() if can_accelerate(module)]
     if not reason and not modules:
-        reason = "it has no linear layer that its code can do"
+        reason = "it has no linear layer that the compiled code supports"
     if reason:  # with None it was not requested, and the user cannot change it
         return CpuAcceleration(notes=(f"not prepared for fast passes: {reason}.",)) if fast else CpuAcceleration()
     if not fast and sum(module.weight.numel() for module in modules) < MIN_LAYER:
@@ -201,7 +201,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
             f"quantised weights are multiplied by compiled code only: {error}. Load the model's own weights instead."
         ) from error
     if reason := _reason(model):
-        raise UnsupportedError(f"a model with quantised weights is run by compiled code of its own, and {reason}.")
+        raise UnsupportedError(f"a model with quantised weights is run by compiled code of its own, but {reason}.")
     use_huge_pages(part for _, module in quantized_modules(model) for part in module.buffers())
     table, attention = KernelTable(products=products, exact=True), GQAttention(products.native, exact=True)
     plans = PassPlans()
@@ -239,7 +239,7 @@ def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[Ker
         return table, ()
     allowed, size = memory_allows(module.weight for module in modules if tuple(module.weight.shape) in shapes)
     if allowed:
-        note = f"packed copies of weights take {size / 1e9:.1f} GB; fast=False does without them."
+        note = f"packed copies of weights take {size / 1e9:.1f} GB; fast=False avoids them."
         return replace(table, packed=shapes), (note,)
     return table, (f"packed weights would be faster, but take {size / 1e9:.1f} GB, over half of the free memory.",)
 

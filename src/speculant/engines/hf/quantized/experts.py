@@ -91,12 +91,14 @@ class QuantizedExperts(PackedModule):
         shapes = {name: tuple(weight.shape) for name, weight in expert_weights(source).items()}
         given = {name: (weight.outs, weight.k) for name, weight in weights.items()}
         if shapes != given:
-            raise UnsupportedError(f"the experts of {type(source).__name__} have {shapes} weights, the file {given}.")
+            raise UnsupportedError(
+                f"the experts of {type(source).__name__} have {shapes} weights, but the file has {given}."
+            )
         down: Any = source._parameters["down_proj"]
         super().__init__(dict(weights), dtype=down.dtype)
         self.num_experts, self.activations = len(down), activations
         if uneven := [name for name, (outs, _) in shapes.items() if outs % (len(down) * OUTS)]:
-            raise UnsupportedError(f"experts with other than multiples of {OUTS} outputs are not quantised: {uneven}.")
+            raise UnsupportedError(f"experts whose outputs are not a multiple of {OUTS} are not quantised: {uneven}.")
         for name in ("gate_up_proj", "up_proj", "down_proj"):
             source._parameters.pop(name, None)
         self.source = source.requires_grad_(False)
@@ -110,7 +112,7 @@ class QuantizedExperts(PackedModule):
             top_k_weights: [n, k], weights of their outputs.
         """
         if hidden_states.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError("no gradient goes through quantised experts; train on the model's own weights.")
+            raise UnsupportedError("no gradient flows through quantised experts; train on the model's own weights.")
         x, chosen = hidden_states.detach().to(self.dtype).contiguous(), top_k_index.long().contiguous()
         weights, y, arguments = top_k_weights.detach().float().contiguous(), torch.empty_like(x), self._arguments()
         sizes = (len(x), chosen.shape[-1], torch.get_num_threads())

@@ -55,5 +55,7 @@ def write_folder(asked: QuantizeRequest, folder: Path) -> QuantizedSummary:
             shutil.copymode(aside / _CONFIG, aside / FILE)  # temporary files are readable only by their owner
             os.rename(aside, folder)
     except OSError as error:
-        raise FileError(f"cannot write {folder}: {error.strerror or error}. Name another folder, with room.") from error
+        raise FileError(
+            f"cannot write {folder}: {error.strerror or error}. Name another folder that has room."
+        ) from error
     return summarize(made.parts, scheme, before=made.before, loss=loss)

@@ -53,7 +53,7 @@ def load_quantized(asked: QuantizeRequest) -> Any:
         try:
             return _load_file(asked, model, path, scheme, file=str(path))
         except (PackedFileError, ModelNotFoundError, OSError) as error:
-            notes = (f"packed weights from an earlier start could not be used and were made anew: {error}",)
+            notes = (f"packed weights from an earlier start could not be used and were made again: {error}",)
             model, settings = open_empty(asked)
     made, loss = make_parts(asked, model, settings)
     if asked.keep:

@@ -125,7 +125,7 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
     """
     form = find_format(settings)
     if form is None or form.read is None:
-        raise UnsupportedError(f"there is no reader for weights in the format {settings.get('quant_method')!r}.")
+        raise UnsupportedError(f"weights in the format {settings.get('quant_method')!r} are not supported.")
     with open_checkpoint(asked.source) as files:
         weights, orders, used = {}, {}, set[str]()
         names = match_names(model)
@@ -139,6 +139,6 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
     joined = join_experts(weights)
     if shuffled := [name for name in orders if name not in joined]:
         raise UnsupportedError(
-            f"{shuffled[0]} takes its inputs in an order of its own (desc_act), as no expert can here."
+            f"{shuffled[0]} takes its inputs in an order of its own (desc_act), which is not supported for experts."
         )
     return Quantized(parts=Parts(weights=joined, floats=floats, orders=orders))

@@ -48,8 +48,8 @@ def matrices(model: Any) -> list[str]:
     place = find_layers(model)
     if place is None:
         raise UnsupportedError(
-            f"the decoder layers of {type(model).__name__} are not where they are looked for, so its weights are not "
-            "quantised; leave out `quantize`."
+            f"the decoder layers of {type(model).__name__} were not found, so its weights are not quantised; leave "
+            "out `quantize`."
         )
     wanted = [
         layer
@@ -165,7 +165,7 @@ class InputOrder(nn.Module):
 
 def _check_order(name: str, order: Tensor, weight: QuantizedWeight) -> None:
     if not torch.equal(order.sort().values, torch.arange(weight.k)):
-        raise ModelNotFoundError(f"the order of inputs of {name} is none of {weight.k} inputs")
+        raise ModelNotFoundError(f"the order of inputs of {name} is not a permutation of {weight.k} inputs")
 
 
 def _dtype(model: Any, name: str, dtype: torch.dtype) -> torch.dtype:

@@ -135,7 +135,7 @@ def check(call: Call, *, plain: bool = False) -> None:
         )
     if call.others and not plain:
         raise UnsupportedError(
-            f"these inputs are not understood here: {', '.join(sorted(call.others))}. Leave them out, or call "
+            f"these inputs are not supported here: {', '.join(sorted(call.others))}. Leave them out, or call "
             "`model.generate` without custom_generate."
         )
 
@@ -152,7 +152,7 @@ def plan_sampling(
     check(call, plain=plain)
     if call.ids.shape[0] != 1:
         raise UnsupportedError(
-            f"{call.ids.shape[0]} sequences were asked for where one is decoded. Use `model.generate` with "
+            f"{call.ids.shape[0]} sequences were asked for, but one is decoded. Use `model.generate` with "
             "custom_generate, or give `Speculator.generate_batch` a prompt for each."
         )
     config, wanted = call.config, call.config.return_dict_in_generate

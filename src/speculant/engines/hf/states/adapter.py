@@ -92,9 +92,7 @@ def recordable(mixer: nn.Module, **modules: nn.Module) -> nn.Module:
         UnsupportedError: its forward was replaced, or its weights are moved in and out.
     """
     if "forward" in mixer.__dict__ or any(hasattr(child, "_hf_hook") for child in mixer.children()):
-        raise UnsupportedError(
-            f"the forward of {type(mixer).__name__} was exchanged, so its states cannot be recorded."
-        )
+        raise UnsupportedError(f"the forward of {type(mixer).__name__} was replaced, so its states cannot be recorded.")
     return twin(mixer, modules=modules)
 
 

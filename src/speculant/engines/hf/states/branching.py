@@ -26,7 +26,7 @@ class Branching:
         self._parents: Int64 = rows.parents[trunk:] - trunk
         if trunk and (self._parents < ROOT).any():
             raise UsageError(
-                "rows beside one that was run alone must be run with it on a model with states: run both in one pass."
+                "on a model with states, a row cannot be a sibling of one that was run before: run both in one pass."
             )
         self._parents = np.maximum(self._parents, ROOT)
         self._depths = rows.depths[trunk:] - trunk

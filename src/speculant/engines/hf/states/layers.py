@@ -141,7 +141,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         if same and tokens in (None, self.tokens):
             return
         if same or tokens is None:
-            raise UnsupportedError("this cache's states are not those of its text; begin without it.")
+            raise UnsupportedError("this cache's states do not belong to its text; start without it.")
         self._marks, self._before, self._records = [], None, {}
         self.tokens, self._stamp = tokens, self._stamped()
 
@@ -216,7 +216,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         if not path:
             return self.snapshot()
         if len(path) < trunk:
-            raise ValueError(f"{len(path)} rows cannot be kept of a pass over {trunk}")
+            raise ValueError(f"{len(path)} rows of a pass over {trunk} cannot be kept")
         recorded = [row - trunk for row in path[trunk:]]
         return self._folded(recorded) if recorded else self._current()
 

@@ -51,8 +51,8 @@ def with_embeddings(source: Any, model: Any, vocabulary: int, further: Tensor) -
     ]
     if not found or others:
         raise UnsupportedError(
-            f"{type(model).__name__} does not read its tokens through one table of embeddings, so embeddings of a "
-            "drafter's own cannot be put beside them; use a method without them, such as 'mix'."
+            f"{type(model).__name__} does not read its tokens through one table of embeddings, so a drafter's own "
+            "embeddings cannot be added to them; use a method without them, such as 'mix'."
         )
     path = tuple(found[0].split("."))
     inner = source

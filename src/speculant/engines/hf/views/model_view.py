@@ -212,7 +212,7 @@ def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bo
         rebound = _rebind(module, view)
         if rebound is None and not own_forward:
             raise UnsupportedError(
-                f"the forward of {type(module).__name__} was exchanged or compiled, so that hidden states, single "
+                f"the forward of {type(module).__name__} was replaced or compiled, so that hidden states, single "
                 "layers and batches cannot be separated in it; use the model as it was loaded."
             )
         state |= rebound or {}

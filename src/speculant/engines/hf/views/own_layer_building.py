@@ -52,7 +52,7 @@ def build_layer(model: Any, weights: Mapping[str, Tensor], kind: str) -> OwnLaye
             _fill(layer, place)
             return _wrap(model, layer, place, kind)
         first = first or reason
-    raise UnsupportedError(f"its layer is not as {type(place.layers[-1]).__name__} has it: {first}")
+    raise UnsupportedError(f"its layer does not match that of {type(place.layers[-1]).__name__}: {first}")
 
 
 def copy_layer(model: Any, kind: str) -> OwnLayer:
@@ -67,7 +67,9 @@ def copy_layer(model: Any, kind: str) -> OwnLayer:
     for index in reversed(range(len(place))):
         if kinds is None or kinds[index] == kind:
             return _wrap(model, expand_weights(copy.deepcopy(place.layers[index])), place, kind)
-    raise UnsupportedError(f"{type(model).__name__} has no layer of kind {kind}, which an MTP head would begin with.")
+    raise UnsupportedError(
+        f"{type(model).__name__} has no layer of kind {kind}, from which an MTP head would be built."
+    )
 
 
 def _place(model: Any) -> LayerList:
@@ -120,7 +122,7 @@ def _difference(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
     parts = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {', '.join(extra[:4])}"] * bool(extra)
     for name in sorted(wanted.keys() & given.keys()):
         if wanted[name].shape != given[name].shape:
-            parts.append(f"{name} is of shape {list(given[name].shape)} instead of {list(wanted[name].shape)}")
+            parts.append(f"{name} has the shape {list(given[name].shape)} instead of {list(wanted[name].shape)}")
             break
     return f"{'; '.join(parts)}." if parts else ""
 

@@ -113,8 +113,16 @@ def test_missing_tensors_are_named(tensor: str, said: str, tmp_path: Path) -> No
             ModelError,
             r"'blk\.0\.attn_q\.weight' .* \[512, 1",
         ),
-        ({"blk.0.attn_q.bias": np.zeros(512, np.float32)}, UnsupportedError, r"do not know the tensor 'blk\.0\.attn_q"),
-        ({"blk.9.attn_q.weight": np.zeros((512, 256), np.float32)}, UnsupportedError, "do not know the tensor 'blk.9"),
+        (
+            {"blk.0.attn_q.bias": np.zeros(512, np.float32)},
+            UnsupportedError,
+            r"do not support the tensor 'blk\.0\.attn_q",
+        ),
+        (
+            {"blk.9.attn_q.weight": np.zeros((512, 256), np.float32)},
+            UnsupportedError,
+            "do not support the tensor 'blk.9",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(

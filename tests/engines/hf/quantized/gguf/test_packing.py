@@ -71,5 +71,5 @@ def test_refuses_wrong_sizes() -> None:
     with pytest.raises(ValueError, match="contiguous bytes"):
         unpack_packed(torch.zeros(68, 4, dtype=torch.uint8).T, "Q8_0", 4, 64)
     for order in ([0, 1, 2], [0, 1, 2, 4], [0, 0, 1, 2], [-1, 0, 1, 2]):
-        with pytest.raises(ValueError, match="no permutation of 4"):
+        with pytest.raises(ValueError, match="not a permutation of 4"):
             unpack_packed(blocks, "Q8_0", 4, 64, order=torch.tensor(order))

@@ -27,7 +27,7 @@ def read_awq(files: CheckpointFiles, settings: Mapping[str, Any]) -> Iterator[Pa
     layout = str(settings.get("version") or settings.get("checkpoint_format") or "gemm").lower()
     bits = int(settings.get("bits") or settings.get("w_bit") or 4)
     if layout not in _LAYOUTS or bits != 4:
-        raise UnsupportedError(f"there is no reader for AWQ's layout {layout!r} with {bits} bits; gemm with 4 is read.")
+        raise UnsupportedError(f"AWQ's layout {layout!r} with {bits} bits is not supported; only gemm with 4 is.")
     for tensor in files:
         base, _, part = tensor.rpartition(".")
         if part != "qweight":

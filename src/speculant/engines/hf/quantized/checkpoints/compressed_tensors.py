@@ -60,7 +60,9 @@ def _read_words(files: CheckpointFiles, base: str, words: Tensor, sizes: tuple[A
     outs, k = (int(each) for each in files.read(f"{base}.weight_shape"))
     bits = next((each for each in (4, 8) if -(-k * each // 32) == words.shape[1]), None)
     if bits is None:
-        raise UnsupportedError(f"{base} has {words.shape[1]} words for {k} inputs; weights of 4 and 8 bits are read.")
+        raise UnsupportedError(
+            f"{base} has {words.shape[1]} words for {k} inputs; only weights of 4 and 8 bits are supported."
+        )
     scales = files.read(f"{base}.weight_scale")
     zeros, offset = None, 1 << bits - 1
     if f"{base}.weight_zero_point" in files:
@@ -87,11 +89,14 @@ def _read_words(files: CheckpointFiles, base: str, words: Tensor, sizes: tuple[A
 def _read_bytes(files: CheckpointFiles, base: str, values: Tensor, sizes: tuple[Any, ...]) -> PackedMatrix:
     scales = files.read(f"{base}.weight_scale")
     if values.dtype is not torch.int8 or values.ndim != 2:
-        raise UnsupportedError(f"{base} has weights of {values.dtype}; those of 8-bit integers are read.")
+        raise UnsupportedError(f"{base} has weights of {values.dtype}; only those of 8-bit integers are supported.")
     outs, k = values.shape
     scales = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     if len(scales) not in (1, outs):
-        raise UnsupportedError(f"{base} has {len(scales)} rows of scales for {outs} outputs: one per block of weights.")
+        raise UnsupportedError(
+            f"{base} has {len(scales)} rows of scales for {outs} outputs: scales per block of weights are not "
+            "supported."
+        )
     zeros = files.read(f"{base}.weight_zero_point") if f"{base}.weight_zero_point" in files else None
     shifted = (values.short() + 128).to(torch.uint8)
     zeros = None if zeros is None else zeros.reshape(scales.shape).expand(outs, -1)

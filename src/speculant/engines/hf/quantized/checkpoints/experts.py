@@ -42,8 +42,8 @@ def _join(name: str, weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     kinds = {(each.outs, each.k, each.bits, each.group, each.offset, each.minima is None) for each in weights}
     if len(kinds) > 1 or first.outs % OUTS or first.table is not None:
         raise UnsupportedError(
-            f"{name}: the experts of this layer are packed in different ways, or not by {OUTS} outputs, for which "
-            "there is no layout."
+            f"{name}: the experts of this layer are packed in different ways, or not by {OUTS} outputs, which is not "
+            "supported."
         )
 
     def join(parts: Sequence[GroupScales | None]) -> GroupScales | None:

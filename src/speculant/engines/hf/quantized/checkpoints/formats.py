@@ -66,5 +66,5 @@ def find_format(settings: Mapping[str, Any], device: str = "cpu") -> CheckpointF
     if found is None or (found.takes is not None and not found.takes(settings)):
         return None
     if device != "cpu" and found.read is None:
-        raise UnsupportedError(f"weights that `speculant quantize` has packed run on CPUs, not on {device}.")
+        raise UnsupportedError(f"weights packed by `speculant quantize` run on CPUs, not on {device}.")
     return found if device == "cpu" else None

@@ -34,7 +34,7 @@ def read_gptq(files: CheckpointFiles, settings: Mapping[str, Any]) -> Iterator[P
     """Yield the matrices of a GPTQ checkpoint; see `Reader`."""
     version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
-        raise UnsupportedError(f"there is no reader for GPTQ's format {version!r}; there is one for gptq and gptq_v2.")
+        raise UnsupportedError(f"GPTQ's format {version!r} is not supported; gptq and gptq_v2 are.")
     for tensor in files:
         base, _, part = tensor.rpartition(".")
         if part != "qweight":
@@ -43,7 +43,9 @@ def read_gptq(files: CheckpointFiles, settings: Mapping[str, Any]) -> Iterator[P
         outs = words.shape[1]
         bits = 32 * zeros.shape[1] // outs
         if bits not in _ONES:
-            raise UnsupportedError(f"{base} has {bits} bits a weight; GPTQ weights of 4 and 8 bits are read.")
+            raise UnsupportedError(
+                f"{base} has {bits} bits per weight; only GPTQ weights of 4 and 8 bits are supported."
+            )
         if version == "gptq":  # whole words, as it was written: a zero point of 0 borrowed a bit from the next one
             zeros = zeros + torch.tensor(_ONES[bits], dtype=torch.int32)
         values = unpack_words(words.t(), bits)

@@ -110,8 +110,8 @@ def group_values(
     if group not in GROUPS:
         if group < k and group % _WIDEST:
             raise UnsupportedError(
-                f"{name} has groups of {group} inputs; there are layouts for {', '.join(map(str, GROUPS))} and "
-                f"multiples of {_WIDEST}."
+                f"{name} has groups of {group} inputs; supported are {', '.join(map(str, GROUPS))} and multiples of "
+                f"{_WIDEST}."
             )
         group, repeats = _WIDEST, -(-min(group, k) // _WIDEST)
     groups = -(-k // group)
@@ -154,7 +154,7 @@ def order_inputs(name: str, groups: Tensor, size: int) -> Tensor | None:
         return None
     order = torch.argsort(groups, stable=True)
     if not torch.equal(groups[order], expected):
-        raise UnsupportedError(f"{name} has groups of unequal sizes (g_idx), for which there is no layout.")
+        raise UnsupportedError(f"{name} has groups of unequal sizes (g_idx), which is not supported.")
     return order
 
 

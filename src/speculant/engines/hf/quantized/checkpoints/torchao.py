@@ -42,8 +42,8 @@ def read_torchao(files: CheckpointFiles, _settings: Mapping[str, Any]) -> Iterat
         if kind not in ("Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor") or "act_pre_scale" in parts:
             kind += " with a scale of its inputs" if "act_pre_scale" in parts else ""
             raise UnsupportedError(
-                f"{name} is a torchao {kind}, for which there is no reader; Int4Tensor, Int8Tensor and "
-                "IntxUnpackedToInt8Tensor are read."
+                f"{name} is a torchao {kind}, which is not supported; Int4Tensor, Int8Tensor and "
+                "IntxUnpackedToInt8Tensor are."
             )
         values = _read(name, kind, facts.get("_data", {}), {part: files.read(each) for part, each in parts.items()})
         yield PackedMatrix(name=name, values=values, tensors=names)
@@ -60,7 +60,7 @@ def _read(name: str, kind: str, facts: Mapping[str, Any], parts: Mapping[str, An
     if facts["block_size"][0] != 1:
         scales = scales.reshape(1, -1)
         if len(data) != facts["block_size"][0]:
-            raise UnsupportedError(f"{name} has a scale per block of outputs, for which there is no layout.")
+            raise UnsupportedError(f"{name} has a scale per block of outputs, which is not supported.")
     scales = scales.reshape(scales.shape[0], -1)
     group = int(facts["block_size"][-1])
     small = str((facts.get("target_dtype") or {}).get("_data")) in _SMALL

@@ -37,7 +37,7 @@ def unpack(blocks: Tensor, kind: str, outs: int, k: int) -> GroupedValues:
     """
     layout = KINDS[kind]
     if k % layout.inputs or blocks.numel() != outs * row_bytes(kind, k):
-        raise ValueError(f"{blocks.numel()} bytes are no matrix {outs} x {k} of {kind}")
+        raise ValueError(f"{blocks.numel()} bytes are not a matrix {outs} x {k} of {kind}")
     parts = _READERS[kind](blocks.reshape(outs, k // layout.inputs, layout.size))
 
     def by_rows(numbers: Tensor, factors: Tensor | None) -> GroupScales:

@@ -26,7 +26,7 @@ def find_architecture(file: GgufFile) -> Architecture:
     name = file.read("general.architecture", str)
     if name not in ARCHITECTURES:
         raise UnsupportedError(
-            f"models of the architecture '{name}' do not run on Speculant's own passes, which know "
+            f"models of the architecture '{name}' do not run on Speculant's own passes, which support "
             f"{', '.join(ARCHITECTURES)}. Use llama.cpp (--engine llamacpp)."
         )
     return MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]

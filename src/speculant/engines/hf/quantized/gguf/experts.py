@@ -47,7 +47,7 @@ class ExpertTensors:
         """
         if not is_experts(module):
             raise UnsupportedError(
-                f"this release of transformers has other experts than Speculant knows in {type(module).__name__}; "
+                f"this release of transformers has experts in {type(module).__name__} that Speculant does not know; "
                 "install a newer one, or use llama.cpp (--engine llamacpp)."
             )
         biased = module._parameters.get("down_proj_bias") is not None
@@ -61,17 +61,17 @@ class ExpertTensors:
             expected = (count, outs // count) if name.endswith(BIAS) else (count, outs // count, k)
             if tensor.shape != expected:
                 raise ModelError(
-                    f"the tensor '{tensor.name}' of {file.path} has the shape {list(tensor.shape)}, and by its "
+                    f"the tensor '{tensor.name}' of {file.path} has the shape {list(tensor.shape)}, but by its "
                     f"settings the experts have {list(expected)}. Convert the model again."
                 )
         matrices = [self.tensors[name] for name in PROJECTIONS]
         if len({each.is_quantized for each in matrices}) > 1:
             raise UnsupportedError(
-                f"experts of '{self.path}' are quantised in part in {file.path}. Use llama.cpp (--engine llamacpp)."
+                f"experts of '{self.path}' are only partly quantised in {file.path}. Use llama.cpp (--engine llamacpp)."
             )
         if self.is_quantized and any(each.shape[1] % OUTS for each in matrices):
             raise UnsupportedError(
-                f"the experts of {file.path} have other than multiples of {OUTS} outputs. Use llama.cpp (--engine "
+                f"the outputs of the experts of {file.path} are not a multiple of {OUTS}. Use llama.cpp (--engine "
                 "llamacpp)."
             )
 

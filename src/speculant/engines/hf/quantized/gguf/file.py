@@ -102,8 +102,8 @@ class GgufTensor:
         """
         if self.kind not in KINDS:
             raise UnsupportedError(
-                f"the tensor '{self.name}' of {self.path} is {self.kind}, which is not supported here; quantised kinds "
-                f"that are: {', '.join(KINDS)}. Use a file of one of them, or llama.cpp (--engine llamacpp)."
+                f"the tensor '{self.name}' of {self.path} is {self.kind}, which is not supported here; supported "
+                f"quantised kinds: {', '.join(KINDS)}. Use a file in one of them, or llama.cpp (--engine llamacpp)."
             )
         if len(self.shape) != 2:
             raise UnsupportedError(
@@ -252,5 +252,5 @@ def _check_shards(paths: list[Path], headers: list[Header]) -> None:
     expected = _split_number(paths[0], headers[0], _TENSORS, len(seen))
     if expected != len(seen):
         raise ModelError(
-            f"{paths[0]} and its other files have {len(seen)} tensors, of {expected}. Download all of them again."
+            f"{paths[0]} and its other files have {len(seen)} of {expected} tensors. Download all of them again."
         )

@@ -54,7 +54,7 @@ def read_weights(
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "alloc" not in str(error):
             raise
-        raise OutOfMemoryError(f"{plan.file.path} takes {plan.describe_memory()}, and there is not so much.") from error
+        raise OutOfMemoryError(f"{plan.file.path} needs {plan.describe_memory()}, more than is available.") from error
     for name in plan.zeros:
         _set(model, name, torch.zeros(model.get_parameter(name).shape, dtype=plan.dtype))
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -80,7 +80,7 @@ def _floats(plan: GgufPlan, name: str, tensor: GgufTensor) -> Tensor:
         return values.to(plan.dtype)
     values = plan.architecture.restore_norm(name, values.float())
     if not bool(torch.isfinite(values).all()):
-        raise ModelError(f"the tensor '{tensor.name}' of {plan.file.path} is damaged: it has infinite numbers.")
+        raise ModelError(f"the tensor '{tensor.name}' of {plan.file.path} is damaged: it has infinite values.")
     return values.to(plan.dtype, copy=True)
 
 

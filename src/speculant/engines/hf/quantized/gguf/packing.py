@@ -42,11 +42,11 @@ def unpack_packed(
     """
     layout = KINDS[kind]
     if k % layout.inputs or blocks.numel() != outs * row_bytes(kind, k):
-        raise ValueError(f"{blocks.numel()} bytes are no matrix {outs} x {k} of {kind}")
+        raise ValueError(f"{blocks.numel()} bytes are not a matrix {outs} x {k} of {kind}")
     if blocks.dtype is not torch.uint8 or not blocks.is_cpu or not blocks.is_contiguous():
         raise ValueError(f"blocks must be contiguous bytes on the CPU, not {blocks.dtype} on {blocks.device}")
     if order is not None and not torch.equal(order.sort().values, torch.arange(outs)):
-        raise ValueError(f"the order of {len(order)} rows is no permutation of {outs}")
+        raise ValueError(f"the order of {len(order)} rows is not a permutation of {outs}")
     weight = _allocate(layout, outs, k)
     library = _library() if compiled else None
     if library is None:

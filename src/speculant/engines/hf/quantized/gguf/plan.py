@@ -144,8 +144,8 @@ def plan_gguf(file: GgufFile, *, dtype: torch.dtype = torch.float32, attention: 
         shape = parameters[parameter]
         if tensor.shape != shape and (1, *tensor.shape) != shape:  # files store the gate of a shared expert as a vector
             raise ModelError(
-                f"the tensor '{name}' of {file.path} has the shape {list(tensor.shape)}, and by its settings the model "
-                f"has {list(parameters[parameter])}. Convert the model again."
+                f"the tensor '{name}' of {file.path} has the shape {list(tensor.shape)}, but by its settings the "
+                f"model has {list(parameters[parameter])}. Convert the model again."
             )
         if tensor.is_quantized:
             _check_quantized(file, tensor, model.get_submodule(parameter.rpartition(".")[0]))
@@ -216,7 +216,7 @@ def _check_ignored(file: GgufFile, ignored: list[str]) -> None:
     for name in ignored:
         if name.startswith("blk.") and not name.endswith(_UNUSED):
             raise UnsupportedError(
-                f"Speculant's own passes do not know the tensor '{name}' of {file.path}. Use llama.cpp (--engine "
+                f"Speculant's own passes do not support the tensor '{name}' of {file.path}. Use llama.cpp (--engine "
                 "llamacpp)."
             )
 
@@ -230,8 +230,8 @@ def _check_quantized(file: GgufFile, tensor: GgufTensor, module: nn.Module) -> N
     tensor.check_matrix()
     if not isinstance(module, nn.Linear | nn.Embedding):
         raise UnsupportedError(
-            f"the tensor '{tensor.name}' of {file.path} is quantised, which Speculant's own passes do not know of a "
-            f"{type(module).__name__}. Use llama.cpp (--engine llamacpp)."
+            f"the tensor '{tensor.name}' of {file.path} is quantised, which Speculant's own passes do not support for "
+            f"a {type(module).__name__}. Use llama.cpp (--engine llamacpp)."
         )
 
 

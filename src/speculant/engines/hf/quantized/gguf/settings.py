@@ -69,7 +69,7 @@ class Settings:
             if setting not in _ONLY or value != _ONLY[setting]:
                 raise UnsupportedError(
                     f"{self.file.path} has the setting '{key}' ({value!r:.40}), which Speculant's own passes do not "
-                    "know. Use llama.cpp (--engine llamacpp)."
+                    "support. Use llama.cpp (--engine llamacpp)."
                 )
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -84,7 +84,7 @@ class Settings:
             if any(each != found[0] for each in found):
                 raise UnsupportedError(
                     f"'{self._prefix}{key}' of {self.file.path} differs between layers, which Speculant's own passes "
-                    "do not know. Use llama.cpp (--engine llamacpp)."
+                    "do not support. Use llama.cpp (--engine llamacpp)."
                 )
             found = found[0]
         if isinstance(found, bool) or not isinstance(found, int) or found < 1:
@@ -181,7 +181,7 @@ class Settings:
         if kind != "yarn":
             raise UnsupportedError(
                 f"the rotary embedding of {self.file.path} is scaled by '{kind!s:.40}', which Speculant's own passes "
-                "do not know. Use llama.cpp (--engine llamacpp)."
+                "do not support. Use llama.cpp (--engine llamacpp)."
             )
         found = {
             "rope_type": "yarn",

@@ -83,17 +83,17 @@ def read_vocabulary(file: GgufFile) -> Vocabulary | None:
     if kind not in ("llama", "gpt2") or (kind == "gpt2" and name not in SPLITS):
         what = f"'{kind}'" if kind not in ("llama", "gpt2") else f"'{kind}' with texts split as in '{name}'"
         raise UnsupportedError(
-            f"{file.path} has a tokenizer of the kind {what}, which Speculant does not read. Use llama.cpp (--engine "
-            "llamacpp)."
+            f"{file.path} has a tokenizer of the kind {what}, which Speculant does not support. Use llama.cpp "
+            "(--engine llamacpp)."
         )
     tokens: Any = file.read("tokenizer.ggml.tokens", list)
     types: Any = file.metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     embedding = file.tensors.get("token_embd.weight")
     if not all(isinstance(each, str) for each in tokens) or len(types) != len(tokens):
-        raise ModelError(f"{file.path} is damaged: its tokens are no texts with a type each. Download it again.")
+        raise ModelError(f"{file.path} is damaged: its tokens are not texts with one type each. Download it again.")
     if embedding is not None and len(tokens) > embedding.shape[0]:
         raise ModelError(
-            f"{file.path} has {len(tokens)} tokens, and its tensor 'token_embd.weight' rows for {embedding.shape[0]}. "
+            f"{file.path} has {len(tokens)} tokens, but its tensor 'token_embd.weight' has {embedding.shape[0]} rows. "
             "Convert the model again."
         )
     ends = _find_ends(tokens)
