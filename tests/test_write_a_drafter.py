@@ -87,7 +87,7 @@ def test_bench_times_it(page: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("nowhere_at_all:MyDrafter", "no module 'nowhere_at_all'"),
         ("my_drafter:Other", "has no Other"),
         ("my_drafter:MySession", "not a drafter: it has no needs and no open"),
-        ("my_drafter:NO_OUTPUTS", "no class"),
+        ("my_drafter:NO_OUTPUTS", "not a class"),
     ],
 )
 def test_places_that_name_no_drafter(page: str, place: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_an_opened_head_is_shared(model: Any, folder: Path) -> None:
 
 def test_wrong_heads_are_refused(model: Any, folder: Path, tmp_path: Path) -> None:
     """Guards what cannot work: another size, no such folder, no head, a method that takes none or other kinds."""
-    with pytest.raises(UnsupportedError, match="size 32, the target's have 64"):
+    with pytest.raises(UnsupportedError, match="size 32, but the target's have 64"):
         Speculator.from_transformers(tiny_model("llama", hidden_size=64), head=folder)
     with pytest.raises(ModelNotFoundError, match="there is no head at"):
         Speculator.from_transformers(model, head=str(tmp_path / "nothing"))

@@ -100,7 +100,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["tune", "--nodes", "4", "--seconds", "1", "--json", str(out)]) == 0
     printed = capsys.readouterr()
     assert [line.split()[0] for line in printed.out.splitlines()] == ["nodes", "0", "1", "2", "3", "4"]
-    assert "begins with it" in printed.err
+    assert "starts from it" in printed.err
     kept = json.loads(out.read_text())
     assert kept["nodes"] == [0, 1, 2, 3, 4]
     speculator = Speculator.from_pretrained(method="none")

@@ -53,7 +53,7 @@ def test_check_describes_a_head(tiny_folder: Path, folder: Path, capsys: Capture
     assert main(["check", "--head", str(folder), "--json", *SHORT]) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"]
-    assert "size 32, the target's have 256" in found["obstacle"]
+    assert "size 32, but the target's have 256" in found["obstacle"]
 
 
 def test_check_proves_a_head(tiny_folder: Path, folder: Path, capsys: CaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_a_head_of_another_model_is_refused_before_that_is_loaded(
     config.save_pretrained(tmp_path)
     argv = ["generate", "The dog", "--model", str(tmp_path), "--head", str(folder)]
     assert main(argv) == 2
-    assert "size 32, the target's have 48: it was trained for another model" in capsys.readouterr().err
+    assert "size 32, but the target's have 48: it was trained for another model" in capsys.readouterr().err
     config.hidden_size, config.vocab_size = 32, 100
     config.save_pretrained(tmp_path)
     assert main(argv) == 2

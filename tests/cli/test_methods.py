@@ -33,7 +33,7 @@ def test_one_method_with_its_settings(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert out.startswith("lookup: copies what followed")
     assert "  copied=10" in out
-    assert "      tokens copied from a match." in out
+    assert "      tokens copied from each match." in out
     assert main(["methods", "none"]) == 0
     assert "It has no settings." in capsys.readouterr().out
     assert main(["methods", "sad", "--json"]) == 0

@@ -117,5 +117,5 @@ def test_settings_by_their_earlier_names(caplog: pytest.LogCaptureFixture) -> No
     """Guards scripts of earlier versions: what a setting was called is understood, and its new name told."""
     settings = find_method("suffix").read_settings({"least_probability": 0.1, "most_nodes": 8})
     assert (settings.min_probability, settings.max_nodes) == (0.1, 8)
-    assert "the setting most_nodes is called max_nodes now" in caplog.text
+    assert "the setting most_nodes is now called max_nodes" in caplog.text
     assert build_settings(find_method("eagle2"), ["least=0.2"]).min_probability == 0.2

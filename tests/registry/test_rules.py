@@ -16,7 +16,7 @@ from speculant.registry import METHODS, VERIFIERS, build_verifier
         ("blockwise:k=0", "at least 1"),
         ("lenience:lenience=2", "at most 1"),
         ("rollback:threshold=-1", "above 0"),
-        ("typical:epsilon=much", "is a number"),
+        ("typical:epsilon=much", "must be a number"),
         ("blockwise:k=1.5", "a whole number"),
         ("typical:beta=3", "The settings are epsilon, delta"),
         ("block:k=3", "It has none"),

@@ -133,7 +133,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     refused: list[tuple[str, type[Exception], str]] = [
         ("missing", FileError, "no memory file"),
         ("tokenizer", ForeignMemoryError, "another tokenizer"),
-        ("vocabulary", UnsupportedError, "2000 ids"),
+        ("vocabulary", UnsupportedError, "2000 tokens"),
         ("cut", CorruptMemoryError, "cut short"),
         ("head", CorruptMemoryError, "damaged"),
         ("memory", ForeignMemoryError, "kind 'mix'"),

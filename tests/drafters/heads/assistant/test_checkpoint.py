@@ -115,8 +115,8 @@ def test_tensors_that_say_nothing_new() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update(backbone_hidden_size=64), "hidden states of size 64, the target's have 32"),
-        (lambda c: c["text_config"].update(vocab_size=62), "vocabulary of 62 tokens, the target one of 60"),
+        (lambda c: c.update(backbone_hidden_size=64), "hidden states of size 64, but the target's have 32"),
+        (lambda c: c["text_config"].update(vocab_size=62), "vocabulary of 62 tokens, but the target's has 60"),
         (lambda c: c["text_config"].update(head_dim=16), "keys of size 16 in sliding_attention.* 2 of size 8"),
         (lambda c: c["text_config"].update(global_head_dim=32), "keys of size 32 in full_attention.* 1 of size 16"),
         (lambda c: c["text_config"].update(num_key_value_heads=4), "4 keys of size 8 in sliding_attention.* caches 2"),
@@ -124,7 +124,7 @@ def test_tensors_that_say_nothing_new() -> None:
         (lambda c: c["text_config"].update(rope_parameters={}), "no rope_parameters for sliding_attention"),
         (
             lambda c: c["text_config"]["rope_parameters"][FULL].update(rope_theta=10.0),
-            "rotates queries of full_attention in another way",
+            "rotates queries of full_attention differently",
         ),
         (lambda c: c["text_config"].update(num_kv_shared_layers=2), "of which 2 read the target's keys"),
         (lambda c: c["text_config"].update(layer_types=[SLIDING] * 3), "4 layers of the kinds"),
@@ -159,7 +159,7 @@ def test_configs_that_do_not_fit(change: Change, words: str) -> None:
         (lambda t: t.pop("post_projection.weight"), "lacks post_projection.weight"),
         (lambda t: t.pop("model.layers.2.layer_scalar"), "lacks model.layers.2.layer_scalar"),
         (lambda t: t.pop("masked_embedding.centroids.weight"), "lacks masked_embedding.centroids.weight"),
-        (lambda t: t.update({"model.layers.0.router.weight": torch.zeros(2)}), "has model.layers.0.router.weight"),
+        (lambda t: t.update({"model.layers.0.router.weight": torch.zeros(2)}), "unexpected model.layers.0.router.weight"),
         (
             lambda t: t.update({"pre_projection.weight": torch.zeros(24, 32)}),
             r"pre_projection.weight of shape \[24, 32\]",

@@ -114,7 +114,7 @@ def test_heads_of_another_target_are_refused(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path)
     target = tiny_target()
     target.hidden_size = 48
-    with pytest.raises(UnsupportedError, match=r"states of size 32, the target's have 48"):
+    with pytest.raises(UnsupportedError, match=r"states of size 32, but the target's have 48"):
         load_head(tmp_path, target)
     target = tiny_target()
     target.vocabulary = VOCABULARY + 3

@@ -92,7 +92,7 @@ def test_a_head_of_another_size_is_refused(tmp_path: Path, target: HFTargetParts
     """Guards wrong targets: both sizes are named."""
     eagle.save(eagle_head(), tmp_path, target)
     other = HFTargetParts(target_model(hidden_size=48, num_hidden_layers=1))
-    with pytest.raises(UnsupportedError, match="size 32, the target's have 48"):
+    with pytest.raises(UnsupportedError, match="size 32, but the target's have 48"):
         load_head(tmp_path, other)
 
 

@@ -66,7 +66,7 @@ def test_kernels_read_what_is_packed(kind: str) -> None:
 def test_refuses_wrong_sizes() -> None:
     """Compiled code reads and writes nothing outside of its memory: sizes and orders are checked."""
     blocks = random_blocks("Q8_0", 4, 64)
-    with pytest.raises(ValueError, match="no matrix 5 x 64 of Q8_0"):
+    with pytest.raises(ValueError, match="not a matrix 5 x 64 of Q8_0"):
         unpack_packed(blocks, "Q8_0", 5, 64)
     with pytest.raises(ValueError, match="contiguous bytes"):
         unpack_packed(torch.zeros(68, 4, dtype=torch.uint8).T, "Q8_0", 4, 64)
