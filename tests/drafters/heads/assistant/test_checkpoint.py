@@ -159,7 +159,10 @@ def test_configs_that_do_not_fit(change: Change, words: str) -> None:
         (lambda t: t.pop("post_projection.weight"), "lacks post_projection.weight"),
         (lambda t: t.pop("model.layers.2.layer_scalar"), "lacks model.layers.2.layer_scalar"),
         (lambda t: t.pop("masked_embedding.centroids.weight"), "lacks masked_embedding.centroids.weight"),
-        (lambda t: t.update({"model.layers.0.router.weight": torch.zeros(2)}), "unexpected model.layers.0.router.weight"),
+        (
+            lambda t: t.update({"model.layers.0.router.weight": torch.zeros(2)}),
+            "unexpected model.layers.0.router.weight",
+        ),
         (
             lambda t: t.update({"pre_projection.weight": torch.zeros(24, 32)}),
             r"pre_projection.weight of shape \[24, 32\]",
