@@ -141,7 +141,7 @@ def test_models_that_verify_chains_only() -> None:
     model, options = tiny_model("bloom"), {"max_new_tokens": 20, "temperature": 0}
     plain = Speculator.from_transformers(model, method="none").generate(prompts()[0], **options).ids
     assert Speculator.from_transformers(model, method="jacobi", nodes=8).generate(prompts()[0], **options).ids == plain
-    with pytest.raises(UnsupportedError, match=r"rows beside the draft.*chains only"):
+    with pytest.raises(UnsupportedError, match=r"rows in addition to the draft.*chains only"):
         Speculator.from_transformers(model, method="lookahead").generate(prompts()[0], **options)
 
 
@@ -160,7 +160,7 @@ def test_queries_that_a_pass_cannot_take_are_refused() -> None:
     cache.prefill()
     line = np.arange(-1, 8, dtype=np.int32)
     cache.check(DraftTree.empty(queries=Queries(line[1:6], line[:5])))
-    with pytest.raises(ValueError, match="deeper than 5"):
+    with pytest.raises(ValueError, match="deeper than the 5"):
         cache.check(DraftTree.empty(queries=Queries(line[1:7], line[:6])))
     with pytest.raises(UsageError, match="token 61"):
         cache.check(DraftTree.empty(queries=Queries(np.array([61], np.int32), line[:1])))

@@ -250,7 +250,7 @@ def test_the_reason() -> None:
     assert sizing.reason(state) == ""
     observe(sizing, [state], [chain(0.5)], [1], target=2.0, draft=0.1)
     reason = sizing.reason(state)
-    assert reason.startswith("1.0 nodes a round, none in 0% of rounds: a pass over 1 takes 2.00 times as long")
+    assert reason.startswith("1.0 nodes per round, none in 0% of rounds: a pass over 1 takes 2.00 times as long")
 
 
 def test_drafting_is_a_cost_too() -> None:

@@ -17,7 +17,7 @@ def test_straight_between_its_points(tmp_path: Path) -> None:
     cost = read_step_cost(tmp_path / "c")
     assert cost.of(np.array([0, 5, 10])).tolist() == [1, 2, 3]
     cost.check(10)
-    with pytest.raises(UsageError, match="ends at 10 nodes, drafts have up to 11"):
+    with pytest.raises(UsageError, match="ends at 10 nodes, but drafts have up to 11"):
         cost.check(11)
 
 

@@ -176,5 +176,5 @@ def test_the_memory_drafts_alone_where_the_head_rests() -> None:
 
 def test_settings_out_of_range() -> None:
     """Guards widths that no draft can have."""
-    with pytest.raises(UsageError, match="wide is 1 to 64, not 0"):
+    with pytest.raises(UsageError, match="wide must be from 1 to 64"):
         UnionHeadSettings(wide=0)

@@ -126,5 +126,5 @@ def test_mixtures_are_averaged_by_their_samples() -> None:
 def test_memories_of_different_vocabularies_are_refused(tmp_path: Path) -> None:
     """A drafter would refuse the file, so merging does."""
     memory = learned(tmp_path, "mix", range(10))
-    with pytest.raises(UnsupportedError, match="60, 61 ids"):
+    with pytest.raises(UnsupportedError, match="60, 61 tokens"):
         merge([memory, replace(memory, facts={"vocabulary": 61})], 64 << 20)

@@ -193,5 +193,5 @@ def test_compiled_models_are_refused_by_name() -> None:
     model = tiny_model("llama")
     engine = HFEngine(model)
     model.model.forward = model.model.forward
-    with pytest.raises(UnsupportedError, match="forward of LlamaModel was exchanged"):
+    with pytest.raises(UnsupportedError, match="forward of LlamaModel was replaced"):
         engine.forward([(opened(engine), 4, DraftTree.empty())], NEEDS)

@@ -32,7 +32,7 @@ def test_a_library_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path
     without_package(monkeypatch)
     (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('Failed to load shared library')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnsupportedError, match=r"does not run here: Failed to load.*Build it anew"):
+    with pytest.raises(UnsupportedError, match=r"does not run here: Failed to load.*Build it again"):
         import_llamacpp()
 
 
@@ -41,7 +41,9 @@ def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatc
     """Fields of its structures differ between releases, and would be set in silence."""
     fake: Any = SimpleNamespace(__version__=version)
     monkeypatch.setattr(library, "import_llamacpp", lambda: fake)
-    with pytest.raises(UnsupportedError, match=rf"{version} is installed, and 0\.3\.36 up to below 0\.4 is supported"):
+    with pytest.raises(
+        UnsupportedError, match=rf"{version} is installed, but versions from 0\.3\.36 to below 0\.4 are supported"
+    ):
         library.load_library.__wrapped__()
 
 

@@ -119,7 +119,7 @@ def test_heads_of_another_target_are_refused(name: str, tmp_path: Path) -> None:
     target = tiny_target()
     target.vocabulary = VOCABULARY + 3
     if name != "medusa-shared":  # which has nothing of the vocabulary's size
-        with pytest.raises(UnsupportedError, match=r"vocabulary of 61 tokens, the target one of 64"):
+        with pytest.raises(UnsupportedError, match=r"vocabulary of 61 tokens, but the target's has 64"):
             load_head(tmp_path, target)
 
 

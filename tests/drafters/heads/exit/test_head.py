@@ -110,7 +110,7 @@ def test_checkpoints_of_the_authors() -> None:
         load(Checkpoint("theirs", config, tensors), target)
     target.layers = 32
     assert load(Checkpoint("theirs", config, tensors), target).exit_layer == 2
-    with pytest.raises(UnsupportedError, match="behind 40 layers"):
+    with pytest.raises(UnsupportedError, match="after 40 layers"):
         load(Checkpoint("theirs", config | {"exit_layer": 40}, tensors), target)
     with pytest.raises(UsageError, match="from 1 to"):
         new_exit(HFTargetParts(tiny_model("llama")), layer=9)

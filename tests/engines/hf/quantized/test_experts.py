@@ -122,5 +122,5 @@ def test_missing_and_uneven_matrices_are_refused() -> None:
     torch.manual_seed(7)
     shape = SHAPE | MOE["mixtral"] | {"intermediate_size": 40}
     odd = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **shape))
-    with pytest.raises(UnsupportedError, match="multiples of 16 outputs"):
+    with pytest.raises(UnsupportedError, match="not a multiple of 16"):
         quantized_model(odd)

@@ -28,7 +28,7 @@ def test_values_are_those_of_the_file(kind: str) -> None:
 
 def test_sizes_are_checked() -> None:
     """Bytes that are no such matrix are refused rather than misread."""
-    with pytest.raises(ValueError, match="no matrix 4 x 64 of Q8_0"):
+    with pytest.raises(ValueError, match="not a matrix 4 x 64 of Q8_0"):
         unpack(torch.zeros(135, dtype=torch.uint8), "Q8_0", 4, 64)
-    with pytest.raises(ValueError, match="no matrix 1 x 300 of Q4_K"):
+    with pytest.raises(ValueError, match="not a matrix 1 x 300 of Q4_K"):
         unpack(torch.zeros(144, dtype=torch.uint8), "Q4_K", 1, 300)

@@ -135,7 +135,7 @@ def test_refuses_files_that_do_not_belong_together(tmp_path: Path) -> None:
     paths[1].write_bytes(second)
     for path in paths:
         path.write_bytes(path.read_bytes().replace(key + b"\3", key + b"\4"))
-    with pytest.raises(ModelError, match="have 3 tensors, of 4"):
+    with pytest.raises(ModelError, match="have 3 of 4 tensors"):
         open_gguf(paths[0])
     paths[0].rename(tmp_path / "model.gguf")
     with pytest.raises(ModelError, match="one of the 3 files of a model, which must be named like"):
