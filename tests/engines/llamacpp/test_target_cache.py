@@ -234,7 +234,7 @@ def test_texts_that_nobody_holds_are_removed() -> None:
         gc.collect()
     held = [opened(engine) for _ in range(10)]
     assert sum(cache.text.sequence is not None for cache in held) == 4
-    with pytest.raises(UnsupportedError, match="branches into 4 more sequences, and 3 are free"):
+    with pytest.raises(UnsupportedError, match="branches into 4 more sequences, but 3 are free"):
         engine.forward([(held[0], 2, DraftTree.from_paths([[token] for token in range(5)]))])
     held[0].rollback()
     assert len(engine.forward([(held[0], 2, DraftTree.from_paths([[4], [5], [6]]))])[0].logits) == 4
