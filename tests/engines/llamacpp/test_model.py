@@ -96,7 +96,7 @@ def test_options() -> None:
         with pytest.raises(UsageError, match=said):
             LlamaCppOptions(**options)  # type: ignore[arg-type]
     path = tiny_gguf()
-    with pytest.raises(UsageError, match=r"context is 257, and the model has 256"):
+    with pytest.raises(UsageError, match=r"context is 257, but the model has 256"):
         open_engine(path, context=257)
     with pytest.raises(UnsupportedError, match="runs on CPUs only"):
         open_engine(path, gpu_layers=1)
