@@ -53,7 +53,7 @@ def test_the_bundled_model() -> None:
         ({"model": "bert"}, UnsupportedError, "a tokenizer of the kind 'bert'"),
         ({"pre": "unheard-of"}, UnsupportedError, "split as in 'unheard-of'"),
         ({"types": [1]}, ModelError, "one type each"),
-        ({"rows": 3}, ModelError, r"rows for 3"),
+        ({"rows": 3}, ModelError, r"has 3 rows"),
         ({"merges": ["q x"]}, ModelError, "merges do not fit"),
     ],
 )
