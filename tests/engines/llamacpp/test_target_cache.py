@@ -264,7 +264,7 @@ def test_a_next_turn_goes_on(engine: Any, reference: Any) -> None:
         engine.open(torch.tensor([[1, 2, 3]]), cache=opened(engine).cache)
     with pytest.raises(UnsupportedError, match="another model"):
         engine.open(torch.tensor([PROMPT]), cache=opened(open_engine(tiny_gguf()), PROMPT[:2]).cache)
-    with pytest.raises(UnsupportedError, match="a dict is not a cache of llama.cpp"):
+    with pytest.raises(UnsupportedError, match="a dict is not a cache of llama"):
         engine.open(torch.tensor([PROMPT]), cache={})
 
 
