@@ -107,7 +107,8 @@ $(VENV)/.llamacpp: $(VENV)/.ready
 
 test-llamacpp: $(VENV)/.llamacpp
 	$(PYTEST) tests/engines/llamacpp tests/engines/hf/quantized/gguf tests/engines/hf/quantized/test_rounding.py \
-		tests/api/test_gguf.py tests/api/test_gguf_engine.py tests/cli/test_gguf.py tests/bench/systems/test_llamacpp.py
+		tests/api/test_gguf.py tests/api/test_gguf_engine.py tests/cli/test_gguf.py tests/cli/test_gguf_output.py \
+		tests/bench/systems/test_llamacpp.py
 
 # Against SGLang's own interface classes, which need neither its kernels nor a GPU; they lie in a folder of their own.
 .sglang/.ready: $(VENV)/.ready constraints-sglang.txt

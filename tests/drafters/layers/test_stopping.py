@@ -1,4 +1,4 @@
-"""Chains that end where the drafter is unsure: the published update, and losslessness by enumeration."""
+"""Chains that end where the drafter is unsure: the published update, losslessness by enumeration, and prices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from laws import Model, law_of_drafts, model, own_law
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Proposal
-from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.layers.stopping import PaidChain, SureChain
 from speculant.drafters.models.shapes import Level
-from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
-from trees import make_tree
+from trees import chain, make_tree
 
 
 def chain_of(length: int) -> DraftTree:
@@ -132,3 +132,33 @@ def test_settings_out_of_range(threshold: float, longest: int) -> None:
     """Guards against chains that never end or never begin."""
     with pytest.raises(UsageError, match="must be from"):
         SureChain(LevelAcceptance(), threshold=threshold, longest=longest, adaptive=True)
+
+
+def level_of(depth: int, joint: float, best: float, price: float = 0.0) -> Level:
+    """Return a level below one node, given its joint probability and that of the best token."""
+    q = torch.tensor([[best, 1 - best, 0.0]]) if best > 0.5 else torch.tensor([[best, *[(1 - best) / 9] * 9]])
+    return Level(depth, q, [joint], 8, 8, False, False, torch.Generator(), price)
+
+
+def paid_chain() -> PaidChain:
+    return PaidChain(LevelGains(), threshold=0.3, longest=6)
+
+
+def test_tokens_that_are_not_sure_are_left_out() -> None:
+    """Guards the end of a chain: a token below the threshold is not drafted, the first one included."""
+    assert paid_chain().expand(level_of(1, 1.0, 0.2)) == []
+    [found] = paid_chain().expand(level_of(1, 1.0, 0.6))
+    assert (found.token, found.probability) == (0, pytest.approx(0.6))
+
+
+def test_tokens_have_to_pay_for_their_level() -> None:
+    """Guards automatic sizes: a token is read if its joint probability, as corrected, is above the price of a level."""
+    own, price = paid_chain(), 0.3
+    assert own.expand(level_of(2, 0.9, 0.6, price))  # 0.54 of a token, of which 0.7 are believed at first
+    assert not own.expand(level_of(2, 0.9, 0.45, price))
+    for _ in range(40):
+        own.learn(chain(0.9, 0.5), [0, 1])  # deeper tokens are better than they look
+    assert own.expand(level_of(2, 0.9, 0.45, price))
+    for _ in range(200):
+        own.learn(chain(0.9, 0.5), [0])
+    assert not own.expand(level_of(2, 0.9, 0.6, price))

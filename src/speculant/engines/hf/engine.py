@@ -31,22 +31,14 @@ from speculant.engines.hf.cache import (
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.opening import AnySequence, open_sequence
-from speculant.engines.hf.probe.capabilities import (
-    STATE_ON_MODULES,
-    HFCapabilities,
-    acts_inside_generate,
-    adapter_reason,
-    bare_model,
-    check_generates,
-    check_model,
-    plain_capabilities,
-)
+from speculant.engines.hf.probe.capabilities import STATE_ON_MODULES, HFCapabilities, check_model, plain_capabilities
 from speculant.engines.hf.probe.first_prompt import FirstPromptCheck
 from speculant.engines.hf.probe.live_check import LiveCheck, Sample
 from speculant.engines.hf.probe.model_state import state_of
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
 from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
+from speculant.engines.hf.views.unwrapping import acts_inside_generate, adapter_reason, bare_model, check_generates
 
 
 class HFEngine:

@@ -67,7 +67,7 @@ class MediaPrompt(Prompt):
         first = model.prepare_inputs_for_generation(
             call.ids, next_sequence_length=count, is_first_iteration=True, **inputs
         )
-        following = _prepared_behind(call, _NOTHING, 1)
+        following = _prepared_behind(call, _NoOutput(), 1)
         positions, position = first.get("position_ids"), following.get("position_ids")
         if positions is None:
             positions = torch.arange(count, device=call.ids.device)[None]
@@ -142,14 +142,11 @@ class MediaPrompt(Prompt):
         return found.hexdigest()
 
 
-class _Nothing(dict[str, Any]):
+class _NoOutput(dict[str, Any]):
     """A placeholder for the output of a pass that has not run: it has no values."""
 
     def __getattr__(self, name: str) -> None:
         return None
-
-
-_NOTHING = _Nothing()
 
 
 def _prepared_behind(call: Call, output: Any, rows: int) -> dict[str, Any]:

@@ -1,51 +1,15 @@
-"""Chains of an early exit: which tokens are worth reading."""
+"""Drafts of an early exit: compiled code and the shape agree on which tokens are worth reading."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import pytest
-import torch
 
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.api.loading import bundled_heads, load_model
 from speculant.core.drafter import Budget
 from speculant.core.tree import DraftTree
-from speculant.drafters.heads.exit.drafter import ExitDrafter, PaidChain
-from speculant.drafters.models.shapes import Level
-from speculant.drafters.models.tree_acceptance import LevelGains
-from trees import chain
-
-
-def level(depth: int, joint: float, best: float, price: float = 0.0) -> Level:
-    """Return a level below one node of a joint probability, whose best token has another one."""
-    q = torch.tensor([[best, 1 - best, 0.0]]) if best > 0.5 else torch.tensor([[best, *[(1 - best) / 9] * 9]])
-    return Level(depth, q, [joint], 8, 8, False, False, torch.Generator(), price)
-
-
-def shape(threshold: float = 0.3) -> PaidChain:
-    return PaidChain(LevelGains(), threshold=threshold, longest=6)
-
-
-def test_tokens_that_are_not_sure_are_left_out() -> None:
-    """Guards the end of a chain: a token below the threshold is not drafted, the first one included."""
-    assert shape().expand(level(1, 1.0, 0.2)) == []
-    [found] = shape().expand(level(1, 1.0, 0.6))
-    assert (found.token, found.probability) == (0, pytest.approx(0.6))
-
-
-def test_tokens_have_to_pay_for_their_level() -> None:
-    """Guards automatic sizes: a token is read if its joint probability, as corrected, is above the price of a level."""
-    own, price = shape(), 0.3
-    assert own.expand(level(2, 0.9, 0.6, price))  # 0.54 of a token, of which 0.7 are believed at first
-    assert not own.expand(level(2, 0.9, 0.45, price))
-    for _ in range(40):
-        own.learn(chain(0.9, 0.5), [0, 1])  # deeper tokens are better than they look
-    assert own.expand(level(2, 0.9, 0.45, price))
-    for _ in range(200):
-        own.learn(chain(0.9, 0.5), [0])
-    assert not own.expand(level(2, 0.9, 0.6, price))
+from speculant.drafters.heads.exit.drafter import ExitDrafter
 
 
 def test_both_codes_leave_out_the_same() -> None:

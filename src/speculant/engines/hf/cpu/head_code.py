@@ -31,8 +31,8 @@ class HeadCode:
         self._linears: dict[nn.Linear, AcceleratedLinear] = {}
         # By the last layer of a head, for all its texts; None if memory does not allow copies.
         self._copies: WeakKeyDictionary[nn.Module, NarrowWeights | None] = WeakKeyDictionary()
-        # The same for heads on top of the target's layers, of which every text has a view.
-        self._exits: WeakKeyDictionary[nn.Module, tuple[tuple[nn.Module, ...], HeadStep]] = WeakKeyDictionary()
+        # By the same, code of heads on top of the target's own layers, with the views of these that it was made for.
+        self._exits: dict[nn.Module, tuple[tuple[nn.Module, ...], HeadStep]] = {}
 
     def layer(self, layer: nn.Module) -> HeadLayer | None:
         """Return the code for a head's decoder layer; None if it is too small or unsupported."""

@@ -18,6 +18,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.states.mixers import Mixers, find_mixers
 from speculant.engines.hf.views.model_view import find_layers
 from speculant.engines.hf.views.row_positions import find_placing
+from speculant.engines.hf.views.unwrapping import base_model, check_generates
 
 TREE_ATTENTION = ("sdpa", "eager")
 INDEXED_LAYERS = {"indexed_attention"}
@@ -32,11 +33,6 @@ ENCODERS = (  # classes that attend in both directions unless the config's `is_d
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-WRITERS = {  # model types whose `generate` calls that of a part -> name of the part
-    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "language_model"),
-    "blip": "text_decoder",
-    "kosmos-2": "text_model",
-}
 STATE_ON_MODULES = ("recurrent_gemma",)  # shared by all texts on the model
 JOINED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder")  # of two models of other classes
 OWN_SCHEMES = {  # model types with special rules for passes -> those rules
@@ -117,17 +113,6 @@ class HFCapabilities(Capabilities):
     def states(self) -> bool:
         """Whether there are layers that cache a state."""
         return self.mixers is not None
-
-
-def check_generates(model: Any) -> None:
-    """Refuse a model that cannot be decoded at all.
-
-    Raises:
-        UnsupportedError: it has no head, or no `generate`.
-    """
-    if not (hasattr(model, "can_generate") and model.can_generate()):
-        name = type(base_model(model)).__name__
-        raise UnsupportedError(f"{name} has no language-model head to decode with; load it with AutoModelForCausalLM.")
 
 
 def check_model(model: Any) -> HFCapabilities:
@@ -302,23 +287,6 @@ def optional_layers(model: Any) -> int:
     return capabilities.hidden_layers if capabilities.trees else 0
 
 
-def base_model(model: Any) -> Any:
-    """Return the model whose passes write the text: without a PEFT adapter, and the part to which others delegate."""
-    whole = bare_model(model)
-    part = getattr(whole, WRITERS.get(whole.config.model_type, ""), None)
-    return part if part is not None and part.can_generate() else whole
-
-
-def bare_model(model: Any) -> Any:
-    """Return the model that a PEFT adapter wraps; the model itself without an adapter."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def acts_inside_generate(model: Any) -> bool:
-    """Return whether the active adapter of a PEFT model takes effect only while its own `generate` runs."""
-    return bool(getattr(getattr(model, "active_peft_config", None), "alora_invocation_tokens", None))
-
-
 def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which transformers' own decoding loop runs its passes, if this release has one."""
     mode: contextlib.AbstractContextManager[Any] = getattr(
@@ -338,19 +306,6 @@ def _slots(model: Any) -> int | None:
     masks = [mask for mask in model.buffers() if mask.ndim > 1 and mask.shape[-1] == mask.shape[-2] > 1]
     sizes = [int(mask.shape[-1]) for mask in masks if mask.dtype in (torch.bool, torch.uint8)]
     return min(sizes, default=None)
-
-
-def adapter_reason(model: Any) -> str:
-    """Return why drafts are not verified with the active adapter of a PEFT model; "" if they may be."""
-    adapter = getattr(model, "active_peft_config", None)
-    if adapter is None:
-        return ""
-    kind = getattr(adapter.peft_type, "value", adapter.peft_type)
-    if adapter.is_prompt_learning:
-        return f"the adapter ({kind}) puts tokens of its own before every text."
-    if acts_inside_generate(model):
-        return f"the adapter ({kind}) begins to act at a place in the text."
-    return ""
 
 
 def _rope_limits(config: Any) -> tuple[int | None, int | None]:

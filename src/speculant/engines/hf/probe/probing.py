@@ -36,13 +36,7 @@ from speculant.core.engine import make_refused
 from speculant.core.folders import cache_folder
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.probe.capabilities import (
-    TREE_ATTENTION,
-    HFCapabilities,
-    base_model,
-    check_model,
-    misreads_at_limit,
-)
+from speculant.engines.hf.probe.capabilities import TREE_ATTENTION, HFCapabilities, check_model, misreads_at_limit
 from speculant.engines.hf.probe.model_state import digest_of
 from speculant.engines.hf.probe.rounds import (
     LONG_TEXTS,
@@ -56,6 +50,7 @@ from speculant.engines.hf.probe.rounds import (
     reads_padding,
 )
 from speculant.engines.hf.probe.tiny import quiet, tiny_config, tiny_model
+from speculant.engines.hf.views.unwrapping import base_model
 
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.probe.capabilities import base_model
 from speculant.engines.hf.quantized.modules import QuantizedEmbedding
 from speculant.engines.hf.views.model_view import view_module
+from speculant.engines.hf.views.unwrapping import base_model
 
 
 class ExtendedEmbedding(nn.Module):

@@ -16,13 +16,14 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cpu.head_code import HeadCode
 from speculant.engines.hf.cpu.head_layer import HeadLayer
 from speculant.engines.hf.cpu.head_step import HeadStep
-from speculant.engines.hf.probe.capabilities import base_model, check_model
+from speculant.engines.hf.probe.capabilities import check_model
 from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
 from speculant.engines.hf.quantized.weight import take_rows
 from speculant.engines.hf.views.model_view import find_layers
 from speculant.engines.hf.views.own_layer import OwnLayer
 from speculant.engines.hf.views.own_layer_building import build_layer, copy_layer
 from speculant.engines.hf.views.plain_layer import find_plain_shape, view_first_layers
+from speculant.engines.hf.views.unwrapping import base_model
 
 
 class HFTargetParts:
