@@ -1,4 +1,4 @@
-"""Grids of which the fast tests run a part, and `make test-slow` the rest."""
+"""Grids of test cases: the fast tests run a subset, `make test-slow` the rest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 
 def in_turn(cases: Iterable[Any], values: Sequence[Any], *, whole: int = 0) -> list[Any]:
-    """Return each case with one of the values in turn, and with the others as slow tests.
+    """Return every case with every value; each case has one value in turn as a fast test, the others are slow tests.
 
     Args:
-        cases: arguments; a tuple is several.
-        values: of a further argument; a tuple is several.
-        whole: how many cases, from the first on, meet every value among the fast tests.
+        cases: values of the first arguments; a tuple for several arguments.
+        values: values of the last argument; a tuple for several arguments.
+        whole: number of leading cases whose values are all fast tests.
     """
     return [
         pytest.param(
