@@ -1,4 +1,4 @@
-"""Drafts that a model grows level by level, one forward pass each."""
+"""Drafts that a model grows level by level, with one forward pass per level."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from speculant.drafters.models.together import Drafting, NodeReading, draft_alon
 
 
 class LevelText(Protocol):
-    """A committed text on what drafts, such as `DraftText` on a draft model."""
+    """A committed text on the drafting model, such as `DraftText` on a draft model."""
 
     @property
     def depth(self) -> int:
-        """How deep a draft may be."""
+        """The maximum depth of a draft."""
 
     @property
     def trees(self) -> bool:
-        """Whether rows may branch."""
+        """Whether a draft may branch."""
 
     def begin(self) -> Tensor:
-        """Drop all rows of a draft; return q [1, V] after the root."""
+        """Drop all rows of the draft; return q [1, V] after the root."""
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
-        """Run n nodes below rows (-1: the root); return their rows and q [n, V] after them."""
+        """Run n nodes below given rows (-1: the root); return their rows and q [n, V] after them."""
 
     def observe(self, verified: Verified) -> None:
-        """Take what was committed."""
+        """Append the committed tokens."""
 
     def release(self) -> None:
         """End the request."""
 
 
 class RowText(LevelText, Protocol):
-    """A text whose drafts may be read in any order, their rows counted in the order in which they were read."""
+    """A text whose draft nodes may be run in any order; rows are numbered in that order."""
 
     @property
     def rows(self) -> int:
-        """How many rows the draft has: the number of the next one."""
+        """The number of rows of the draft, which is the number of the next row."""
 
 
 class LevelSession(Session):
-    """One request: its text on what drafts, and the shape that its drafts grow into.
+    """One request: its text on the drafting model, and the shape of its drafts.
 
     Attributes:
-        text: what drafts.
+        text: the text on the drafting model.
     """
 
     def __init__(self, text: LevelText, start: SessionRequest, shape: Shape) -> None:
@@ -59,7 +59,7 @@ class LevelSession(Session):
         self._trees = text.trees
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a draft. Asked again before `observe`, it draws the same tokens again."""
+        """Return a draft. Repeated calls before `observe` draw the same tokens."""
         return draft_alone(self, budget)
 
     def drafting(self, budget: Budget) -> Drafting:
@@ -83,7 +83,7 @@ class LevelSession(Session):
             left = depth - d + 1
             prices = budget.level_price, budget.node_price
             found = shape.expand(Level(d, q, joint, room, left, trees, sampled, generator, *prices))
-            found = found if trees else found[:1]  # the first one drawn: the others do not choose it
+            found = found if trees else found[:1]  # the first one drawn, which does not depend on the others
             branches -= len(found) - len({each.parent for each in found})
             first = len(tokens)
             for each in found:
@@ -103,11 +103,11 @@ class LevelSession(Session):
                 laws |= zip(level, q, strict=True)
         if shape.choosing:
             draft = heaviest(tokens, parents, weights, budget.nodes)
-            return draft if tokens else draft.with_levels(1)  # of which none was worth drafting
+            return draft if tokens else draft.with_levels(1)  # no token was worth drafting
         return drafted(tokens, parents, weights, laws, shape.drawn)
 
     def sharpen(self, q: Tensor) -> Tensor:
-        """Return the probabilities [n, V] by which nodes are chosen, of those that the drafter gives them."""
+        """Return the probabilities [n, V] by which nodes are chosen, given those of the drafter."""
         return q
 
     def observe(self, verified: Verified) -> None:
@@ -117,12 +117,12 @@ class LevelSession(Session):
             self.learn(verified.tree, verified.path.tolist())
 
     def take(self, verified: Verified) -> None:
-        """Take what was committed, in a round whose draft was another drafter's."""
+        """Append the committed tokens of a round whose draft came from another drafter."""
         self.text.observe(verified)
         self._round += 1
 
     def learn(self, drafted: DraftTree, path: Sequence[int]) -> None:
-        """Learn which nodes of a draft of this session were accepted."""
+        """Learn which nodes of one of this session's drafts were accepted."""
         self._shape.learn(drafted, path)
 
     def forecast(self, nodes: int) -> Float64 | None:
@@ -141,14 +141,14 @@ def drafted(
     chosen: Sequence[bool] | None = None,
     ahead: Callable[[], Ahead | None] | None = None,
 ) -> DraftTree:
-    """Return a draft in the order in which its nodes were made.
+    """Return a draft with its nodes in the order of their creation.
 
     Args:
-        tokens, parents, weights: of N nodes.
+        tokens, parents, weights: tokens, parents and weights of N nodes.
         laws: q [V] after the root and after nodes with children; empty if all nodes were chosen.
         drawn: how siblings were drawn.
         chosen: which nodes were chosen; None if all nodes were drawn.
-        ahead: see `Proposal`; left out where all nodes were chosen.
+        ahead: see `Proposal`; ignored if all nodes were chosen.
     """
     proposal = None
     if laws and tokens:
@@ -159,7 +159,7 @@ def drafted(
 
 
 def heaviest(tokens: list[int], parents: list[int], weights: list[float], maximum: int) -> DraftTree:
-    """Return the most probable of chosen nodes, best first; ancestors are no less probable, so none is missing."""
+    """Return the most probable nodes, best first; ancestors are at least as probable, so none is missing."""
     order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:maximum]
     place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
     return drafted(

@@ -1,4 +1,4 @@
-"""What is told of adapters of an early exit (Kangaroo): checkpoints, methods and training."""
+"""Early-exit adapters (Kangaroo): their checkpoints, methods and training."""
 
 from __future__ import annotations
 

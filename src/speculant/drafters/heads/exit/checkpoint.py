@@ -1,8 +1,8 @@
 """Checkpoints of Kangaroo's adapters, as their authors publish them (Equationliu/Kangaroo).
 
-`config.json` is a Llama config of one layer, the weights are a norm, and attention with a norm before it. Where the
-exit is stands in no file of theirs but in their scripts: behind 2 layers of Vicuna-7B and 3 of Vicuna-13B. What is
-saved here has it as `exit_layer`.
+`config.json` is a Llama config with one layer; the weights are a norm, and attention with a norm before it. The exit
+layer is given only in the authors' scripts: after 2 layers of Vicuna-7B and 3 of Vicuna-13B. Checkpoints saved here
+contain it as `exit_layer`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from speculant.drafters.heads.checkpoints.fitting import (
 from speculant.drafters.heads.exit.head import ExitHead
 from speculant.drafters.heads.head import TargetParts
 
-_AUTHORS = {32: 2, 40: 3}  # layers of the target, and those before the exit
+_AUTHORS = {32: 2, 40: 3}  # number of the target's layers, and of those before the exit
 _LAYER = "layers.0."
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is one of these: attention between two norms, and nothing else."""
+    """Return whether a checkpoint is one of these: attention between two norms, and nothing else."""
     names = {name for name in checkpoint.tensors if not name.endswith("inv_freq")}
     needed = {"norm.weight", f"{_LAYER}input_layernorm.weight", f"{_LAYER}self_attn.q_proj.weight"}
     allowed = ("norm.weight", ".input_layernorm.weight")
@@ -40,7 +40,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def load(checkpoint: Checkpoint, target: TargetParts) -> ExitHead:
-    """Return the head; raises as `load_head`."""
+    """Return the head; errors as in `load_head`."""
     if any(name.startswith("layers.") and not name.startswith(_LAYER) for name in checkpoint.tensors):
         raise UnsupportedError(f"the adapter in {checkpoint.source} has several layers; only one is supported.")
     check_hidden_size(checkpoint, target, checkpoint.tensors["norm.weight"].shape[0])
@@ -62,7 +62,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> ExitHead:
 
 
 def save(head: ExitHead, folder: Path, target: TargetParts) -> None:
-    """Write a head's config and weights into a folder."""
+    """Write a head's config and weights to a folder."""
     config = shape_config(head.shape, target) | {
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": 1,

@@ -1,12 +1,12 @@
-"""Kangaroo: an adapter that turns the target's states behind a shallow layer into drafts.
+"""Kangaroo: an adapter that drafts from the target's hidden states after a shallow layer.
 
 Liu, Tang, Liu, Ni, Han, Wang: "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting", NeurIPS 2024,
-arXiv 2404.18911. The first layers of the target run on its own cache; above them the adapter, attention between two
-norms and nothing else, and the target's output projection give the logits of the next token. So a drafted token costs
-the first layers and the adapter, and its rows of the first layers are those that the target's own pass needs.
+arXiv 2404.18911. The first layers of the target run on its own cache. The adapter, which is attention between two
+norms, reads their output, and the target's output projection computes the logits of the next token. So a drafted token
+costs the first layers and the adapter, and the verifying pass reuses its rows of the first layers.
 
-Row k reads the state of the token k. The states of drafted tokens are the target's own, so the rows of accepted ones
-stay right.
+Row k reads the state of token k. The states of drafted tokens are the target's own, so the rows of accepted tokens
+remain valid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ExitLayer(nn.Module):
 
 
 class ExitHead(nn.Module, Head):
-    """The weights, named as in the authors' checkpoints. See `heads.head.Head`."""
+    """The weights, named as in the authors' checkpoints; see `heads.head.Head`."""
 
     depth = None
     ids = None
@@ -48,8 +48,8 @@ class ExitHead(nn.Module, Head):
         """Build an adapter with random weights.
 
         Args:
-            shape: of its attention; D is the target's.
-            exit_layer: how many of the target's first layers run below it.
+            shape: shape of its attention; D is the target's hidden size.
+            exit_layer: number of the target's first layers that run below it.
         """
         super().__init__()
         self.shape, self.exit_layer = shape, exit_layer
@@ -94,7 +94,7 @@ class ExitHead(nn.Module, Head):
         ]
 
     def step_parts(self, target: TargetParts) -> StepParts | None:
-        """Return the target's first layers and the adapter as one head; None where they rotate by other angles."""
+        """Return the target's first layers and the adapter as one head; None if their rotary angles differ."""
         found = target.first_layers(self.exit_layer)
         if found is None:
             return None
@@ -122,25 +122,25 @@ class ExitHead(nn.Module, Head):
         )
 
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return what the output projection reads [..., D], of the states [..., D] and the attention's output."""
+        """Return the input [..., D] of the output projection, from the states [..., D] and the attention's output."""
         found: Tensor = self.norm(hidden + attended)
         return found
 
 
 class ExitState(HeadState):
-    """One text: keys and values of the adapter, and the target's own cache, lent."""
+    """One text: keys and values of the adapter, and the target's own cache during a request."""
 
     def __init__(self, head: ExitHead, target: TargetParts, first: int) -> None:
-        """Begin a text whose tokens before the position `first` have no rows."""
+        """Start a text whose tokens before position `first` have no rows."""
         self.head, self._target = head, target
         self._cache: ExitCache | None = None
         self.cache = HeadCache(1, first=first)
         parts = head.step_parts(target)
         self._code: StepCode | None = None if parts is None else target.step_code(parts)
-        self._root, self._read = -1, list[int]()  # tokens of the rows that code has drafted, the root's first
+        self._root, self._read = -1, list[int]()  # tokens of the rows drafted by compiled code, starting with the root
 
     def lend(self, cache: ExitCache | None) -> None:
-        """Take the target's cache of a request that begins; None where it ends."""
+        """Set the target's cache when a request begins; None when it ends."""
         self._cache, self._read = cache, []
 
     @property
@@ -162,7 +162,7 @@ class ExitState(HeadState):
         self._read, known = [], 0
         while known < min(len(read), len(committed)) and read[known] == committed[known]:
             known += 1
-        if known:  # their rows are where they belong
+        if known:  # their rows are already in place
             self.cache.commit(known, hidden.device)
             hidden = hidden[known:]
         if not len(hidden):
@@ -182,10 +182,10 @@ class ExitState(HeadState):
         return self._run(tokens, [row + 1 for row in above])  # the root has the first row
 
     def draft(self, plan: GrowthPlan, temperature: float) -> GrownDraft | None:
-        """Return a whole chain of chosen tokens, drafted by code; None where there is none for it.
+        """Return a whole chain of chosen tokens, drafted by compiled code; None if there is no code for it.
 
-        All of its tokens are read, too, as by the authors: verification then needs no pass of the first layers. One
-        that is not worth reading is not drafted.
+        Like the authors' code, it also runs the last drafted token through the first layers, so that verification needs
+        no pass through them. A token that is not worth such a pass is not drafted.
         """
         code, committed, layers = self._code, self.cache.committed, self.head.exit_layer
         if code is None or plan.top_k != 1 or plan.expanded != 1 or self.cache.first or committed != self._lent.length:
@@ -241,7 +241,7 @@ class ExitState(HeadState):
         self._read = []
 
     def _run(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        """Append rows of tokens below others of the draft, the root's being the first; return their logits [n, V]."""
+        """Append rows of tokens below other rows of the draft (0: the root's); return their logits [n, V]."""
         read = self._lent.read_exit(np.array(tokens, np.int32), np.array(above, np.int32), self.head.exit_layer)
         states = read.hidden[:, 0].to(self.head.norm.weight.dtype)
         positions, seen = self.cache.branch(above, states.device)

@@ -1,8 +1,8 @@
-"""How adapters of an early exit are trained: on the target's own distribution of the next token, at every row.
+"""The training of early-exit adapters: on the target's own distribution of the next token, at every row.
 
-Kangaroo (Liu et al. 2024, arXiv 2404.18911, section 3.2) minimises the cross-entropy of the adapter's distribution to
-the target's full one, whose gradient is that of "kl". The states of drafted tokens are the target's own, so what is
-drafted at any depth is what the same rows of a text give, and one depth is trained.
+Kangaroo (Liu et al. 2024, arXiv 2404.18911, section 3.2) minimises the cross-entropy between the target's distribution
+and the adapter's, which has the same gradient as "kl". The states of drafted tokens are the target's own, so the rows
+of a draft at any depth equal those of a text, and training one depth is enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ExitRecipe(Recipe):
     """See `drafters.heads.training.recipe.Recipe`."""
 
     def __init__(self, head: ExitHead, depth: int = 1) -> None:
-        """Take the head, and how many depths are trained or measured."""
+        """Set the head, and the number of depths to train or measure."""
         self.head, self.depth = head, depth
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
@@ -44,14 +44,14 @@ class ExitRecipe(Recipe):
 
 
 def new_exit(target: TargetParts, *, layer: int = 0) -> ExitHead:
-    """Return an adapter that at first passes the states of the exit on.
+    """Return an adapter that initially passes the exit's states through nearly unchanged.
 
     Args:
-        target: of the adapter.
-        layer: how many of the first layers run below it; 0 for a third of them.
+        target: the target model's parts.
+        layer: number of first layers below the adapter; 0 for a third of them.
 
     Raises:
-        UsageError: the target has not as many, or no more.
+        UsageError: the target has fewer layers, or no more than these.
     """
     exit_layer = layer or max(1, round(target.layers / 3))
     if not 1 <= exit_layer < target.layers:
