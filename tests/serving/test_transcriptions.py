@@ -101,9 +101,13 @@ async def test_a_failing_stream_ends_with_an_error(hearing: Speculator, monkeypa
             await create(**asked)
         windows, fails_at = 0, 2
         stream, found = await create(**asked), list[str]()
-        with pytest.raises(APIError, match="window fails"):
+
+        async def read() -> None:
             async for event in stream:
                 found.append(event.type)
+
+        with pytest.raises(APIError, match="window fails"):
+            await read()
         assert found == ["transcript.text.delta"]
         fails_at = 0
         assert (await create(**{**asked, "stream": False})).text

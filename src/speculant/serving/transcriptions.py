@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, File, Form, Request, UploadFile
@@ -132,10 +133,10 @@ def _respond(found: Transcript, asked: Asked) -> Response:
 
 async def _events(stream: TranscriptStream) -> AsyncIterator[bytes]:
     """Yield OpenAI's events; those of segments, which have no known speaker, if their times were requested."""
-    place = 0
+    places = count(1)
     async for part in stream.parts():
-        for place, each in enumerate(part.segments, place + 1):
-            named = {"type": "transcript.text.segment", "id": f"seg_{place}", "speaker": ""}
+        for each in part.segments:
+            named = {"type": "transcript.text.segment", "id": f"seg_{next(places)}", "speaker": ""}
             yield event({**named, "start": each.start, "end": each.end, "text": each.text})
         if part.text:
             yield event({"type": "transcript.text.delta", "delta": part.text})
