@@ -42,6 +42,8 @@ def build_whisper() -> tuple[Any, Any]:
         prev_sot_token_id=3,
         max_initial_timestamp_index=20,
     )
-    words = {f"w{i}": i for i in range(VOCABULARY)}
+    # As in byte-level vocabularies, some tokens begin with a space (Ġ), and some split a character (é is Ã©).
+    kinds = {6: "Ġw{}", 7: "w{}Ã", 8: "©w{}"}
+    words = {kinds.get(i % 9, "w{}").format(i): i for i in range(VOCABULARY)}
     tokenizer = WhisperTokenizer(vocab=words, merges=[], unk_token="w4", bos_token="w1", eos_token=f"w{END}")
     return model, WhisperProcessor(WhisperFeatureExtractor(feature_size=8, chunk_length=1), tokenizer)

@@ -13,7 +13,7 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.api.transcription import read_sound, transcribe
+from speculant.api.transcription import TranscriptPart, read_sound, transcribe
 from speculant.cli.main import main
 from speculant.core.errors import FileError, UnsupportedError, UsageError
 from whispers import RATE, build_whisper
@@ -33,7 +33,7 @@ def _sound(seconds: float) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("seconds", [0.8, 3.4])
 def test_transcripts_are_those_of_whisper(whisper: tuple[Any, Any], seconds: float) -> None:
-    """Guards short and long form, with the fallback to higher temperatures: tokens and times are the same."""
+    """Guards short and long form with fallbacks: tokens and times are the same, also window by window."""
     model, processor = whisper
     options = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.35}
     options |= {"no_speech_threshold": 0.6}
@@ -53,14 +53,27 @@ def test_transcripts_are_those_of_whisper(whisper: tuple[Any, Any], seconds: flo
         expected = transcribe(speculator, processor, _sound(seconds), timestamps=True, options=options)
     finally:
         del model.generate
-    for _ in range(2):
+    own_members = dict(vars(model))
+    for timestamps in (True, False):
+        parts, decoded = list[TranscriptPart](), set[int]()
+
+        def receive(part: TranscriptPart, parts: Any = parts, decoded: Any = decoded) -> None:
+            parts.append(part)
+            decoded.add(id(speculator.last_stats))
+
         torch.manual_seed(0)
-        assert transcribe(speculator, processor, _sound(seconds), timestamps=True, options=options).segments == (
-            expected.segments
+        found = transcribe(
+            speculator, processor, _sound(seconds), timestamps=timestamps, options=options, received=receive
         )
+        assert found.segments == (expected.segments if timestamps else ())
+        assert found.text == expected.text or (seconds < 1 and not timestamps)
+        assert "".join(part.text for part in parts) == found.text
+        assert tuple(each for part in parts for each in part.segments) == found.segments
+        assert len(decoded) > 1 or seconds < 1
+    assert vars(model) == own_members
     stats = speculator.last_stats
     assert stats is not None
-    assert stats.mat > 1.5
+    assert stats.mat > 1.3
     assert plain
 
 
@@ -69,6 +82,7 @@ def test_command(whisper: tuple[Any, Any], tmp_path: Path, capsys: pytest.Captur
     model, processor = whisper
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
+    plain = Speculator.from_transformers(model, method="none", fast=False)
     file = tmp_path / "talk.wav"
     soundfile.write(file, np.stack([_sound(1.6)] * 2, axis=1), 44_100)
     command = ["transcribe", str(file), "--model", str(tmp_path), "--timestamps", "--json", "-", "--no-fast"]
@@ -76,6 +90,11 @@ def test_command(whisper: tuple[Any, Any], tmp_path: Path, capsys: pytest.Captur
     found = json.loads(capsys.readouterr().out)
     assert found["seconds"] == pytest.approx(1.6 * RATE / 44_100, abs=0.01)
     assert main(["transcribe", str(file), "--model", str(tmp_path), "--no-fast"]) == 0
+    assert capsys.readouterr().out.strip() == transcribe(plain, processor, read_sound(file, RATE)).text
+    assert main(command[:-3]) == 0
+    assert [line[20:] for line in capsys.readouterr().out.splitlines()] == [
+        each["text"].strip() for each in found["segments"]
+    ]
     assert main(["transcribe", str(tmp_path / "none.wav"), "--model", str(tmp_path)]) == 1
     assert "no audio file" in capsys.readouterr().err
 

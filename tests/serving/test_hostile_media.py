@@ -77,6 +77,7 @@ BAD = {
     "no object": ({"type": "image_url", "image_url": "x"}, "holds"),
     "another detail": ({"type": "image_url", "image_url": {"url": encoded(image()), "detail": "extreme"}}, "detail"),
     "sound": ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "reads text and image"),
+    "video": ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "reads text and image"),
     "unknown": ({"type": "hologram", "hologram": {}}, "not supported"),
     "elsewhere": (picture("https://example.com/a.png"), "fetches nothing"),
     "a file": (picture("file:///etc/passwd"), "begins with https"),
@@ -185,7 +186,7 @@ def test_private_addresses_are_never_asked(hosts: list[str], url: str, monkeypat
 
     monkeypatch.setattr("speculant.serving.fetching.socket.create_connection", connect)
     with pytest.raises(ApiError):
-        Fetcher(hosts, 1000, 1.0).fetch(url, param="x")
+        Fetcher(hosts, 1000, 1.0).fetch(url, kind="image", param="x")
 
 
 def test_the_checked_address_is_the_one_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,5 +200,5 @@ def test_the_checked_address_is_the_one_connected_to(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("speculant.serving.fetching.socket.create_connection", connect)
     with pytest.raises(ApiError, match="could not be fetched"):
-        Fetcher(["a.example.com"], 1000, 1.0).fetch("http://a.example.com/x", param="x")
+        Fetcher(["a.example.com"], 1000, 1.0).fetch("http://a.example.com/x", kind="video", param="x")
     assert asked == [("93.184.216.34", 80)]

@@ -96,6 +96,48 @@ async def test_a_model_of_text_says_so(speculator: Speculator) -> None:
         assert (await client.models.list()).data[0].model_dump()["modalities"] == ["text"]
 
 
+async def test_videos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards videos: data: URLs and fetched ones give the library's text, drafted; what exceeds a limit is refused."""
+    from clips import ClipProcessor, make_clip
+    from speculant.serving.fetching import Fetcher
+
+    model, _ = build_media_model("qwen2_vl")
+    speculator = Speculator.from_transformers(model, ClipProcessor(), method="mix", nodes=6, fast=False)
+    clip = make_clip(20)
+    url = f"data:video/mp4;base64,{base64.b64encode(clip).decode()}"
+
+    def asked(address: str) -> list[dict[str, Any]]:
+        text = {"type": "text", "text": "w7 w8 w9"}
+        return [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": address}}, text]}]
+
+    alone = Speculator.from_transformers(model, ClipProcessor(), method="none", fast=False)
+    expected = alone.generate(asked(url), max_new_tokens=12, temperature=0).text
+    fetched = list[tuple[str, str]]()
+
+    def fetch(self: Fetcher, address: str, *, kind: str, param: str) -> bytes:
+        fetched.append((address, kind))
+        return clip
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
+    app = make_app(speculator, max_video_seconds=5)
+    async with running(app), client_of(app) as client:
+
+        async def answer(address: str) -> Any:
+            body = {"messages": asked(address), "max_tokens": 12, "temperature": 0}
+            return (await client.post("/v1/chat/completions", json=body)).json()
+
+        for address in (url, "https://example.com/a.mp4"):
+            found = await answer(address)
+            assert found["choices"][0]["message"]["content"] == expected
+            assert found["usage"]["prompt_tokens_details"]["video_tokens"] == 8
+        assert fetched == [("https://example.com/a.mp4", "video")]
+        long = await answer(f"data:video/mp4;base64,{base64.b64encode(make_clip(30)).decode()}")
+        assert (long["error"]["code"], long["error"]["param"]) == ("invalid_media", "messages.0.content.0")
+        assert "6 s long" in long["error"]["message"]
+        assert "as a video" in (await answer("data:video/mp4;base64,AAAA"))["error"]["message"]
+        assert (await client.get("/v1/models")).json()["data"][0]["modalities"] == ["text", "video"]
+
+
 def test_samples_are_read_from_bytes() -> None:
     """Guards recordings in requests: a file in memory is read as one on disk."""
     import soundfile

@@ -32,7 +32,7 @@ async def test_greedy_chat_is_the_librarys(connect: Connect, model: Any, tokeniz
         "prompt_tokens": len(ids),
         "completion_tokens": 12,
         "total_tokens": len(ids) + 12,
-        "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0, "audio_tokens": 0, "video_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert answer["model"] == "tiny"

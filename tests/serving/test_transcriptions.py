@@ -10,12 +10,14 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
-from openai import AsyncOpenAI
+from openai import APIError, AsyncOpenAI, BadRequestError
 
 from servers import MODEL, client_of, make_app, running
 from speculant import Speculator
 from speculant.api.transcription import transcribe
+from speculant.core.errors import UsageError
 from speculant.serving.lenience import UNUSED
+from speculant.serving.transcriber import Asked, Transcriber
 from whispers import RATE, build_whisper
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore")]  # transformers warns of Whisper's own options
@@ -63,11 +65,67 @@ async def test_the_official_client_gets_the_text_in_every_form(hearing: Speculat
         texts = await asyncio.gather(*(create(model=MODEL, file=("a.wav", recording(0.8))) for _ in range(3)))
         assert {each.text for each in texts} == {short.text}
         assert (await create(model=MODEL, file=("a.wav", recording(0.8)), response_format="text")).strip() == short.text
-        events = [event async for event in await create(model=MODEL, file=("a.wav", recording(0.8)), stream=True)]
-        assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]
-        assert events[-1].text == short.text
+        events = [event async for event in await create(model=MODEL, file=named, stream=True)]
+        *deltas, done = events
+        assert {event.type for event in deltas} == {"transcript.text.delta"}
+        assert len(deltas) > 1
+        assert "".join(event.delta for event in deltas) == done.text == expected.text
+        assert (done.type, done.usage.seconds) == ("transcript.text.done", 3)
+        timed = await create(model=MODEL, file=named, stream=True, response_format="verbose_json")
+        segments = [event async for event in timed if event.type == "transcript.text.segment"]
+        assert [(each.start, each.end, each.text) for each in segments] == [
+            (each.start, each.end, each.text) for each in expected.segments
+        ]
         card = (await client.models.list()).data[0]
         assert card.model_dump()["modalities"] == ["transcription"]
+
+
+async def test_a_failing_stream_ends_with_an_error(hearing: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards streams: what fails before the first event has a status, later ones an event; the next one is decoded."""
+    app, windows, fails_at = make_app(hearing), 0, 1
+    own = type(hearing.model).generate_with_fallback
+
+    def failing(*given: Any, **named: Any) -> Any:
+        nonlocal windows
+        windows += 1
+        if windows == fails_at:
+            raise UsageError("this window fails.")
+        return own(*given, **named)
+
+    monkeypatch.setattr(type(hearing.model), "generate_with_fallback", failing)
+    async with running(app), client_of(app) as http:
+        client = AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http, max_retries=0)
+        create: Any = client.audio.transcriptions.create
+        asked: dict[str, Any] = {"model": MODEL, "file": ("a.wav", recording(2.4)), "stream": True}
+        with pytest.raises(BadRequestError, match="window fails"):
+            await create(**asked)
+        windows, fails_at = 0, 2
+        stream, found = await create(**asked), list[str]()
+
+        async def read() -> None:
+            async for event in stream:
+                found.append(event.type)
+
+        with pytest.raises(APIError, match="window fails"):
+            await read()
+        assert found == ["transcript.text.delta"]
+        fails_at = 0
+        assert (await create(**{**asked, "stream": False})).text
+
+
+async def test_a_client_that_leaves_ends_its_decoding(hearing: Speculator) -> None:
+    """Guards the model's thread: a stream that is closed early does not occupy it."""
+    transcriber = Transcriber(hearing, queue=4, seconds=60)
+    asked = Asked(task="transcribe", language=None, prompt="", temperature=0, form="json", stream=True)
+    stream = transcriber.stream(sound(60), asked)
+    await stream.begin()
+    assert transcriber.busy
+    stream.close()
+    with pytest.raises(asyncio.CancelledError):
+        await stream.whole()
+    assert not transcriber.busy
+    assert (await transcriber.transcribe(sound(0.8), asked)).text
+    transcriber.close()
 
 
 async def test_what_cannot_be_heard_is_refused(hearing: Speculator) -> None:
@@ -91,6 +149,8 @@ async def test_what_cannot_be_heard_is_refused(hearing: Speculator) -> None:
             (await send(recording(0.5), language="de"), "English"),
             (await send(recording(0.5), **{"timestamp_granularities[]": "word"}), "words"),
             (await send(recording(0.5), keywords="dog"), "no parameter 'keywords'"),
+            (await send(recording(0.5), stream="true", response_format="srt"), "not srt"),
+            (await send(recording(0.5), stream="true", language="de"), "English"),
             (await client.post("/v1/audio/translations", files={"file": ("a.wav", recording(0.5))}), "English"),
             (
                 await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "w1"}]}),

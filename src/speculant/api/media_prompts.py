@@ -5,11 +5,12 @@ Parts are written as in transformers or in OpenAI's API:
 | part | content |
 |---|---|
 | `{"type": "text", "text": ...}` | text |
-| `{"type": "image_url", "image_url": {"url": ...}}` | the same, in OpenAI's form |
-| `{"type": "image_url", "image_url": {"url": ...}}` | the same, in OpenAI's words |
+| `{"type": "image", "image": ...}` | a path, an image of Pillow, or an array |
+| `{"type": "image_url", "image_url": {"url": ...}}` | a path or a data: URL, in OpenAI's form |
 | `{"type": "audio", "audio": ...}` | a path or an array of samples at the rate of the model's feature extractor |
 | `{"type": "input_audio", "input_audio": {"data": ...}}` | base64 of an audio file |
-| `{"type": "video", "video": ...}` | a path or a list of frames |
+| `{"type": "video", "video": ...}` | a path, a `Video`, or a list of frames |
+| `{"type": "video_url", "video_url": {"url": ...}}` | a path or a data: URL, as in vLLM |
 
 Nothing is fetched: a prompt with a network address is refused.
 """
@@ -19,16 +20,17 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from speculant.api.video import Video, read_video
 from speculant.core.errors import FileError, PromptError, UnsupportedError
 from speculant.engines.hf.media import KINDS
 
-_OPENAI = {"image_url": ("image", "url"), "input_audio": ("audio", "data")}
+URLS = {"image_url": ("image", "url"), "input_audio": ("audio", "data"), "video_url": ("video", "url")}
 _NETWORK = ("http://", "https://", "ftp://")
 
 
@@ -71,7 +73,8 @@ def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]], **opt
         )
     if not getattr(processor, "chat_template", None):
         raise UnsupportedError("the model's processor has no chat template; give the inputs that it makes as a dict.")
-    read = [{**message, "content": [_read(part) for part in _parts(message)]} for message in messages]
+    read = [{**message, "content": [_read(part, processor) for part in _parts(message)]} for message in messages]
+    options |= _place_videos(part for message in read for part in message["content"] if part["type"] == "video")
     try:
         inputs = processor.apply_chat_template(
             read, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", **options
@@ -94,6 +97,22 @@ def check_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(inputs)
 
 
+def _place_videos(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Replace videos that were read from files by their frames; return the options that say when these are shown."""
+    given = [*parts]
+    if not any(isinstance(part["video"], Video) for part in given):
+        return {}
+    metadata = list[dict[str, Any]]()
+    for part in given:
+        video = part["video"]
+        if isinstance(video, Video):
+            part["video"] = video.frames
+            metadata.append({**video.metadata})
+        else:
+            metadata.append({"total_num_frames": len(video), "frames_indices": [*range(len(video))]})
+    return {"processor_kwargs": {"videos_kwargs": {"video_metadata": metadata, "do_sample_frames": False}}}
+
+
 def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     content = message.get("content")
     if isinstance(content, str):
@@ -103,13 +122,13 @@ def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return []
 
 
-def _read(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part as processors accept it, with images decoded."""
+def _read(part: Mapping[str, Any], processor: Any) -> dict[str, Any]:
+    """Return a part as processors accept it, with images and video files decoded."""
     kind = part.get("type")
     if kind == "text":
         return dict(part)
-    if kind in _OPENAI:
-        kind, name = _OPENAI[kind]
+    if kind in URLS:
+        kind, name = URLS[kind]
         value = part.get(part["type"])
         value = value.get(name) if isinstance(value, Mapping) else value
         if kind == "audio" and isinstance(value, str):
@@ -118,14 +137,20 @@ def _read(part: Mapping[str, Any]) -> dict[str, Any]:
     elif kind in KINDS:
         value = next((part[name] for name in (kind, "path", "url") if name in part), None)
     else:
-        raise PromptError(
-            f"a part of a message must be text, {', '.join(KINDS)}, image_url or input_audio, not {kind!r}."
-        )
+        raise PromptError(f"a part of a message must be text, {', '.join((*KINDS, *URLS))}, not {kind!r}.")
     if value is None:
         raise PromptError(f"a part of the type '{kind}' has no '{kind}': write {{'type': '{kind}', '{kind}': PATH}}.")
     if isinstance(value, str) and value.startswith(_NETWORK):
         raise PromptError(f"nothing is fetched from the network: load {value:.80} yourself, and give the file.")
-    return {"type": kind, kind: _open_image(value) if kind == "image" else _open_other(value, kind)}
+    if kind == "image":
+        return {"type": kind, kind: _open_image(value)}
+    if kind == "audio":
+        return {"type": kind, kind: _checked(value, kind)}
+    if isinstance(value, str) and value.startswith("data:"):
+        value = io.BytesIO(_decode(value.partition(",")[2]))
+    if isinstance(value, str | Path | io.BytesIO):
+        value = read_video(_checked(value, kind), processor)
+    return {"type": kind, kind: value}
 
 
 def _open_image(value: Any) -> Any:
@@ -145,7 +170,7 @@ def _open_image(value: Any) -> Any:
         raise FileError(f"cannot read {name} as an image: {error}.") from error
 
 
-def _open_other(value: Any, kind: str) -> Any:
+def _checked(value: Any, kind: str) -> Any:
     if isinstance(value, str | Path):
         if not Path(value).is_file():
             raise FileError(f"there is no {kind} file at {value}.")

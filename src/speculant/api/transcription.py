@@ -7,11 +7,13 @@ plain decoding, while a memory learns recurring phrases of speakers and transcri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from speculant.api.detokenizer import Detokenizer
 from speculant.core.errors import FileError, UnsupportedError, UsageError
 from speculant.core.stats import Stats
 
@@ -31,6 +33,19 @@ class Segment:
     start: float
     end: float
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptPart:
+    """What a decoded window of a recording adds to its transcript.
+
+    Attributes:
+        text: the texts of all parts, joined, are the transcript's text.
+        segments: as in the transcript; empty if no timestamps were requested.
+    """
+
+    text: str
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +74,7 @@ def transcribe(
     task: str | None = None,
     timestamps: bool = False,
     options: Mapping[str, Any] | None = None,
+    received: Callable[[TranscriptPart], object] | None = None,
 ) -> Transcript:
     """Return the transcript of a recording of any length.
 
@@ -71,6 +87,7 @@ def transcribe(
         timestamps: whether to return segments; recordings longer than a window always use timestamps internally.
         options: further keywords of Whisper's `generate`, such as `temperature`, `logprob_threshold`,
             `compression_ratio_threshold`, `no_speech_threshold`, `condition_on_prev_tokens`.
+        received: called with what each window adds, as soon as no fallback can change it.
 
     Raises:
         UnsupportedError: the model is not a speech model.
@@ -90,26 +107,71 @@ def transcribe(
         **({"truncation": False, "padding": "longest"} if len(sound) > window else {}),
     ).to(model.device, model.dtype)
     asked = {name: value for name, value in (("language", language), ("task", task)) if value is not None}
+    parts = None if received is None else _Parts(processor.tokenizer, timestamps, received)
     try:
-        found = model.generate(
+        found = (model if parts is None else parts.watch(model)).generate(
             **features,
             **asked,
             **(options or {}),
             return_timestamps=timestamps or len(sound) > window,
             return_segments=True,
-            custom_generate=speculator,
+            custom_generate=lambda _, *given, **inputs: speculator(model, *given, **inputs),
         )
     except (ValueError, TypeError) as error:
         raise UsageError(f"Whisper refuses this: {error}") from error
-    decode = processor.tokenizer.decode
-    pieces = tuple(
-        Segment(float(each["start"]), float(each["end"]), decode(each["tokens"], skip_special_tokens=True))
-        for each in found["segments"][0]
-    )
-    text = decode(found["sequences"][0], skip_special_tokens=True).strip()
-    return Transcript(
-        text=text, segments=pieces if timestamps else (), seconds=len(sound) / rate, stats=speculator.last_stats
-    )
+    text = processor.tokenizer.decode(found["sequences"][0], skip_special_tokens=True).strip()
+    segments = tuple(_segments(processor.tokenizer, found["segments"][0])) if timestamps else ()
+    if parts is not None:
+        parts.end(text, segments)
+    return Transcript(text=text, segments=segments, seconds=len(sound) / rate, stats=speculator.last_stats)
+
+
+class _Parts:
+    """Passes on what each window adds to a transcript."""
+
+    def __init__(self, tokenizer: Any, timestamps: bool, received: Callable[[TranscriptPart], object]) -> None:
+        self._tokenizer, self._timestamps, self._received = tokenizer, timestamps, received
+        self._detokenizer = Detokenizer(tokenizer)
+        self._text, self._sent, self._segments = "", 0, 0  # characters and segments that were passed on
+
+    def watch(self, model: Any) -> Any:
+        """Return a shallow copy of a model that shows the segments its windows end with; the model is unchanged.
+
+        If another release of transformers obtains them in another way, all of the text is passed on at the end.
+        """
+        view, retrieve = copy.copy(model), getattr(model, "_retrieve_segment", None)
+
+        def show(*given: Any, **named: Any) -> Any:
+            assert retrieve is not None
+            segments, offset = retrieve(*given, **named)
+            self._add(segments)
+            return segments, offset
+
+        if retrieve is not None:
+            view._retrieve_segment = show
+        return view
+
+    def _add(self, segments: Sequence[Mapping[str, Any]]) -> None:
+        found = tuple(_segments(self._tokenizer, segments))
+        self._text += "".join(self._detokenizer.push(int(token)) for each in segments for token in each["tokens"])
+        self._text = self._text if self._sent else self._text.lstrip()
+        self._pass(self._text.rstrip(), found if self._timestamps else ())
+
+    def end(self, text: str, segments: tuple[Segment, ...]) -> None:
+        """Pass on the rest of the whole text, such as a character that is never completed."""
+        self._pass(text, segments[self._segments :])
+
+    def _pass(self, text: str, segments: tuple[Segment, ...]) -> None:
+        new = text[self._sent :]
+        self._sent, self._segments = max(self._sent, len(text)), self._segments + len(segments)
+        if new or segments:
+            self._received(TranscriptPart(new, segments))
+
+
+def _segments(tokenizer: Any, found: Sequence[Mapping[str, Any]]) -> Iterator[Segment]:
+    for each in found:
+        text = tokenizer.decode(each["tokens"], skip_special_tokens=True)
+        yield Segment(float(each["start"]), float(each["end"]), text)
 
 
 def read_sound(source: str | Path | BinaryIO, rate: int, *, max_seconds: float | None = None) -> np.ndarray[Any, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +15,15 @@ from speculant.core.errors import UsageError
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
+if TYPE_CHECKING:
+    from speculant.api.transcription import TranscriptPart
+
 HELP = """\
 Transcribe a recording of any length with a Whisper model.
 
-The text is written to standard output, everything else to standard error. It equals plain decoding's: segments,
-timestamps and the fallback to higher temperatures are transformers'. Requires speculant[media]."""
+The text is written to standard output, window by window as it is decoded, everything else to standard error. It equals
+plain decoding's: segments, timestamps and the fallback to higher temperatures are transformers'. Requires
+speculant[media]."""
 
 EXAMPLES = """
 speculant transcribe talk.wav --model openai/whisper-small
@@ -74,22 +79,37 @@ def transcribe(
     processor = load_processor(model.model, loaded.speculator.model)
     extractor = getattr(processor, "feature_extractor", None)
     sound = read_sound(audio, 16_000 if extractor is None else int(extractor.sampling_rate))
+    shown = json != "-"
     try:
-        with waiting(f"transcribing {audio}"):
-            found = decode(loaded.speculator, processor, sound, language=language, task=task, timestamps=timestamps)
+        with ExitStack() as status:
+            status.enter_context(waiting(f"transcribing {audio}"))
+
+            def show(part: TranscriptPart) -> None:
+                status.close()
+                for each in part.segments:
+                    print(f"[{each.start:8.2f} {each.end:8.2f}] {each.text.strip()}", flush=True)
+                if not timestamps:
+                    print(part.text, end="", flush=True)
+
+            found = decode(
+                loaded.speculator,
+                processor,
+                sound,
+                language=language,
+                task=task,
+                timestamps=timestamps,
+                received=show if shown else None,
+            )
     finally:
+        if shown and not timestamps:
+            print()
         if loaded.memory is not None:
             loaded.speculator.save(loaded.memory)
         loaded.speculator.close()
     record = {"text": found.text, "seconds": found.seconds, "segments": [asdict(each) for each in found.segments]}
     if json == "-":
         print(json_module.dumps(record, ensure_ascii=False))
-        return 0
-    if json is not None:
+    elif json is not None:
         with open(json, "w", encoding="utf-8") as file:
             file.write(json_module.dumps(record, ensure_ascii=False, indent=1) + "\n")
-    for each in found.segments:
-        print(f"[{each.start:8.2f} {each.end:8.2f}] {each.text.strip()}")
-    if not found.segments:
-        print(found.text)
     return 0

@@ -77,13 +77,16 @@ class ServingOptions:
         max_new_tokens: maximum new tokens that a request may ask for, and gets if it asks for none.
         max_prompt_tokens: maximum prompt tokens of a request; 0 for as many as the model has positions.
         max_body_bytes: maximum size of a request.
-        max_media: maximum images and recordings of a request.
+        max_media: maximum images, recordings and videos of a request.
         max_media_bytes: maximum size of each; where a model takes media, a request may be as much larger.
-        max_pixels: maximum pixels of an image.
+        max_pixels: maximum pixels of an image, or of a frame of a video; all frames of a video together may have
+            `max_media` times as many.
         max_audio_seconds: maximum length of a recording.
-        media_hosts: hosts that images may be fetched from, "*.example.com" for all below one, "*" for any public one;
-            none to fetch nothing.
-        fetch_seconds: maximum time to fetch an image.
+        max_video_seconds: maximum length of a video.
+        max_video_frames: maximum frames of a video that the model reads; more are thinned out evenly.
+        media_hosts: hosts that images and videos may be fetched from, "*.example.com" for all below one, "*" for any
+            public one; none to fetch nothing.
+        fetch_seconds: maximum time to fetch a file.
         response_store: bytes of answers to `/v1/responses` that are kept for each key, for `previous_response_id`; at
             most 1,000 of them, in memory only. 0 for none.
         max_choices: maximum answers to one request, over all its prompts.
@@ -195,20 +198,26 @@ class ServingOptions:
         0, "maximum prompt tokens per request; default: the model's positions", kinds.whole(0)
     )
     max_body_bytes: int = _limit(1 << 20, "maximum size of a request; default: 1MiB", kinds.size(min=1))
-    max_media: int = _limit(8, "maximum images and recordings per request", kinds.whole(0))
+    max_media: int = _limit(8, "maximum images, recordings and videos per request", kinds.whole(0))
     max_media_bytes: int = _limit(
-        20 << 20, "maximum size of an image or a recording; default: 20MiB", kinds.size(min=1)
+        20 << 20, "maximum size of an image, recording or video; default: 20MiB", kinds.size(min=1)
     )
-    max_pixels: int = _limit(16 << 20, "maximum pixels of an image; default: 16,777,216", kinds.whole(1))
+    max_pixels: int = _limit(
+        16 << 20, "maximum pixels of an image or of a frame of a video; default: 16,777,216", kinds.whole(1)
+    )
     max_audio_seconds: float = _limit(1800.0, "maximum length of a recording", kinds.seconds())
+    max_video_seconds: float = _limit(600.0, "maximum length of a video", kinds.seconds())
+    max_video_frames: int = _limit(
+        64, "maximum frames of a video that the model reads; more are thinned out evenly", kinds.whole(1)
+    )
     media_hosts: tuple[str, ...] = _server(
         (),
-        "allow fetching images from this host, *.example.com or * for any; may be repeated; default: none",
+        "allow fetching images and videos from this host, *.example.com or * for any; may be repeated; default: none",
         kinds.text("it is empty", metavar="HOST"),
         flag="--media-host",
         several=True,
     )
-    fetch_seconds: float = _limit(10.0, "maximum time to fetch an image", kinds.seconds())
+    fetch_seconds: float = _limit(10.0, "maximum time to fetch a file", kinds.seconds())
     response_store: int = _limit(
         64 << 20,
         "size of the stored responses of /v1/responses per key, 0 for none; default: 64MiB",

@@ -241,7 +241,10 @@ def usage(exchange: Exchange, prompt: int, completion: int, *, choices: int, rea
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(
-            cached_tokens=cached, image_tokens=media["image"], audio_tokens=media["audio"]
+            cached_tokens=cached,
+            image_tokens=media["image"],
+            audio_tokens=media["audio"],
+            video_tokens=media["video"],
         ),
         completion_tokens_details=CompletionDetails(reasoning_tokens=reasoning),
     )

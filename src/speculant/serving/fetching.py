@@ -35,8 +35,8 @@ class Fetcher:
     max_bytes: int
     seconds: float
 
-    def fetch(self, url: str, *, param: str) -> bytes:
-        """Fetch a file; blocks, so it must not be called on the event loop.
+    def fetch(self, url: str, *, kind: str, param: str) -> bytes:
+        """Fetch a file of a kind, "image" or "video"; blocks, so it must not be called on the event loop.
 
         Raises:
             ApiError: the file may not be fetched, or could not be fetched within the limits.
@@ -55,7 +55,7 @@ class Fetcher:
         try:
             address = self._resolve(host, port)
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            return self._read(parts.scheme, host, port, address, path, until, param)
+            return self._read(parts.scheme, host, port, address, path, kind, until, param)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise _refused(f"it could not be fetched ({type(error).__name__})", param) from error
 
@@ -77,7 +77,9 @@ class Fetcher:
                 return str(found)
         raise ConnectionRefusedError("no public address")
 
-    def _read(self, scheme: str, host: str, port: int, address: str, path: str, until: float, param: str) -> bytes:
+    def _read(
+        self, scheme: str, host: str, port: int, address: str, path: str, kind: str, until: float, param: str
+    ) -> bytes:
         connection = http.client.HTTPConnection(host, port)
         plain = found = socket.create_connection((address, port), timeout=_left(until))
         end = threading.Timer(_left(until), _shut, [plain])  # a socket timeout would restart with every byte
@@ -87,7 +89,7 @@ class Fetcher:
             if scheme == "https":
                 found = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
             connection.sock = found
-            connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "speculant"})
+            connection.request("GET", path, headers={"Accept": f"{kind}/*", "User-Agent": "speculant"})
             response = connection.getresponse()
             if response.status != 200:
                 raise _refused(f"it answered with status {response.status}; redirects are not followed", param)

@@ -65,7 +65,7 @@ class _Entry:
         self.served: ServedModel | None = None
         self.loading: asyncio.Task[ApiError | None] | None = None
         self.leaving = False  # whether it is being unloaded, so that new requests wait
-        self.waiting = self.leases = 0  # requests that wait for it, and that use it besides its engine's texts
+        self.waiting = self.leases = 0  # requests that wait for it, and that use it besides what it decodes
         self.used = 0.0  # time of the last use
         self.length: int | None = None  # maximum length of its texts, once it has been loaded
         self.takes = ["text"]
@@ -76,7 +76,7 @@ class _Entry:
 
     @property
     def busy(self) -> bool:
-        return self.leases > 0 or (self.served is not None and self.served.service.engine.places_used > 0)
+        return self.leases > 0 or (self.served is not None and self.served.busy)
 
 
 class ModelPool:
@@ -178,7 +178,7 @@ class ModelPool:
     async def lend(self, name: str | None, request: Request) -> AsyncIterator[ServedModel]:
         """Lend the model of a name, loading it first if necessary; None for the first model.
 
-        It stays loaded while it is lent or its engine has texts.
+        It stays loaded while it is lent or decodes.
 
         Raises:
             ApiError: there is no model of that name, or it cannot be loaded, or not in time.

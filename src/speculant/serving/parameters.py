@@ -51,7 +51,7 @@ PARAMETERS = (
     Parameter(name="model", note="a name of a served model, see `/v1/models`; the first one where it is left out"),
     Parameter(
         name="messages",
-        note="text, and `image_url` and `input_audio` where the model takes them; the model needs a chat template",
+        note="text, and `image_url`, `input_audio`, `video_url` where the model takes them; needs a chat template",
         endpoints=(CHAT,),
     ),
     Parameter(name="prompt", note="text, token ids, or a list of either", endpoints=(COMPLETIONS,)),

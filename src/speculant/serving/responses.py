@@ -30,6 +30,7 @@ class PromptDetails(BaseModel):
     cached_tokens: int
     image_tokens: int = 0
     audio_tokens: int = 0
+    video_tokens: int = 0
 
 
 class CompletionDetails(BaseModel):

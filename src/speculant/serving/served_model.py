@@ -110,6 +110,11 @@ class ServedModel:
         watch_engine(metrics, engine, room=settings.max_concurrency * self.service.longest)
         self._saving: asyncio.Task[None] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether texts or recordings are being decoded or wait."""
+        return self.service.engine.places_used > 0 or self.transcriber.busy
+
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start decoding with the calling thread's number of PyTorch threads; deltas go to this event loop."""
         self.service.engine.start(loop)

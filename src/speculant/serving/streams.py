@@ -1,7 +1,7 @@
 """Responses whose client may disconnect: server-sent events, and complete answers.
 
-A client that disconnects ends its decoding: the exchange is closed in any case. A client that does not read is
-disconnected by its connection, with the same effect.
+A client that disconnects ends its decoding, which is closed in any case. A client that does not read is disconnected by
+its connection, with the same effect.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from speculant.serving.errors import ApiError, api_error
-from speculant.serving.exchange import Exchange
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -30,6 +29,13 @@ def event(value: Any, *, name: str | None = None) -> bytes:
     return head + b"data: " + to_json(value) + b"\n\n"
 
 
+class Decoding(Protocol):
+    """What a stream's events come from."""
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+
+
 class EventStream(Response):
     """Sends server-sent events; an error in the middle becomes the last one."""
 
@@ -38,7 +44,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        exchange: Exchange,
+        decoding: Decoding,
         *,
         failed: Callable[[ApiError], bytes],
         headers: Mapping[str, str] | None = None,
@@ -47,14 +53,14 @@ class EventStream(Response):
 
         Args:
             events: events of the answer.
-            exchange: closed at the end.
+            decoding: closed at the end.
             failed: returns the final bytes of a stream that fails with an error.
             headers: additional headers of the response.
         """
         own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=own | dict(headers or {}))
         del self.headers["content-length"]
-        self._events, self._exchange, self._failed = events, exchange, failed
+        self._events, self._decoding, self._failed = events, decoding, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until the client disconnects."""
@@ -63,7 +69,7 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._exchange.close()
+            self._decoding.close()
             await _end(sending, leaving)
 
     async def _send_all(self, send: Send) -> None:

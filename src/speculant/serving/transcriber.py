@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from speculant.serving.errors import SERVER, ApiError, queue_full
 
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
-    from speculant.api.transcription import Transcript
+    from speculant.api.transcription import Transcript, TranscriptPart
 
 Form_ = Literal["json", "text", "srt", "verbose_json", "vtt"]
 TIMED = ("srt", "vtt", "verbose_json")
@@ -76,12 +77,28 @@ class Transcriber:
         self._waiting = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speculant-transcriber")
 
+    @property
+    def busy(self) -> bool:
+        """Whether recordings are being decoded or wait."""
+        return self._waiting > 0
+
     def close(self) -> None:
         """Stop the thread, once its current recording has ended."""
         self._thread.shutdown(cancel_futures=True)
 
-    async def transcribe(self, sound: Any, asked: Asked) -> Transcript:
-        """Return the transcript of samples Float32[N]; decoding ends if the client disconnects.
+    def stream(self, sound: Any, asked: Asked) -> TranscriptStream:
+        """Begin to transcribe samples Float32[N] part by part; see `transcribe`."""
+        return TranscriptStream(lambda received: self.transcribe(sound, asked, received))
+
+    async def transcribe(
+        self, sound: Any, asked: Asked, received: Callable[[TranscriptPart], object] | None = None
+    ) -> Transcript:
+        """Return the transcript of samples Float32[N]; decoding ends if this is cancelled.
+
+        Args:
+            sound: the samples, at the rate of the model's feature extractor.
+            asked: parameters of the request.
+            received: called on another thread with what each window adds.
 
         Raises:
             ApiError: the queue is full, it took too long, or the model refuses an option.
@@ -93,13 +110,20 @@ class Transcriber:
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(
-                self._thread, self._decode, sound, asked, ended, time.monotonic() + self._seconds
+                self._thread, self._decode, sound, asked, received, ended, time.monotonic() + self._seconds
             )
         finally:
             ended.set()
             self._waiting -= 1
 
-    def _decode(self, sound: Any, asked: Asked, ended: threading.Event, until: float) -> Transcript:
+    def _decode(
+        self,
+        sound: Any,
+        asked: Asked,
+        received: Callable[[TranscriptPart], object] | None,
+        ended: threading.Event,
+        until: float,
+    ) -> Transcript:
         from transformers import StoppingCriteria, StoppingCriteriaList
 
         from speculant.api.transcription import transcribe
@@ -135,4 +159,49 @@ class Transcriber:
             task=asked.task if multilingual else None,
             timestamps=asked.form in TIMED,
             options=options,
+            received=received,
         )
+
+
+class TranscriptStream:
+    """A transcript that is being decoded, part by part; it is decoded whether or not the parts are read."""
+
+    def __init__(self, decode: Callable[[Callable[[TranscriptPart], object]], Coroutine[Any, Any, Transcript]]) -> None:
+        """Begin; `decode` is a function of the callback for parts, which it calls on any thread."""
+        loop = asyncio.get_running_loop()
+        self._parts: asyncio.Queue[TranscriptPart | None] = asyncio.Queue()  # None at the end
+        self._begun = asyncio.Event()
+        self._decoding = loop.create_task(decode(lambda part: loop.call_soon_threadsafe(self._put, part)))
+        self._decoding.add_done_callback(self._end)
+
+    def _put(self, part: TranscriptPart | None) -> None:
+        self._parts.put_nowait(part)
+        self._begun.set()
+
+    def _end(self, decoding: asyncio.Task[Transcript]) -> None:
+        if not decoding.cancelled():
+            decoding.exception()  # marked as seen, since the client may have left
+        self._put(None)
+
+    async def begin(self) -> None:
+        """Wait for the first part.
+
+        Raises:
+            ApiError, SpeculantError: decoding failed, see `Transcriber.transcribe`.
+        """
+        await self._begun.wait()
+        if self._decoding.done():
+            self._decoding.result()
+
+    async def parts(self) -> AsyncIterator[TranscriptPart]:
+        """Yield the parts until the transcript ends or decoding fails."""
+        while (part := await self._parts.get()) is not None:
+            yield part
+
+    async def whole(self) -> Transcript:
+        """Return the transcript, or raise why decoding failed."""
+        return await self._decoding
+
+    def close(self) -> None:
+        """End the decoding, if it has not ended."""
+        self._decoding.cancel()

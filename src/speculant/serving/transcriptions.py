@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, File, Form, Request, UploadFile
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from speculant.serving.access import note
 from speculant.serving.bounds import UnknownMemberError
 from speculant.serving.errors import ApiError, unknown_member
 from speculant.serving.lenience import unused_members
 from speculant.serving.openapi import DECODING, errors
-from speculant.serving.streams import event, while_connected
-from speculant.serving.transcriber import Asked, Form_
+from speculant.serving.streams import EventStream, event, while_connected
+from speculant.serving.transcriber import Asked, Form_, TranscriptStream
 
 if TYPE_CHECKING:
     from speculant.api.transcription import Segment, Transcript
     from speculant.serving.model_pool import ModelPool
 
-TRANSLATED = ("file", "model", "prompt", "response_format", "temperature")
-TRANSCRIBED = (*TRANSLATED, "language", "stream", "timestamp_granularities[]")
+TRANSLATED = ("file", "model", "prompt", "response_format", "temperature", "stream")
+TRANSCRIBED = (*TRANSLATED, "language", "timestamp_granularities[]")
+STREAMED = ("json", "text", "verbose_json")  # response formats of streams; the last one adds segments
 READS = "this model does not turn speech into text; serve a Whisper model, such as openai/whisper-small."
 
 
@@ -31,17 +33,25 @@ def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
 
     async def answer(request: Request, file: UploadFile, model: str | None, asked: Asked) -> Response:
         _check_fields(await request.form(), TRANSCRIBED if asked.task == "transcribe" else TRANSLATED)
+        if asked.stream and asked.form not in STREAMED:
+            message = f"a stream is {', '.join(STREAMED[:-1])} or {STREAMED[-1]}, not {asked.form}."
+            raise ApiError(400, message, param="response_format", code="unsupported_parameter")
         async with models.lend(model, request) as lent:
             if not lent.transcriber.works:
                 raise ApiError(400, READS, code="unsupported")
             sound = await lent.service.media.sound(await file.read())
             if not len(sound):
                 raise ApiError(400, "the recording is empty.", param="file", code="invalid_media")
-            found = await while_connected(request, lent.transcriber.transcribe(sound, asked))
-        note(request, audio_seconds=round(found.seconds, 1))
-        if asked.stream:
-            return StreamingResponse(_events(found), media_type="text/event-stream")
-        return _respond(found, asked)
+            note(request, audio_seconds=round(len(sound) / (lent.service.media.rate or 1), 1))
+            if not asked.stream:
+                return _respond(await while_connected(request, lent.transcriber.transcribe(sound, asked)), asked)
+            stream = lent.transcriber.stream(sound, asked)
+            try:
+                await while_connected(request, stream.begin())
+            except BaseException:
+                stream.close()
+                raise
+            return EventStream(_events(stream), stream, failed=lambda error: event(error.body()))
 
     @app.post("/v1/audio/transcriptions", responses=errors(*DECODING))
     async def transcriptions(
@@ -79,10 +89,16 @@ def add_audio_routes(app: FastAPI, models: ModelPool) -> None:
         prompt: Annotated[str, Form(max_length=4096)] = "",
         response_format: Annotated[Form_, Form()] = "json",
         temperature: Annotated[float, Form(ge=0, le=2)] = 0.0,
+        stream: Annotated[bool, Form()] = False,
     ) -> Response:
         """Translate a recording into English text."""
         asked = Asked(
-            task="translate", language=None, prompt=prompt, temperature=temperature, form=response_format, stream=False
+            task="translate",
+            language=None,
+            prompt=prompt,
+            temperature=temperature,
+            form=response_format,
+            stream=stream,
         )
         return await answer(request, file, model, asked)
 
@@ -115,9 +131,16 @@ def _respond(found: Transcript, asked: Asked) -> Response:
     return JSONResponse(body)
 
 
-async def _events(found: Transcript) -> AsyncIterator[bytes]:
-    """Yield OpenAI's events: all text at once, since a fallback to a higher temperature replaces earlier text."""
-    yield event({"type": "transcript.text.delta", "delta": found.text})
+async def _events(stream: TranscriptStream) -> AsyncIterator[bytes]:
+    """Yield OpenAI's events; those of segments, which have no known speaker, if their times were requested."""
+    places = count(1)
+    async for part in stream.parts():
+        for each in part.segments:
+            named = {"type": "transcript.text.segment", "id": f"seg_{next(places)}", "speaker": ""}
+            yield event({**named, "start": each.start, "end": each.end, "text": each.text})
+        if part.text:
+            yield event({"type": "transcript.text.delta", "delta": part.text})
+    found = await stream.whole()
     yield event({"type": "transcript.text.done", "text": found.text, "usage": _usage(found)})
 
 

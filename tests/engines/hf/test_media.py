@@ -129,6 +129,37 @@ def test_models_that_let_another_write_are_drafted_for(name: str) -> None:
     assert batch == [expected[-32:]] * 2
 
 
+def test_positions_begin_where_the_class_counts_them_from() -> None:
+    """Guards Kosmos-2, whose position ids are entries of a table that begins after the padding."""
+    text = {"vocab_size": 128, "embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4}
+    config = transformers.Kosmos2Config(
+        text_config=text | {"max_position_embeddings": 128, "dropout": 0.0, "eos_token_id": None},
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 8,
+            "patch_size": 4,
+        },
+        latent_query_num=4,
+    )
+    torch.manual_seed(7)
+    model = transformers.Kosmos2ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+    ids = torch.tensor([[0, *[10] * 6, *range(20, 27)]])
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 8, 8), "attention_mask": torch.ones_like(ids)}
+    inputs["image_embeds_position_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1, *[0] * 8]])
+    expected = _generate(model, inputs, do_sample=False)
+    speculator = Speculator.from_transformers(model, method="mix")
+    assert _generate(model, inputs, do_sample=False, custom_generate=speculator) == expected
+    assert speculator.last_stats is not None
+    assert speculator.last_stats.mat > 1.2
+
+
 def test_processors_that_a_class_drops_are_refused() -> None:
     """Guards Janus, whose `generate` passes no processors on: penalties are refused, not ignored."""
     model = build("janus", "sdpa")

@@ -136,7 +136,7 @@ class ModelRunner:
         if EMBEDDED not in options:
             options[names.ids] = given.ids.to(self.model.device)
         if self.capabilities.takes_positions:
-            options[names.positions] = given.positions
+            options[names.positions] = given.positions + self.capabilities.first_position
         count, index, last = given.ids.shape[1], None, False
         if wanted is not None:
             index = torch.tensor(wanted, device=self.model.device)

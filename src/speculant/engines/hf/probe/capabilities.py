@@ -74,6 +74,7 @@ class HFCapabilities(Capabilities):
             be drafted there; otherwise they change once ("longrope").
         rope_rereads: whether `generate` rereads the text when it reaches the limit.
         takes_positions: whether the model accepts position ids.
+        first_position: the position id of a text's first token.
         slots: maximum rows of a cache, including drafts, if the class has a mask of fixed size; or None.
         batches: whether several sequences may share a pass.
         attends: whether there are attention layers, so that passes need masks and positions.
@@ -96,6 +97,7 @@ class HFCapabilities(Capabilities):
     rope_follows: bool = False
     rope_rereads: bool = False
     takes_positions: bool = False
+    first_position: int = 0
     slots: int | None = None
     batches: bool = True
     attends: bool = True
@@ -210,6 +212,7 @@ def check_model(model: Any) -> HFCapabilities:
         vocabulary=text.vocab_size,
         keeps_logits="logits_to_keep" in parameters,
         takes_positions="position_ids" in parameters,
+        first_position=_first_position(base),
         by_slot=by_slot,
         reads_padding=by_slot or rereads,
         slots=_slots(base),
@@ -293,6 +296,17 @@ def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
         model, "_optimize_model_for_decode", contextlib.nullcontext
     )()
     return mode
+
+
+def _first_position(base: Any) -> int:
+    """Return the position id of a text's first token.
+
+    Kosmos-2 takes entries of its table, which begin after the padding's; its `generate` lets the table count them.
+    """
+    for name, module in base.named_modules():
+        if name.endswith("embed_positions") and hasattr(module, "create_position_ids_from_input_ids"):
+            return int(module.padding_idx) + 1
+    return 0
 
 
 def _positions(config: Any) -> int | None:
