@@ -20,6 +20,9 @@ SERIES = {
     "plain": ("speculant serve, plain decoding", "#8fb4de"),
     "transformers": ("transformers serve", "#c9c9c9"),
     "transformers-paged": ("transformers serve, continuous batching", "#8a8a8a"),
+    "llamacpp": ("llama-server", "#f0c08a"),
+    "llamacpp-ngram": ("llama-server, n-grams", "#e0913a"),
+    "llamacpp-draft": ("llama-server, draft model", "#a85f12"),
 }
 PANELS = {
     "tokens_per_second": "tokens/s",
