@@ -75,13 +75,13 @@ class Script:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let every text that a server in this process decodes be the next answer, inside the context."""
-        before = Exchange.submit
+        before, script = Exchange.submit, self
 
-        def submit(exchange: Exchange, job: Job) -> Ticket:
-            ids = self.tokenizer(self.answers.pop(0), add_special_tokens=False)["input_ids"]
-            processor = Scripted(len(job.prompt), [*ids, self.tokenizer.eos_token_id])
-            ticket = before(exchange, replace(job, options={**job.options, "logits_processor": [processor]}))
-            self.tickets.append(ticket)
+        def submit(self: Exchange, job: Job) -> Ticket:
+            ids = script.tokenizer(script.answers.pop(0), add_special_tokens=False)["input_ids"]
+            processor = Scripted(len(job.prompt), [*ids, script.tokenizer.eos_token_id])
+            ticket = before(self, replace(job, options={**job.options, "logits_processor": [processor]}))
+            script.tickets.append(ticket)
             return ticket
 
         Exchange.submit = submit  # type: ignore[method-assign]
