@@ -21,6 +21,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -333,8 +334,8 @@ def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
     while process.poll() is None:
         time.sleep(0.2)
         text = (folder / "log").read_text(encoding="utf-8")
-        if "\ndocs" in text:
-            return process, text.split(" on ")[1].split()[0]
+        if found := re.search(r"^API +(http://[^/]+)", text, re.MULTILINE):
+            return process, found.group(1)
     raise SystemExit((folder / "log").read_text(encoding="utf-8"))
 
 
