@@ -112,7 +112,7 @@ def serve(method: str, folder: str) -> Iterator[tuple[str, int]]:
             thread.join()
 
 
-def measure(agent: str, place: Path, folder: str, repetitions: int) -> list[dict[str, Any]]:
+def measure(agent: str, place: Path, folder: str, *, files: int, repetitions: int) -> list[dict[str, Any]]:
     """Return the measurements of an agent, one for each repetition, method and file, with what was said and written."""
     script = Script(load_model(folder)[1])
     runs = list[dict[str, Any]]()
@@ -124,7 +124,7 @@ def measure(agent: str, place: Path, folder: str, repetitions: int) -> list[dict
                 each.mkdir(parents=True)
                 for name in FILES:
                     shutil.copy(SOURCES / f"{name}.py", each)
-            for number, name in enumerate(FILES):
+            for number, name in enumerate(FILES[:files]):
                 ways = list(WAYS) if (number + repetition) % 2 else list(reversed(WAYS))
                 for way in ways:
                     task = edit(agent, place, folders[way] / f"{name}.py", script, *servers[way])
@@ -189,21 +189,27 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--agent", choices=AGENTS, required=True)
     parser.add_argument("--environment", type=Path, required=True, help="virtual environment with the agent")
+    parser.add_argument("--files", type=int, default=len(FILES), help="how many, the warm-up's included")
     parser.add_argument("--repetitions", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = json.loads(options.output.read_text()) if options.output.exists() else {"agents": {}}
+    found = json.loads(options.output.read_text()) if options.output.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(bundled_model(), folder, dirs_exist_ok=True)
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 32768}))
-        runs = measure(options.agent, options.environment.absolute(), folder, options.repetitions)
+        runs = measure(
+            options.agent,
+            options.environment.absolute(),
+            folder,
+            files=options.files,
+            repetitions=options.repetitions,
+        )
     summary = summarise(runs)
     for run in runs:
         del run["said"], run["written"]
-    result["environment"] = environment()
-    result["agents"][options.agent] = {"summary": summary, "runs": runs}
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    agents = found.get("agents", {}) | {options.agent: {"summary": summary, "runs": runs}}
+    options.output.write_text(json.dumps({"environment": environment(), "agents": agents}, indent=1) + "\n")
     print(json.dumps(summary, indent=1))
 
 
