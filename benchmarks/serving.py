@@ -1,11 +1,14 @@
-"""Load test of `speculant serve`, compared with plain decoding, transformers' server, and the library without a server.
+"""Load test of `speculant serve`, compared with plain decoding, other servers, and the library without a server.
 
 Streamed greedy completions of the beginnings of held-out stories, at several numbers of concurrent clients:
 
-    speculant           `speculant serve` with default options, up to 16 concurrent texts
+    speculant           `speculant serve` with default options, up to 64 concurrent texts
     plain               the same with `--method none`
     transformers        `transformers serve`, which decodes one text at a time
     transformers-paged  the same with `--continuous-batching`
+    llamacpp            llama.cpp's `llama-server`, 64 slots, on the same weights as a float32 GGUF file
+    llamacpp-ngram      the same with its default speculation, `--spec-default`, a table of n-grams for all slots
+    llamacpp-draft      the same with the bundled draft model
     library             `Batch` called directly with the method and the requests of `speculant`
     library-plain       the same without drafts, to compare with `plain`; only if named in --systems
 
@@ -35,7 +38,7 @@ import numpy as np
 
 from serving_chart import draw
 from serving_load import Answer, figures
-from serving_systems import SYSTEMS, HttpServer, Library, start
+from serving_systems import LLAMACPP, SYSTEMS, HttpServer, Library, start, write_gguf_files
 from stories import cut_prompts
 
 TARGETS = ("bundled", "inflated")
@@ -45,7 +48,8 @@ TOKENS = {"bundled": 64, "inflated": 16}
 LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # relative lengths; equal texts would begin and end in the same rounds
 RATIOS = {
     "speculant_to_plain": ("speculant", ("plain",)),
-    "speculant_to_transformers": ("speculant", ("transformers", "transformers-paged")),  # the faster of the two
+    "speculant_to_transformers": ("speculant", ("transformers", "transformers-paged")),  # the faster one
+    "speculant_to_llamacpp": ("speculant", LLAMACPP),
     "server_to_library": ("speculant", ("library",)),
     "plain_server_to_library": ("plain", ("library-plain",)),
 }
@@ -73,7 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--chart", type=Path, help="PNG file for a chart of the results")
     parser.add_argument("--targets", type=names, default=TARGETS, help="default: bundled,inflated")
     parser.add_argument("--systems", type=names, default=SYSTEMS[:-1], help=f"of {','.join(SYSTEMS)}")
-    parser.add_argument("--clients", type=names, default=("1", "4", "16"), help="default: 1,4,16")
+    parser.add_argument("--clients", type=names, default=("1", "4", "16", "64"), help="default: 1,4,16,64")
     parser.add_argument("--requests", type=int, help=f"minimum per number of clients; default: {REQUESTS}")
     parser.add_argument("--turns", type=int, help=f"minimum requests per client; default: {TURNS}")
     parser.add_argument("--tokens", type=int, help=f"mean of the maximum tokens per answer; default: {TOKENS}")
@@ -120,6 +124,8 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
     counts = {clients: max(minimum, turns * clients) for clients in args.clients}
     prompts = iter(cut_prompts(Path(os.environ["SPECULANT_DATA"]) / "text/tinystories", count=2000))
     cells, texts = list[Cell](), dict[str, list[str]]()
+    if set(args.systems) & set(LLAMACPP):
+        write_gguf_files(folder, scratch)
     with running(args.systems, folder, scratch) as systems:
         for clients in args.clients:
             warm = take(prompts, max(2, clients))
@@ -159,7 +165,7 @@ def running(names: Sequence[str], folder: Path, scratch: Path) -> Iterator[list[
     systems = list[HttpServer | Library]()
     try:
         for name in names:
-            systems.append(start(name, folder, scratch / f"{name}.log"))
+            systems.append(start(name, folder, scratch))
             systems[-1].pause()
         yield systems
     finally:
@@ -250,7 +256,7 @@ def print_summary(target: str, rows: Sequence[dict[str, Any]]) -> None:
                 f"   between {between['p50']:7.1f} /{between['p99']:7.1f} ms   clients {own['client_cpu_share']:.0%}"
             )
         for name, ratio in row["ratios"].items():
-            print(f"  {name:32} {ratio['median']:.3f} ({ratio['minimum']:.3f} to {ratio['maximum']:.3f})")
+            print(f"  {name:32} {ratio['median']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})")
 
 
 if __name__ == "__main__":

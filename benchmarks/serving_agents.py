@@ -1,12 +1,14 @@
-"""A coding agent edits files through the server, with and without drafts: smolagents' CodeAgent, unchanged.
+"""Coding agents edit files through the server, with and without drafts: smolagents' CodeAgent and aider, unchanged.
 
-Each task is one file of this project: the agent prints it, writes it again with some names changed, and ends. The
-model's output is scripted, since the bundled model cannot program: a logits processor leaves one token per row, which
-drafters cannot see, so they draft as for a model with this output. The weights are the bundled model's, with 32,768
-positions. A first task, which is not counted, puts the agent's instructions into the prefix cache. The methods
-alternate, each with its own server and memory; time is CPU time of the decoding thread.
+Each task is one file of this project, in which the agent changes some names (`coding_agents.py`). The model's output is
+scripted, since the bundled model cannot program: a logits processor leaves one token per row, which drafters cannot
+see, so they draft as for a model with this output. The weights are the bundled model's, with 32,768 positions. The
+methods take turns at each task, in alternating order, each with its own server and memory. The first task, which is not
+counted, puts the agent's instructions into the prefix caches. Time is CPU time of the decoding thread.
 
-    python benchmarks/serving_agents.py -o benchmarks/results/serving-agents.json
+    python benchmarks/serving_agents.py --agent smolagents --environment VENV -o benchmarks/results/serving-agents.json
+
+VENV is an environment with that agent. Results are added to the file by agent.
 """
 
 from __future__ import annotations
@@ -14,33 +16,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import re
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from smolagents import CodeAgent, OpenAIModel
 from transformers import LogitsProcessor
 
+from coding_agents import AGENTS, MODEL, changed
 from speculant import Speculator
 from speculant.api.loading import bundled_model, load_model
 from speculant.cli.env import environment
 from speculant.options.serving import ServingOptions
-from speculant.serving.answers import Service
 from speculant.serving.app import create_app
-from speculant.serving.exchange import Exchange, Job
+from speculant.serving.exchange import Exchange, Job, Ticket
 from speculant.serving.server import bind, make_server, url
 
 SOURCES = Path(__file__).parent.parent / "src" / "speculant" / "verifiers"
 FILES = ("speculative_sampling", "block", "k_seq", "contrastive", "sample_then_follow")  # the first is warm-up
-RENAMED = {"tree": "draft_tree", "walk": "path", "row": "place", "sampler": "chooser"}
 WAYS = {"drafts": "mix", "none": "none"}
 
 
@@ -59,141 +58,159 @@ class Scripted(LogitsProcessor):  # type: ignore[misc]
         return found
 
 
-def replies(file: Path) -> list[str]:
-    """Return the scripted output of the model for each of the agent's turns on a file."""
-    changed = file.read_text()
-    for name, other in RENAMED.items():
-        changed = re.sub(rf"\b{name}\b", other, changed)
-    head = f"from pathlib import Path\nfile = Path({file.name!r})\n"
-    codes = [f"{head}print(file.read_text())", f"{head}file.write_text(r'''{changed}''')", 'final_answer("Done.")']
-    return [f"Thought: I go on.\n<code>\n{code}\n</code>" for code in codes]
+@dataclass(slots=True)
+class Script:
+    """What the model says next.
+
+    Attributes:
+        tokenizer: encodes the answers.
+        answers: the answers still to be given, in order.
+        tickets: the texts that were decoded.
+    """
+
+    tokenizer: Any
+    answers: list[str] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let every text that a server in this process decodes be the next answer, inside the context."""
+        before, script = Exchange.submit, self
+
+        def submit(self: Exchange, job: Job) -> Ticket:
+            ids = script.tokenizer(script.answers.pop(0), add_special_tokens=False)["input_ids"]
+            processor = Scripted(len(job.prompt), [*ids, script.tokenizer.eos_token_id])
+            ticket = before(self, replace(job, options={**job.options, "logits_processor": [processor]}))
+            script.tickets.append(ticket)
+            return ticket
+
+        Exchange.submit = submit  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Exchange.submit = before  # type: ignore[method-assign]
 
 
 @contextmanager
-def serve(method: str, folder: str, script: list[str]) -> Iterator[tuple[str, int]]:
-    """Serve the model with answers from the script in order; yield the address and the decoding thread's clock."""
+def serve(method: str, folder: str) -> Iterator[tuple[str, int]]:
+    """Serve the model; yield the address and the decoding thread's clock."""
     model, tokenizer = load_model(folder)
     speculator = Speculator.from_transformers(model, tokenizer, method=method)
-    before = Service.options
-
-    def options(self: Service, request: Any, prompt: int, *, choice: int = 0) -> dict[str, Any]:
-        ids = tokenizer(script.pop(0), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        return before(self, request, prompt, choice=choice) | {"logits_processor": [Scripted(prompt, ids)]}
-
     settings = ServingOptions(port=0, max_body_bytes=8 << 20, max_new_tokens=8192, log_format="json")
-    ready = threading.Event()
-    Service.options = options  # type: ignore[method-assign]
-    try:
-        with bind(settings) as bound:
-            server = make_server(create_app(speculator, settings, model="scripted"), settings, ready.set)
-            thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
-            thread.start()
-            ready.wait()
-            engine = next(each for each in threading.enumerate() if each.name == "speculant-engine")
-            assert engine.ident is not None
-            try:
-                yield url(bound), time.pthread_getcpuclockid(engine.ident)
-            finally:
-                server.should_exit = True
-                thread.join()
-    finally:
-        Service.options = before  # type: ignore[method-assign]
+    ready, others = threading.Event(), set(threading.enumerate())
+    with bind(settings) as bound:
+        server = make_server(create_app(speculator, settings, model=MODEL), settings, ready.set)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+        thread.start()
+        ready.wait()
+        engine = next(each for each in set(threading.enumerate()) - others if each.name == "speculant-engine")
+        assert engine.ident is not None
+        try:
+            yield url(bound), time.pthread_getcpuclockid(engine.ident)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
-def edit(address: str, file: Path) -> list[str]:
-    """Let an agent edit a file; return the answers that it received."""
-    model = OpenAIModel(
-        "scripted",
-        api_base=f"{address}/v1",
-        api_key="none",
-        temperature=0,
-        max_tokens=6000,
-        flatten_messages_as_text=True,
-    )
-    agent = CodeAgent([], model, additional_authorized_imports=["pathlib"], verbosity_level=0)
-    assert agent.run(f"In {file.name}, rename {', '.join(RENAMED)}.") == "Done."
-    return [step.model_output for step in agent.memory.steps if getattr(step, "model_output", None)]
+def measure(agent: str, place: Path, folder: str, *, files: int, repetitions: int) -> list[dict[str, Any]]:
+    """Return the measurements of an agent, one for each repetition, method and file, with what was said and written."""
+    script = Script(load_model(folder)[1])
+    runs = list[dict[str, Any]]()
+    for repetition in range(repetitions):
+        with ExitStack() as open_servers, tempfile.TemporaryDirectory() as scratch, script.installed():
+            servers = {way: open_servers.enter_context(serve(method, folder)) for way, method in WAYS.items()}
+            folders = {way: Path(scratch) / way / "work" for way in WAYS}  # of one name: it may be in the prompt
+            for each in folders.values():
+                each.mkdir(parents=True)
+                for name in FILES:
+                    shutil.copy(SOURCES / f"{name}.py", each)
+            for number, name in enumerate(FILES[:files]):
+                ways = list(WAYS) if (number + repetition) % 2 else list(reversed(WAYS))
+                for way in ways:
+                    task = edit(agent, place, folders[way] / f"{name}.py", script, *servers[way])
+                    runs.append({"repetition": repetition, "way": way, "counted": number > 0} | task)
+                    print(
+                        agent,
+                        {key: value for key, value in runs[-1].items() if key not in ("said", "written")},
+                        flush=True,
+                    )
+    return runs
 
 
-def measure(way: str, folder: str) -> dict[str, Any]:
-    """Return the measurements of one method, by task."""
-    tasks = list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory() as place:
-        os.chdir(place)  # so that prompts do not depend on the location
-        files = [Path(shutil.copy(SOURCES / f"{name}.py", place)) for name in FILES]
-        script = [text for file in files for text in replies(file)]
-        with serve(WAYS[way], folder, script) as (address, clock), watch_tickets() as ended:
-            for file in files:
-                ended.clear()
-                begin = time.clock_gettime(clock)
-                said = edit(address, file)
-                seconds = time.clock_gettime(clock) - begin
-                stats = [each.stats for each in ended]
-                tasks.append(
-                    {
-                        "file": file.name,
-                        "turns": len(said),
-                        "prompt_tokens": sum(each.prompt_tokens for each in stats),
-                        "cached_tokens": sum(each.reused_tokens for each in stats),
-                        "tokens": sum(each.tokens for each in stats),
-                        "rounds": sum(each.rounds for each in stats),
-                        "cpu_seconds": round(seconds, 3),
-                        "said": said,
-                        "written": file.read_text(),
-                    }
-                )
-                print(way, {name: tasks[-1][name] for name in ("file", "tokens", "rounds", "cpu_seconds")}, flush=True)
-    return {"way": way, "tasks": tasks}
-
-
-@contextmanager
-def watch_tickets() -> Iterator[list[Any]]:
-    """Yield the list of texts that are submitted inside the context."""
-    found, before = list[Any](), Exchange.submit
-
-    def submit(self: Exchange, job: Job) -> Any:
-        found.append(before(self, job))
-        return found[-1]
-
-    Exchange.submit = submit  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        Exchange.submit = before  # type: ignore[method-assign]
+def edit(agent: str, place: Path, file: Path, script: Script, address: str, clock: int) -> dict[str, Any]:
+    """Let an agent edit a file and return the measurements."""
+    script.answers[:], expected = AGENTS[agent].replies(file), changed(file)
+    script.tickets.clear()
+    began = time.clock_gettime(clock)
+    said = AGENTS[agent].run(place, address, file)
+    seconds = time.clock_gettime(clock) - began
+    if script.answers or file.read_text() != expected:
+        raise SystemExit(f"{agent} did not edit {file.name} as it was told:\n" + "\n".join(said))
+    stats = [each.stats for each in script.tickets if each.stats is not None]
+    return {
+        "file": file.name,
+        "turns": len(stats),
+        "prompt_tokens": sum(each.prompt_tokens for each in stats),
+        "cached_tokens": sum(each.reused_tokens for each in stats),
+        "tokens": sum(each.tokens for each in stats),
+        "rounds": sum(each.rounds for each in stats),
+        "cpu_seconds": round(seconds, 3),
+        "said": said,
+        "written": file.read_text(),
+    }
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return totals over all tasks except the first, and whether the methods gave the same results."""
-    texts = [[(task["said"], task["written"]) for task in run["tasks"]] for run in runs]
+    """Return totals of the counted tasks, the gain with its spread over files, and whether all texts were the same."""
+    ways = {way: [run for run in runs if run["way"] == way and run["counted"]] for way in WAYS}
     found: dict[str, Any] = {}
-    for way in WAYS:
-        tasks = [task for run in runs if run["way"] == way for task in run["tasks"][1:]]
-        tokens, rounds = sum(task["tokens"] for task in tasks), sum(task["rounds"] for task in tasks)
-        answers, seconds = sum(task["turns"] for task in tasks), sum(task["cpu_seconds"] for task in tasks)
+    for way, own in ways.items():
+        tokens, rounds, answers = (sum(run[name] for run in own) for name in ("tokens", "rounds", "turns"))
+        seconds = sum(run["cpu_seconds"] for run in own)
         found[way] = {"mat": round((tokens - answers) / rounds, 3), "tokens_per_cpu_second": round(tokens / seconds, 1)}
+    texts: dict[str, list[Any]] = {}
+    for run in runs:
+        texts.setdefault(run["file"], []).append((run["said"], run["written"]))
+    key = lambda run: (run["repetition"], run["file"])  # noqa: E731
+    pairs = zip(sorted(ways["drafts"], key=key), sorted(ways["none"], key=key), strict=True)
+    gains = [plain["cpu_seconds"] / drafted["cpu_seconds"] for drafted, plain in pairs]
     ratio = found["drafts"]["tokens_per_cpu_second"] / found["none"]["tokens_per_cpu_second"]
-    return {"ways": found, "gain": round(ratio, 2), "same_texts": all(each == texts[0] for each in texts)}
+    return {
+        "ways": found,
+        "gain": round(ratio, 2),
+        "gains_by_task": {"least": round(min(gains), 2), "most": round(max(gains), 2)},
+        "same_texts": all(each == own[0] for own in texts.values() for each in own),
+    }
 
 
 def main() -> None:
-    """Run the measurements and write the results."""
+    """Run the measurements of one agent and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--agent", choices=AGENTS, required=True)
+    parser.add_argument("--environment", type=Path, required=True, help="virtual environment with the agent")
+    parser.add_argument("--files", type=int, default=len(FILES), help="how many, the warm-up's included")
+    parser.add_argument("--repetitions", type=int, default=2)
     options = parser.parse_args()
-    output = options.output.resolve()
     torch.set_num_threads(1)
+    found = json.loads(options.output.read_text()) if options.output.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(bundled_model(), folder, dirs_exist_ok=True)
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 32768}))
-        runs = [measure(way, folder) for _ in range(options.repetitions) for way in WAYS]
-    result = {"environment": environment(), "summary": summarise(runs)}
+        runs = measure(
+            options.agent,
+            options.environment.absolute(),
+            folder,
+            files=options.files,
+            repetitions=options.repetitions,
+        )
+    summary = summarise(runs)
     for run in runs:
-        for task in run["tasks"]:
-            del task["said"], task["written"]
-    output.write_text(json.dumps(result | {"runs": runs}, indent=1) + "\n")
-    print(json.dumps(result["summary"], indent=1))
+        del run["said"], run["written"]
+    agents = found.get("agents", {}) | {options.agent: {"summary": summary, "runs": runs}}
+    options.output.write_text(json.dumps({"environment": environment(), "agents": agents}, indent=1) + "\n")
+    print(json.dumps(summary, indent=1))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,12 @@ SERIES = {
     "plain": ("speculant serve, plain decoding", "#8fb4de"),
     "transformers": ("transformers serve", "#c9c9c9"),
     "transformers-paged": ("transformers serve, continuous batching", "#8a8a8a"),
+    "llamacpp": ("llama-server", "#f0c08a"),
+    "llamacpp-ngram": ("llama-server, n-grams", "#e0913a"),
+    "llamacpp-draft": ("llama-server, draft model", "#a85f12"),
 }
 PANELS = {
-    "tokens_per_second": "tokens/s",
+    "tokens_per_cpu_second": "tokens per second of the server's CPU time",
     "time_to_first_token_ms": "time to first token, ms",
     "time_per_output_token_ms": "time per output token, ms",
 }
@@ -40,7 +43,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     """Draw the results; latency bars are medians, and the lines on them extend to the 99th percentile."""
     targets = {name: own["summary"] for name, own in found["targets"].items()}
     with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9}):
-        figure = Figure(figsize=(9.6, 2.9 * len(targets) + 0.3), layout="constrained")
+        figure = Figure(figsize=(12, 2.9 * len(targets) + 0.3), layout="constrained")
         grid = figure.subplots(len(targets), len(PANELS), squeeze=False)
         for row, (target, summary) in zip(grid, targets.items(), strict=True):
             for axes, (name, label) in zip(row, PANELS.items(), strict=True):
@@ -48,7 +51,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 axes.set_title(label, fontsize=9)
             row[0].set_ylabel(TITLES[target])
         handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(SERIES), frameon=False, fontsize=8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
@@ -62,8 +65,8 @@ def panel(axes: Axes, summary: list[dict[str, Any]], name: str) -> None:
         left = [i + (place - (len(shown) - 1) / 2) * width for i, _ in found]
         heights = [value["p50"] if isinstance(value, dict) else value for _, value in found]
         bars = axes.bar(left, heights, width, label=label, color=color)
-        if name == "tokens_per_second":
-            axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=1)
+        if name == "tokens_per_cpu_second":
+            axes.bar_label(bars, fmt="%.3g", fontsize=5, padding=1, rotation=90)
         else:
             axes.vlines(left, heights, [value["p99"] for _, value in found], color="#444444", linewidth=0.8)
             axes.set_yscale("log")

@@ -18,20 +18,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from soak_client import Answer, Client
 from speculant import Speculator
@@ -41,11 +42,11 @@ from speculant.drafters.mix.memory import describe
 from speculant.memory.file import read_any_memory
 
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
-OPTIONS = ["--prefix-cache", "8", "--memory-limit", "16", "--max-queue", "512", "--save-seconds", "5"]
+OPTIONS = ["--prefix-cache", "8MiB", "--memory-limit", "16MiB", "--max-queue", "512", "--save-seconds", "5"]
 LIMITS = {"SPECULANT_STALL_SECONDS": "1", "SPECULANT_BODY_SECONDS": "5"}
 WAIT, UNREAD = 300, 60  # seconds to wait for an answer, and to leave one unread
-PARTS = 5  # parts of the requests after the warm-up; the process is inspected after each
-COURSE = ("rss_bytes", "speculant_memory_bytes", "speculant_prefix_cache_bytes", "file_descriptors")
+STEP = 500  # requests between two looks at the process's memory
+COURSE = ("rss_bytes", "speculant_memory_bytes", "speculant_prefix_cache_bytes")
 NODES = 64  # maximum per draft; a memory learns all of them even if a stop string cuts them off
 SCHEMA = {
     "type": "object",
@@ -110,13 +111,28 @@ class Soak:
         self.client, self.found = client, Findings()
         self._prompts, self._random = prompts, random.Random(seed)
 
-    async def run(self, requests: int, concurrency: int) -> None:
-        """Send `requests` requests, `concurrency` at a time."""
+    async def run(
+        self,
+        requests: int,
+        concurrency: int,
+        *,
+        until: float = math.inf,
+        look: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Send `requests` requests, `concurrency` at a time.
+
+        Args:
+            requests, concurrency: how many, in all and at a time.
+            until: time of the clock after which no more are sent.
+            look: called after every `STEP` requests.
+        """
         kinds = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=requests)
         waiting = iter(enumerate(kinds, start=1))
 
         async def work() -> None:
             for place, kind in waiting:
+                if time.monotonic() > until:
+                    return
                 self.found.kinds[kind] += 1
                 try:
                     await asyncio.wait_for(self._make(kind), WAIT)
@@ -124,6 +140,8 @@ class Soak:
                     self.found.problems.append(f"{kind}: {type(error).__name__}: {error}")
                 if place % 50 == 0:
                     print(f"{place} of {requests}, {len(self.found.problems)} problems", flush=True)
+                if look is not None and place % STEP == 0:
+                    await look()
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
@@ -243,6 +261,11 @@ async def settled(client: Client, pid: int) -> dict[str, float]:
             break
         await asyncio.sleep(0.1)
     await asyncio.sleep(3)
+    return await inspect(client, pid)
+
+
+async def inspect(client: Client, pid: int) -> dict[str, float]:
+    """Return the process's figures and metrics."""
     found = await metrics_of(client)
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     status = {line.split(":")[0]: line.split()[1] for line in lines if ":" in line and len(line.split()) > 1}
@@ -285,14 +308,20 @@ async def soak(args: argparse.Namespace, process: subprocess.Popen[str], address
     client = Client(host, int(port))
     data = os.environ.get("SPECULANT_DATA")
     run = Soak(client, prompts_of(Path(data) if data else None), seed=args.seed)
-    began = time.monotonic()
+    course, began = list[dict[str, float]](), time.monotonic()
+
+    def note(figures: dict[str, float]) -> dict[str, float]:
+        course.append({"requests": run.found.kinds.total()} | {name: figures[name] for name in COURSE})
+        return figures
+
+    async def look() -> None:
+        note(await inspect(client, process.pid))
+
     await run.run(args.warm_up, args.concurrency)
-    warm = end = await settled(client, process.pid)
-    course = [{"requests": args.warm_up} | {name: warm[name] for name in COURSE}]
-    for part in np.array_split(np.arange(args.warm_up, args.requests), PARTS):
-        await run.run(len(part), args.concurrency)
-        end = await settled(client, process.pid)
-        course.append({"requests": int(part[-1]) + 1} | {name: end[name] for name in COURSE})
+    warm = note(await settled(client, process.pid))
+    until = began + 60 * args.minutes
+    await run.run(args.requests - args.warm_up, args.concurrency, until=until, look=look)
+    end = note(await settled(client, process.pid))
     return {"found": run.found, "warm": warm, "end": end, "course": course, "seconds": time.monotonic() - began}
 
 
@@ -305,8 +334,8 @@ def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
     while process.poll() is None:
         time.sleep(0.2)
         text = (folder / "log").read_text(encoding="utf-8")
-        if "\ndocs" in text:
-            return process, text.split(" on ")[1].split()[0]
+        if found := re.search(r"^API +(http://[^/]+)", text, re.MULTILINE):
+            return process, found.group(1)
     raise SystemExit((folder / "log").read_text(encoding="utf-8"))
 
 
@@ -314,6 +343,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="send no more requests after this time")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--warm-up", type=int, default=400, help="requests before the process is first inspected")
     parser.add_argument("--check", type=int, default=200, help="greedy texts to compare with plain decoding")
@@ -356,7 +386,8 @@ def main() -> None:
         "environment": environment(),
         "options": OPTIONS,
         "limits": LIMITS,
-        "requests": args.requests,
+        "requests": found.kinds.total(),
+        "asked_for": {"requests": args.requests, "minutes": args.minutes if args.minutes < math.inf else None},
         "concurrency": args.concurrency,
         "warm_up": args.warm_up,
         "seconds": seen["seconds"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,8 +24,10 @@ from serving_load import Answer, Request, ask_all
 
 READY_SECONDS = 240
 STOP_SECONDS = 30
-NAME = "target"  # the model's name on this library's server
-MAX_CLIENTS = 16
+NAME = "target"  # the model's name on this library's and llama.cpp's servers
+MAX_CLIENTS = 64
+POSITIONS = 1024  # of a text on llama.cpp's server
+LLAMA_SERVER = "llama-server"
 COUNTERS = ("rounds", "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
 PREFIX_CACHE = 256 << 20  # bytes, the server's default, for the library without one
 # By default transformers takes 60 % of the memory for its cache; 64 x 256 positions are more than the texts need.
@@ -48,13 +51,44 @@ def transformers_command(folder: Path, port: int, *options: str) -> list[str]:
     ]
 
 
+def llamacpp_command(folder: Path, port: int, *options: str) -> list[str]:
+    """Return the command of llama.cpp's server on the files of `write_gguf_files` in a folder."""
+    draft = ["--spec-draft-model", str(folder / "draft.gguf")] if "draft-simple" in options else []
+    return [
+        *(LLAMA_SERVER, "--model", str(folder / "target.gguf"), "--alias", NAME),
+        *("--port", str(port), "--threads", "1", "--parallel", str(MAX_CLIENTS)),
+        *("--ctx-size", str(MAX_CLIENTS * POSITIONS), *options, *draft),
+    ]
+
+
+def write_gguf_files(folder: Path, scratch: Path) -> None:
+    """Write a folder's target and the bundled draft model in float32, both with the target's vocabulary.
+
+    Raises:
+        SystemExit: llama.cpp's server is not installed.
+    """
+    from speculant.api.loading import bundled_draft_model, load_model
+    from speculant.engines.llamacpp.gguf_file import write_gguf
+
+    if shutil.which(LLAMA_SERVER) is None:
+        raise SystemExit(f"{LLAMA_SERVER} is not on the PATH; benchmarks/README.md says how to build it.")
+    model, tokenizer = load_model(str(folder), dtype="float32", device="cpu")
+    write_gguf(model, scratch / "target.gguf", tokenizer=tokenizer)
+    draft, _ = load_model(str(bundled_draft_model()), dtype="float32", device="cpu")
+    write_gguf(draft, scratch / "draft.gguf", tokenizer=tokenizer)
+
+
 Command = Callable[..., list[str]]
 SERVERS: dict[str, tuple[Command, tuple[str, ...]]] = {
     "speculant": (speculant_command, ()),
     "plain": (speculant_command, ("--method", "none")),
     "transformers": (transformers_command, ()),
     "transformers-paged": (transformers_command, PAGED),
+    "llamacpp": (llamacpp_command, ()),
+    "llamacpp-ngram": (llamacpp_command, ("--spec-default",)),
+    "llamacpp-draft": (llamacpp_command, ("--spec-type", "draft-simple")),
 }
+LLAMACPP = tuple(name for name, (command, _) in SERVERS.items() if command is llamacpp_command)
 LIBRARY = {"library": "mix", "library-plain": "none"}
 SYSTEMS = (*SERVERS, *LIBRARY)
 
@@ -118,14 +152,16 @@ class Process:
 class HttpServer(Process):
     """An OpenAI-compatible server."""
 
-    def __init__(self, name: str, folder: Path, log: Path) -> None:
+    def __init__(self, name: str, folder: Path, scratch: Path) -> None:
         """Start the server and wait until it is ready."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         command, options = SERVERS[name]
-        super().__init__(name, command(folder, self._port, *options), folder, log, stdout=subprocess.DEVNULL)
-        self._model = NAME if command is speculant_command else str(folder)
+        words = command(scratch if name in LLAMACPP else folder, self._port, *options)
+        super().__init__(name, words, folder, scratch / f"{name}.log", stdout=subprocess.DEVNULL)
+        self._counts = command is speculant_command
+        self._model = str(folder) if command is transformers_command else NAME
         deadline = time.monotonic() + READY_SECONDS
         while not self._healthy():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -138,8 +174,8 @@ class HttpServer(Process):
         return run_coroutine(ask_all(self._port, requests, clients=clients))
 
     def counters(self) -> dict[str, int]:
-        """Return rounds, drafts, draft tokens and accepted tokens so far; empty for transformers' server."""
-        if self._model != NAME:
+        """Return rounds, drafts, draft tokens and accepted tokens so far; empty for other libraries' servers."""
+        if not self._counts:
             return {}
         values = dict(line.rsplit(" ", 1) for line in self._get("/metrics").splitlines() if not line.startswith("#"))
         return {name: int(float(values[f'speculant_{name}_total{{model_name="{NAME}"}}'])) for name in COUNTERS}
@@ -158,11 +194,12 @@ class HttpServer(Process):
 class Library(Process):
     """`Batch`, called directly by `serving_library.py`, which answers JSON lines."""
 
-    def __init__(self, name: str, folder: Path, log: Path) -> None:
+    def __init__(self, name: str, folder: Path, scratch: Path) -> None:
         """Start the process and wait until it is ready."""
         script = Path(__file__).parent / "serving_library.py"
         command = [sys.executable, str(script), str(folder), "--method", LIBRARY[name]]
-        super().__init__(name, command, folder, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        super().__init__(name, command, folder, scratch / f"{name}.log", **pipes)
         self._read()
 
     def answer(self, asked: Sequence[tuple[str, int]], *, clients: int) -> list[Answer]:
@@ -182,10 +219,10 @@ class Library(Process):
         return json.loads(line)
 
 
-def start(name: str, folder: Path, log: Path) -> HttpServer | Library:
-    """Start a system of `SYSTEMS` on the model in a folder.
+def start(name: str, folder: Path, scratch: Path) -> HttpServer | Library:
+    """Start a system of `SYSTEMS` on the model in a folder; its log, and GGUF files, are in `scratch`.
 
     Raises:
         RuntimeError: if it did not start, with the end of its log.
     """
-    return HttpServer(name, folder, log) if name in SERVERS else Library(name, folder, log)
+    return HttpServer(name, folder, scratch) if name in SERVERS else Library(name, folder, scratch)

@@ -96,6 +96,17 @@ def test_an_interrupted_update_adds_all_or_nothing(rows: int) -> None:
     assert line > 5
 
 
+def test_keeping_all_rows_leaves_them_as_they_are() -> None:
+    """Guards plain rounds, which drop nothing: they make no new views of each layer of each sequence."""
+    layer = filled(5).layers[0]
+    held = layer.held
+    layer.keep(5, [])
+    assert layer.held is held
+    layer.keep(4, [])
+    assert layer.held is not held
+    assert layer.get_seq_length() == 4
+
+
 def test_rows_that_the_caller_writes() -> None:
     """Guards compiled code: it gets the very rows behind those held, and none where there is no room or no buffer."""
     layer = filled(5).layers[0]

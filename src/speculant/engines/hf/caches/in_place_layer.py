@@ -134,6 +134,8 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         if not self.is_initialized:  # a layer that shares another's rows
             return
         end = start + len(rows)
+        if not len(rows) and end == self._held[0].shape[-2]:  # all are kept, as after every plain round
+            return
         if len(rows):
             index = torch.as_tensor(rows, device=self.keys.device) + start
             for held in self._held:
