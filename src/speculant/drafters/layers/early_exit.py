@@ -40,8 +40,8 @@ class EarlyExitSettings:
         tree: "chain", or "guesses" for several next tokens, each continued (PPD).
         guesses: how many; of tree=guesses.
         groups: of layers, of which the first drafts a token for each other one (SPEED); none for `layer`.
-        stop: what ends a chain before the budget does: none, fixed, heuristic, confidence or entropy.
-        threshold: of "confidence" (default 0.4) and "entropy" (default 0.3).
+        stop: what ends a chain before the budget does: none, fixed, heuristic, confidence, joint or entropy.
+        threshold: of "confidence" (default 0.4), "joint" (0.1) and "entropy" (0.3).
         length: tokens of a fixed draft, and of the schedule's first one; how deep guesses are continued.
     """
 
