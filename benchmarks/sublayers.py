@@ -4,11 +4,9 @@ Draft & Verify (Zhang et al. 2024, arXiv 2309.08168) and SWIFT (Xia et al. 2025,
 the bundled model's six layers, all sets can be tried: 62 of layers, 4,094 of sublayers. A set's acceptance is the share
 of greedy tokens that the remaining model predicts, its cost the share of the weights that it reads, and its speed that
 of the best length (`speculant.api.layer_tuning`). Sets are chosen on six texts and their expected speed is that on six
-others. Then `layer-skip` with the best set of each kind, and `swift` searching for sets of each kind, alternate with
-plain decoding on further prompts, in CPU time.
-
-All this is done for the bundled model and for a copy whose MLPs are widened fourfold without changing its output, in
-whose passes reading weights counts for more.
+others; also at the cost of a copy whose MLPs are widened fourfold without changing its output. Then `layer-skip` with
+the bundled model's best set of each kind, and `swift` searching for sets of each kind, alternate with plain decoding on
+further prompts, in CPU time.
 
     OMP_NUM_THREADS=1 python benchmarks/sublayers.py -o benchmarks/results/sublayers.json
 
@@ -64,15 +62,14 @@ def main() -> None:
     if args.only == "sets":
         return
     found["requests"] = args.requests
-    for name, model in models.items():
-        plain = Speculator.from_transformers(model, pair.tokenizer, method="none")
-        rows = found["models"][name]["speeds"] = list[dict[str, Any]]()
-        for temperature in (0.0, 1.0):
-            for system, options in systems(found["models"][name]).items():
-                other = Speculator.from_transformers(model, pair.tokenizer, **options)
-                row = compare(plain, other, prompts[2 * TEXTS :], TOKENS, temperature)
-                rows.append({"system": system, "temperature": temperature, **row})
-                print(name, rows[-1], flush=True)
+    plain = Speculator.from_transformers(pair.model, pair.tokenizer, method="none")
+    rows = found["models"]["bundled"]["speeds"] = list[dict[str, Any]]()
+    for system, options in systems(found["models"]["bundled"]).items():
+        for temperature in (0.0, 1.0) if "nodes" in options and options["method"] == "layer-skip" else (0.0,):
+            other = Speculator.from_transformers(pair.model, pair.tokenizer, **options)
+            row = compare(plain, other, prompts[2 * TEXTS :], TOKENS, temperature)
+            rows.append({"system": system, "temperature": temperature, **row})
+            print(rows[-1], flush=True)
     args.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

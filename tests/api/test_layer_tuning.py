@@ -36,7 +36,7 @@ def target() -> Speculator:
 def test_layers_that_do_not_matter_are_skipped(target: Speculator) -> None:
     """Guards the search: the set is the best one, its figures are those of its pass, and it can be repeated."""
     tried = list[None]()
-    options: dict[str, Any] = {"tokens": 24, "trials": 20}
+    options: dict[str, Any] = {"tokens": 24, "trials": 20, "sublayers": True}
     found = search_skipped_layers(target, PROMPTS, advance=lambda: tried.append(None), **options)
     skipped = Sublayers.whole((1, 3))
     assert (found.skipped, found.setting, found.trials, len(tried)) == (skipped, "1,3", 20, 20)
@@ -81,10 +81,10 @@ def test_sublayers_are_skipped_separately(target: Speculator) -> None:
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight.mul_(4000)
     other = Speculator.from_transformers(model, method="none", fast=False)
-    found = search_skipped_layers(other, PROMPTS, tokens=24, trials=60)
+    found = search_skipped_layers(other, PROMPTS, tokens=24, trials=60, sublayers=True)
     assert 1 in found.skipped.mlp
     assert 1 not in found.skipped.attention
-    assert search_skipped_layers(other, PROMPTS, tokens=24, trials=10, sublayers=False).skipped.are_whole
+    assert search_skipped_layers(other, PROMPTS, tokens=24, trials=10).skipped.are_whole
 
 
 def test_what_cannot_be_searched(target: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def search_skipped_layers(
     tokens: int = 64,
     trials: int = 200,
     seed: int = 0,
-    sublayers: bool = True,
+    sublayers: bool = False,
     advance: Callable[[], object] = lambda: None,
 ) -> SkippedLayers:
     """Return the set of sublayers, or layers, without which the target is expected to draft fastest.

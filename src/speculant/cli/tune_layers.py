@@ -14,15 +14,14 @@ from speculant.options import kinds
 from speculant.options.model import ModelOptions
 
 HELP = """\
-Find what the method layer-skip should skip, on a few typical prompts: attention and MLP of any decoder layers, or whole
-layers.
+Find the decoder layers, or attention and MLP sublayers, that layer-skip should skip, on a few typical prompts.
 
 Each prompt is decoded once. Every set is then judged by the share of these tokens that the rest of the model predicts,
 and by the share of the weights that it reads. Requires optuna: pip install 'speculant[search]'."""
 
 EXAMPLES = """
 speculant tune-layers your/model --prompts typical.jsonl
-speculant tune-layers your/model --prompts typical.jsonl --trials 500
+speculant tune-layers your/model --prompts typical.jsonl --sublayers --trials 500
 """
 
 
@@ -52,8 +51,8 @@ def tune_layers(
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="seed of the search; default: 0")
     ] = 0,
-    whole_layers: Annotated[
-        bool, typer.Option("--whole-layers", help="skip whole layers only, not attention and MLP separately")
+    sublayers: Annotated[
+        bool, typer.Option("--sublayers", help="skip attention and MLP of layers separately, not only whole layers")
     ] = False,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="also write the result to this file")
@@ -89,7 +88,7 @@ def tune_layers(
             tokens=max_new_tokens,
             trials=trials,
             seed=seed,
-            sublayers=not whole_layers,
+            sublayers=sublayers,
             advance=advance,
         )
     print(f"--method layer-skip --set {shlex.quote(f'skipped={best.setting}')}")
