@@ -23,7 +23,7 @@ from speculant.bench.replay.united import ReplayUnitedSession, UnitedDrafter, se
 from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
-from speculant.drafters.models.level_session import heaviest
+from speculant.drafters.models.level_session import top_nodes
 from speculant.integrations.chain_union import AgreementHistory, ChainUnion
 from speculant.registry import BuildContext, build_drafter
 from targets import data_folder
@@ -94,7 +94,7 @@ class ChosenSession(ReplayUnitedSession):
         text = self._output[self._at : self._at + DRAFTS].tolist()
         if common(own.tokens.tolist(), text) > common(head, text):
             return own
-        return heaviest(head, list(range(ROOT, len(head) - 1)), weights[: len(head)].tolist(), len(head))
+        return top_nodes(head, list(range(ROOT, len(head) - 1)), weights[: len(head)].tolist(), len(head))
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)

@@ -57,7 +57,7 @@ def main() -> None:
     names = args.methods.split(",") if args.methods else [name for name in own if METHODS[name].takes_draft_model]
     pair = load_pair("bundled", dtype="float32", draft_model=args.draft_model)
     ids = pair.tokenizer(PROMPT)["input_ids"]
-    law = exact_law(pair.model, ids, args)
+    distribution = exact_law(pair.model, ids, args)
     engines = MemoEngine(pair.model), MemoEngine(pair.draft_model)
     results: dict[str, Any] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
     for name in names:
@@ -65,7 +65,7 @@ def main() -> None:
         for rule in args.rules.split(",") if args.rules else [method.verifier]:
             if rule not in method.verifiers or f"{name} {rule}" in results:
                 continue
-            results[f"{name} {rule}"] = found = tested(name, rule, engines, ids, law, args)
+            results[f"{name} {rule}"] = found = tested(name, rule, engines, ids, distribution, args)
             print(name, rule, found, flush=True)
             args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
@@ -75,7 +75,7 @@ def tested(
     rule: str,
     engines: tuple[MemoEngine, MemoEngine],
     ids: list[int],
-    law: dict[tuple[int, ...], float],
+    distribution: dict[tuple[int, ...], float],
     args: Any,
 ) -> dict[str, Any]:
     """Return the test statistics of a method; its name may include a tree, as in `eagle3:chain`."""
@@ -117,14 +117,20 @@ def tested(
             raise sequence.error
         sequence.close()
         counts[tuple(sampler.tokens)] += 1
-    found = {"impossible texts": len(set(counts) - set(law)), "drafted": stats.drafted, "accepted": stats.accepted}
-    return chi_square(counts, law, args.samples) | found | {key: getattr(args, key) for key in SETTINGS}
+    found = {
+        "impossible texts": len(set(counts) - set(distribution)),
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+    }
+    return chi_square(counts, distribution, args.samples) | found | {key: getattr(args, key) for key in SETTINGS}
 
 
-def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], samples: int) -> dict[str, Any]:
+def chi_square(
+    counts: Counter[tuple[int, ...]], distribution: dict[tuple[int, ...], float], samples: int
+) -> dict[str, Any]:
     """Return the chi-square statistic and its p-value, over cells with a sufficient expected count."""
     observed, expected = [0.0], [0.0]
-    for text, probability in sorted(law.items(), key=lambda item: -item[1]):
+    for text, probability in sorted(distribution.items(), key=lambda item: -item[1]):
         if expected[-1] >= MIN_EXPECTED:
             observed.append(0.0)
             expected.append(0.0)
@@ -140,7 +146,7 @@ def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], floa
 
 def exact_law(model: Any, ids: list[int], args: Any) -> dict[tuple[int, ...], float]:
     """Return the probability of every possible text."""
-    law, going = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]({(): 1.0})
+    distribution, going = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]({(): 1.0})
     for _ in range(args.tokens):
         with torch.no_grad():
             logits = model(torch.tensor([[*ids, *text] for text in going])).logits[:, -1].double() / args.temperature
@@ -149,9 +155,9 @@ def exact_law(model: Any, ids: list[int], args: Any) -> dict[tuple[int, ...], fl
             best = row.topk(args.top_k)
             for token, chance in zip(best.indices.tolist(), best.values.softmax(-1).tolist(), strict=True):
                 whole = token == ENDING or len(text) + 1 == args.tokens
-                (law if whole else longer)[(*text, token)] = probability * chance
+                (distribution if whole else longer)[(*text, token)] = probability * chance
         going = longer
-    return law
+    return distribution
 
 
 if __name__ == "__main__":

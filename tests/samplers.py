@@ -10,7 +10,7 @@ from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
 
 Text = tuple[int, ...]
-Law = Callable[[Text], Sequence[float]]
+Distribution = Callable[[Text], Sequence[float]]
 Outcome = TypeVar("Outcome")
 
 
@@ -57,16 +57,16 @@ class Branches:
         self.open: list[list[int]] = []  # scripts of the outcomes not taken
         self._script = script
 
-    def take(self, law: Sequence[float]) -> int:
+    def take(self, distribution: Sequence[float]) -> int:
         """Return an outcome of a draw with these probabilities."""
         if len(self.taken) < len(self._script):
             outcome = self._script[len(self.taken)]
         else:
-            possible = [i for i, probability in enumerate(law) if probability > 0]
+            possible = [i for i, probability in enumerate(distribution) if probability > 0]
             outcome = possible[0]
             self.open += [[*self.taken, other] for other in possible[1:]]
         self.taken.append(outcome)
-        self.probability *= law[outcome]
+        self.probability *= distribution[outcome]
         return outcome
 
 
@@ -77,8 +77,10 @@ class EnumeratingSampler(Sampler):
     or at the wrong time is found out.
     """
 
-    def __init__(self, law: Law, branches: Branches, *, text: Text = (), length: int, end: int | None = None) -> None:
-        self._law, self._branches, self._length, self._end = law, branches, length, end
+    def __init__(
+        self, distribution: Distribution, branches: Branches, *, text: Text = (), length: int, end: int | None = None
+    ) -> None:
+        self._law, self._branches, self._length, self._end = distribution, branches, length, end
         self.tokens = list(text)
         self._rows: list[Text] = []
 

@@ -52,15 +52,15 @@ def test_drafts_that_do_not_fit_are_refused() -> None:
         pad_to_width([1], [DraftTree.from_paths([[1, 2, 3]])], 3)
 
 
-def first_token(tokens: np.ndarray, mask: np.ndarray, law: np.ndarray) -> np.ndarray:
+def first_token(tokens: np.ndarray, mask: np.ndarray, distribution: np.ndarray) -> np.ndarray:
     """Return the distribution of the first token under SGLang's target-only sampling with thresholds of 1.
 
     Its kernel goes through the children of the root, adds up their probabilities, and takes the first whose sum exceeds
     a uniform number; if none does, it draws from what the children leave of the target's distribution.
     """
-    found, total, rest = np.zeros(len(law)), 0.0, law.copy()
+    found, total, rest = np.zeros(len(distribution)), 0.0, distribution.copy()
     for row in (i for i, parent in enumerate(parents_of(mask)) if parent == 0):
-        more = min(1.0, total + law[tokens[row]])
+        more = min(1.0, total + distribution[tokens[row]])
         found[tokens[row]] += more - total
         total, rest[tokens[row]] = more, 0.0
     return found + (1 - total) * rest / rest.sum() if rest.sum() else found
@@ -69,12 +69,14 @@ def first_token(tokens: np.ndarray, mask: np.ndarray, law: np.ndarray) -> np.nda
 @given(drafts(maximum=WIDTH - 1), st.integers(0, 1 << 30))
 def test_sampling_over_padded_trees_is_exact(draft: DraftTree, seed: int) -> None:
     """Guards the distribution: padding is a candidate like any other, so the rule yields the target's."""
-    law = np.random.default_rng(seed).dirichlet(np.full(VOCABULARY, 0.3))
-    np.testing.assert_allclose(first_token(*arrays(draft), law), law, atol=1e-9)
+    distribution = np.random.default_rng(seed).dirichlet(np.full(VOCABULARY, 0.3))
+    np.testing.assert_allclose(first_token(*arrays(draft), distribution), distribution, atol=1e-9)
 
 
 def test_padding_with_equal_tokens_would_not_be() -> None:
     """Shows what distinct padding is for: with token 0 in every padding row, it is chosen several times too often."""
     tokens, mask = arrays(DraftTree.empty())
-    law = np.full(VOCABULARY, 1 / VOCABULARY)
-    assert first_token(np.append(tokens[:1], np.zeros(WIDTH - 1, np.int64)), mask, law)[0] > 7 * law[0]
+    distribution = np.full(VOCABULARY, 1 / VOCABULARY)
+    assert (
+        first_token(np.append(tokens[:1], np.zeros(WIDTH - 1, np.int64)), mask, distribution)[0] > 7 * distribution[0]
+    )

@@ -168,13 +168,13 @@ def test_sampled_drafts_are_kept_whole() -> None:
 
 def verified(tree: DraftTree, p: np.ndarray, branches: Branches, sampler: EnumeratingSampler) -> Walk:
     """Return an outcome of speculative sampling for a chain, where p is the same after every text."""
-    law = torch.tensor(p)[None]
-    forest = Forest.of([tree], law)
+    distribution = torch.tensor(p)[None]
+    forest = Forest.of([tree], distribution)
     for node, token in enumerate(tree.tokens.tolist()):
         row = torch.tensor([node])
-        rate = float(recursive_rejection(forest, row, law, torch.zeros(1, 1)).rates[0, 0])
+        rate = float(recursive_rejection(forest, row, distribution, torch.zeros(1, 1)).rates[0, 0])
         if not branches.take([1 - rate, rate]):
-            rest = recursive_rejection(forest, row, law, torch.ones(1, 1)).rest[0]
+            rest = recursive_rejection(forest, row, distribution, torch.ones(1, 1)).rest[0]
             own = branches.take(rest.tolist())
             return Walk(list(range(node)), [*tree.tokens[:node].tolist(), own], sampler.commit(own))
         if sampler.commit(token):

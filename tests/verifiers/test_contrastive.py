@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from laws import Model, drafts, law_of_drafts, model, own_law
+from distributions import Model, distribution_of_drafts, drafts, model, own_distribution
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
@@ -28,10 +28,10 @@ def test_texts_have_the_contrasted_distribution(seed: int) -> None:
     """Guards exactness for p': every draft from q and every outcome, to 1e-9; p itself is not what is sampled."""
     p, q = model(seed), model(seed + 10)
     listed = drafts(q, [-1, 0], "iid")
-    found, _ = law_of_drafts(ContrastiveDecoding(alpha=ALPHA, beta=BETA).rule, contrast_models(p, q), listed)
-    wanted = own_law(contrast_models(p, q), 3)
+    found, _ = distribution_of_drafts(ContrastiveDecoding(alpha=ALPHA, beta=BETA).rule, contrast_models(p, q), listed)
+    wanted = own_distribution(contrast_models(p, q), 3)
     assert found == pytest.approx(wanted, abs=1e-9)
-    assert max(abs(wanted[text] - chance) for text, chance in own_law(p, 3).items()) > 0.01
+    assert max(abs(wanted[text] - chance) for text, chance in own_distribution(p, 3).items()) > 0.01
 
 
 def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
@@ -51,21 +51,21 @@ def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
 
 
 def test_every_token_follows_the_contrast_through_the_library() -> None:
-    """Guards the first token, which comes before any draft, and the last, which needs none: their laws, counted."""
+    """Guards the first token, which comes before any draft, and the last, which needs none: their distributions, counted."""
     target, draft = tiny_model("llama"), perturbed(tiny_model("llama"), 0.3)
     speculator = Speculator.from_transformers(target, method="contrastive", draft_model=draft, lossy=True, nodes=3)
     prompt, temperature, samples = [5, 9, 14, 3, 8], 0.3, 400
 
-    def law(text: list[int]) -> np.ndarray:
+    def distribution(text: list[int]) -> np.ndarray:
         with torch.no_grad():
             p, q = ((each(torch.tensor([text])).logits[0, -1:] / temperature).softmax(-1) for each in (target, draft))
         return contrast(p, q, 0.1, 0.5)[0].double().numpy()
 
     options: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     texts = [speculator.generate(prompt, max_new_tokens=2, seed=seed, **options).ids for seed in range(samples)]
-    first, second = law(prompt), np.zeros(target.config.vocab_size)
+    first, second = distribution(prompt), np.zeros(target.config.vocab_size)
     for token in np.flatnonzero(first > 1e-9):
-        second += first[token] * law([*prompt, int(token)])
+        second += first[token] * distribution([*prompt, int(token)])
     with torch.no_grad():
         own = (target(torch.tensor([prompt])).logits[0, -1].double() / temperature).softmax(-1).numpy()
     for place, wanted in enumerate((first, second)):

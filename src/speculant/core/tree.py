@@ -44,7 +44,7 @@ class Proposal:
             the target's; in the drafter's array type, on its device. Lossless rules never read rows without children.
         drawn: "iid" if siblings were drawn with replacement, so that they may be equal; "distinct" if without.
         chosen: Bool[N], True at nodes that were chosen rather than sampled; None if all were sampled.
-        laws: Int32[N], the row of q that each node was drawn from, if siblings come from several drafters; the rows of
+        q_rows: Int32[N], the row of q that each node was drawn from, if siblings come from several drafters; the rows of
             q are then in any order. None if each node was drawn from the row of its parent.
         ahead: for a chain, a function that waits for the token drawn after it during the pass; returns None if there is
             none. If the whole chain is accepted, this token is tested to find the target's own.
@@ -53,7 +53,7 @@ class Proposal:
     q: Any
     drawn: Literal["iid", "distinct"] = "iid"
     chosen: Bool | None = None
-    laws: Int32 | None = None
+    q_rows: Int32 | None = None
     ahead: Callable[[], Ahead | None] | None = None
 
 
@@ -226,8 +226,8 @@ class DraftTree:
         chosen = self.proposal.chosen
         if chosen is None or not chosen[n:].all():
             raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
-        laws = self.proposal.laws
-        proposal = replace(self.proposal, chosen=chosen[:n], laws=None if laws is None else laws[:n])
+        q_rows = self.proposal.q_rows
+        proposal = replace(self.proposal, chosen=chosen[:n], q_rows=None if q_rows is None else q_rows[:n])
         return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal, self.queries)
 
     def below(self, path: Sequence[int]) -> DraftTree:

@@ -25,7 +25,7 @@ class Forest:
         q: [B, N + 1, V], the distribution that the children of each row were drawn from; undefined for rows without
             such children.
         distinct: Bool[B], whether siblings were drawn without replacement.
-        laws: Int64[B, N], the row of q that each node was drawn from, if that is not always the parent's; q then has as
+        q_rows: Int64[B, N], the row of q that each node was drawn from, if that is not always the parent's; q then has as
             many rows as the drafts' proposals. None if each node was drawn from its parent's row.
         below: the children without padding, on the host.
     """
@@ -37,7 +37,7 @@ class Forest:
     children: Tensor
     q: Tensor
     distinct: Tensor
-    laws: Tensor | None
+    q_rows: Tensor | None
     below: list[list[list[int]]]
 
     @classmethod
@@ -47,9 +47,9 @@ class Forest:
         width = max((len(nodes) for each in below for nodes in each), default=0)
         tokens, parents, exists, sampled = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[bool]]()
         children = list[list[list[int]]]()
-        several = [draft.proposal.laws if draft.proposal is not None else None for draft in drafts]
+        several = [draft.proposal.q_rows if draft.proposal is not None else None for draft in drafts]
         most = max([size + 1, *(int(own.max(initial=0)) + 1 for own in several if own is not None)])
-        q, laws = p.new_zeros(len(drafts), most, p.shape[-1]), list[list[int]]()
+        q, q_rows = p.new_zeros(len(drafts), most, p.shape[-1]), list[list[int]]()
         for i, (draft, nodes) in enumerate(zip(drafts, below, strict=True)):
             spare = size - len(draft)
             drawn = [False] * len(draft)
@@ -59,7 +59,7 @@ class Forest:
                 rows = torch.as_tensor(draft.proposal.q)[:most]
                 q[i, : len(rows)] = rows.to(q)
             own = several[i]
-            laws.append([*((draft.parents + 1) if own is None else own).tolist(), *[0] * spare])
+            q_rows.append([*((draft.parents + 1) if own is None else own).tolist(), *[0] * spare])
             tokens.append([*draft.tokens.tolist(), *[0] * spare])
             parents.append([*(parent + 1 for parent in draft.parents.tolist()), *[0] * spare])
             exists.append([True] * len(draft) + [False] * spare)
@@ -78,7 +78,7 @@ class Forest:
             torch.tensor(distinct, device=device),
             None
             if all(own is None for own in several)
-            else torch.tensor(laws, dtype=torch.int64, device=device).reshape(len(drafts), size),
+            else torch.tensor(q_rows, dtype=torch.int64, device=device).reshape(len(drafts), size),
             below,
         )
 
@@ -87,11 +87,11 @@ class Forest:
 
         Args:
             node: Int64[B]; any number for drafts without that node.
-            q: [B, V], the distribution of the node's siblings, if they share one; ignored if `laws` are given.
+            q: [B, V], the distribution of the node's siblings, if they share one; ignored if `q_rows` are given.
         """
         at = node.clamp(min=0)[:, None]
-        if self.laws is not None:
-            q = self.q[torch.arange(len(node), device=q.device), self.laws.gather(1, at)[:, 0]]
+        if self.q_rows is not None:
+            q = self.q[torch.arange(len(node), device=q.device), self.q_rows.gather(1, at)[:, 0]]
         one_hot = torch.zeros_like(q).scatter_(1, self.tokens.gather(1, at), 1.0)
         return torch.where(self.sampled.gather(1, at), q, one_hot)
 
@@ -110,7 +110,7 @@ def refuse_several(draft: DraftTree, rule: str) -> None:
     Raises:
         UnsupportedError: siblings come from several draft models.
     """
-    if draft.proposal is not None and draft.proposal.laws is not None:
+    if draft.proposal is not None and draft.proposal.q_rows is not None:
         raise UnsupportedError(
             f"{rule} takes candidates from one draft model, but these come from several. Use the verifier "
             "'speculative-sampling'."

@@ -173,8 +173,8 @@ class DescentVerifier(RuleVerifier):
             taken = int(choice.taken)
             if taken < 0:
                 ahead = ahead_of(tree) if node == len(tree) - 1 else None
-                law = choice.rest if ahead is None else _test_ahead(ahead, choice.rest, sampler)
-                own = int(draw(law, uniforms[:, -1]))
+                distribution = choice.rest if ahead is None else _test_ahead(ahead, choice.rest, sampler)
+                own = int(draw(distribution, uniforms[:, -1]))
                 return Walk(path, [*tree.tokens[path].tolist(), own], sampler.commit(own))
             node = int(forest.children[0, node + 1, taken])
             if sampler.commit(int(tree.tokens[node])):

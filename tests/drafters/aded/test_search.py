@@ -35,10 +35,10 @@ def successors(held: TrigramTable, a: int, b: int, escape: float) -> tuple[dict[
     total = sum(weight for _, weight in row)
     opened = escape * UNIT * len(row) if row else 1.0
     back_total = sum(weight for _, weight in back) + escape * UNIT * len(back) + 1
-    law = {c: opened / (total + opened) * weight / back_total for c, weight in back}
+    distribution = {c: opened / (total + opened) * weight / back_total for c, weight in back}
     for c, weight in row:
-        law[c] = law.get(c, 0.0) + weight / (total + opened)
-    return {c: p for c, p in law.items() if p > 0}, total
+        distribution[c] = distribution.get(c, 0.0) + weight / (total + opened)
+    return {c: p for c, p in distribution.items() if p > 0}, total
 
 
 class Exhaustive:
@@ -53,9 +53,9 @@ class Exhaustive:
         context = (*self.start, *path)[-2:]
         if context not in self.known:
             self.known[context] = successors(self.held, *context, self.escape)
-        law, total = self.known[context]
+        distribution, total = self.known[context]
         spread = 1 + self.exploration / math.sqrt(1 + total / UNIT)
-        return {(*path, c): (joint * p, min(joint * p * spread, score)) for c, p in law.items()}
+        return {(*path, c): (joint * p, min(joint * p * spread, score)) for c, p in distribution.items()}
 
     def rate(self, path: Path) -> tuple[float, float]:
         """Return joint probability and score of a path."""

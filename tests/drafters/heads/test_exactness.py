@@ -1,4 +1,4 @@
-"""Drafts of a head keep the target's distribution: exact laws on three tokens, and chi-square through the API."""
+"""Drafts of a head keep the target's distribution: exact distributions on three tokens, and chi-square through the API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import laws
+import distributions
 from heads import NAMES, PAIRS, SINGLE, UNITED, begun, random_head
 from models import endless, tiny_model
 from speculant import Speculator
@@ -31,25 +31,25 @@ from speculant.verifiers.traversal import TraversalVerification
 SAMPLINGS = (Sampling(temperature=1.2), Sampling(temperature=0.8, top_k=2))
 
 
-class LawHead(Head):
-    """Its logits after a path below the root are those of a random law of three tokens."""
+class DistributionHead(Head):
+    """Its logits after a path below the root are those of a random distribution of three tokens."""
 
     taps = (0,)
     depth = None
     ids = None
 
-    def __init__(self, law: laws.Model) -> None:
-        self.law = law
+    def __init__(self, distribution: distributions.Model) -> None:
+        self.distribution = distribution
 
     def open(self, first: int, target: TargetParts) -> HeadState:
-        return LawState(self.law)
+        return DistributionState(self.distribution)
 
 
-class LawState(HeadState):
+class DistributionState(HeadState):
     """The paths of a draft."""
 
-    def __init__(self, law: laws.Model) -> None:
-        self.law, self.paths, self.length_ = law, list[laws.Text](), 0
+    def __init__(self, distribution: distributions.Model) -> None:
+        self.distribution, self.paths, self.length_ = distribution, list[distributions.Text](), 0
 
     @property
     def length(self) -> int:
@@ -59,12 +59,12 @@ class LawState(HeadState):
         self.length_ += len(hidden)
 
     def start(self) -> Tensor:
-        return torch.tensor(self.law(())).log()[None]
+        return torch.tensor(self.distribution(())).log()[None]
 
     def grow(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         added = [(*(self.paths[row] if row >= 0 else ()), token) for token, row in zip(tokens, above, strict=True)]
         self.paths += added
-        return torch.stack([torch.tensor(self.law(path)).log() for path in added])
+        return torch.stack([torch.tensor(self.distribution(path)).log() for path in added])
 
     def drop(self) -> None:
         self.paths = []
@@ -73,10 +73,10 @@ class LawState(HeadState):
         self.drop()
 
 
-def drafts(q: laws.Model, tree: str, nodes: int, rounds: int) -> Counter[tuple[int, ...]]:
+def drafts(q: distributions.Model, tree: str, nodes: int, rounds: int) -> Counter[tuple[int, ...]]:
     """Return how often each draft was made, over seeds; checks q of each."""
-    target = HFTargetParts(tiny_model("llama", vocab_size=laws.VOCABULARY))
-    head = LoadedHead(LawHead(q), target, "law", "eagle2")
+    target = HFTargetParts(tiny_model("llama", vocab_size=distributions.VOCABULARY))
+    head = LoadedHead(DistributionHead(q), target, "distribution", "eagle2")
     drafter = HeadDrafter(head, settings=HeadSettings(tree=tree, depth=3, top_k=3), sampled=True)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(rounds):
@@ -100,31 +100,33 @@ def drafts(q: laws.Model, tree: str, nodes: int, rounds: int) -> Counter[tuple[i
 
 def test_a_drawn_chain_is_drawn_from_the_q_it_reports() -> None:
     """Guards exactness at its root: tokens come from q as reported, and such chains keep p by enumeration."""
-    p, q, rounds = laws.model(1), laws.model(2), 1500
+    p, q, rounds = distributions.model(1), distributions.model(2), 1500
     counts = drafts(q, "chain", 3, rounds)
-    expected = laws.own_law(q, 3)
+    expected = distributions.own_distribution(q, 3)
     likely = {text: rounds * chance for text, chance in expected.items() if rounds * chance >= 5}
     chi = sum((counts[text] - mean) ** 2 / mean for text, mean in likely.items())
     assert chi < len(likely) + 4 * np.sqrt(2 * len(likely))
-    texts, _ = laws.law_of_rule(SpeculativeSampling().rule, p, q, [-1, 0, 1], "iid")
-    assert texts == pytest.approx(laws.own_law(p, 4), abs=1e-9)
+    texts, _ = distributions.distribution_of_rule(SpeculativeSampling().rule, p, q, [-1, 0, 1], "iid")
+    assert texts == pytest.approx(distributions.own_distribution(p, 4), abs=1e-9)
 
 
 def test_a_dynamic_tree_is_chosen_and_keeps_the_law() -> None:
-    """Guards trees made by scores: they are deterministic, so one-hot; the law of the text is p, by enumeration."""
-    p, q = laws.model(1), laws.model(2)
+    """Guards trees made by scores: they are deterministic, so one-hot; the distribution of the text is p, by enumeration."""
+    p, q = distributions.model(1), distributions.model(2)
     counts = drafts(q, "dynamic", 6, 5)
     assert len(counts) == 1
-    target = HFTargetParts(tiny_model("llama", vocab_size=laws.VOCABULARY))
-    drafter = HeadDrafter(LoadedHead(LawHead(q), target, "law", "eagle2"), settings=HeadSettings(depth=2, top_k=2))
+    target = HFTargetParts(tiny_model("llama", vocab_size=distributions.VOCABULARY))
+    drafter = HeadDrafter(
+        LoadedHead(DistributionHead(q), target, "distribution", "eagle2"), settings=HeadSettings(depth=2, top_k=2)
+    )
     session = drafter.open(SessionRequest(prompt=np.array([1, 2], np.int32), sampling=Sampling(temperature=1.0)))
     hidden = torch.zeros(2, 1, 32)
     session.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([1], np.int32), hidden=hidden))
     draft = session.propose(Budget(nodes=6, depth=2))
     assert len(draft) == 6
-    texts, accepted = laws.law_of_drafts(SpeculativeSampling().rule, p, [(draft, 1.0)])
+    texts, accepted = distributions.distribution_of_drafts(SpeculativeSampling().rule, p, [(draft, 1.0)])
     assert accepted > 0.5
-    assert texts == pytest.approx(laws.own_law(p, int(draft.depths().max()) + 1), abs=1e-9)
+    assert texts == pytest.approx(distributions.own_distribution(p, int(draft.depths().max()) + 1), abs=1e-9)
 
 
 def every_draft(session: Session, budget: Budget) -> list[tuple[DraftTree, float]]:
@@ -161,12 +163,14 @@ def every_draft(session: Session, budget: Budget) -> list[tuple[DraftTree, float
     return found
 
 
-def after_a_round(method: str, name: str, sampling: Sampling, settings: dict[str, Any]) -> tuple[Session, laws.Model]:
-    """Return a session with an accepted and some rejected tokens behind it, and the target's own law after its text."""
-    model = tiny_model("llama", vocab_size=laws.VOCABULARY, num_hidden_layers=2)
+def after_a_round(
+    method: str, name: str, sampling: Sampling, settings: dict[str, Any]
+) -> tuple[Session, distributions.Model]:
+    """Return a session with an accepted and some rejected tokens behind it, and the target's own distribution after its text."""
+    model = tiny_model("llama", vocab_size=distributions.VOCABULARY, num_hidden_layers=2)
     head = random_head(model, name)
     drafter = build_drafter(
-        method, BuildContext(vocabulary=laws.VOCABULARY, head=head, settings=settings, sampled=True)
+        method, BuildContext(vocabulary=distributions.VOCABULARY, head=head, settings=settings, sampled=True)
     )
     text = [1, 2, 0, 2, 1, 1, 0]
     engine, start, prompt = begun(drafter.needs, model, text, sampling=sampling, seed=np.random.SeedSequence(1))
@@ -191,20 +195,22 @@ def after_a_round(method: str, name: str, sampling: Sampling, settings: dict[str
     text += tokens.tolist()
 
     @cache_calls
-    def law(more: laws.Text) -> laws.Float64:
+    def distribution(more: distributions.Text) -> distributions.Float64:
         with torch.no_grad():
             p = warped(model(torch.tensor([[*text, *more]])).logits[0, -1:], sampling)[0].double().numpy()
         return np.asarray(p / p.sum())
 
-    return session, law
+    return session, distribution
 
 
-def check_law(listed: list[tuple[DraftTree, float]], p: laws.Model, rules: Sequence[laws.Rule]) -> None:
+def check_distribution(
+    listed: list[tuple[DraftTree, float]], p: distributions.Model, rules: Sequence[distributions.Rule]
+) -> None:
     """Check that texts have the target's distribution under each rule, over all drafts and all outcomes."""
     length = max(int(draft.depths().max()) for draft, _ in listed) + 1
     for rule in rules:
-        texts, _ = laws.law_of_drafts(rule, p, listed)
-        assert texts == pytest.approx(laws.own_law(p, length), abs=1e-6)
+        texts, _ = distributions.distribution_of_drafts(rule, p, listed)
+        assert texts == pytest.approx(distributions.own_distribution(p, length), abs=1e-6)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["warm", "top-2"])
@@ -219,7 +225,7 @@ def test_drawn_chains_keep_the_law(name: str, sampling: Sampling) -> None:
     assert len(listed) > 1
     if name == "dspark":
         assert len({len(draft) for draft, _ in listed}) > 1  # chains that end by confidence are among them
-    check_law(listed, p, [SpeculativeSampling().rule, BlockVerification().rule, TraversalVerification().rule])
+    check_distribution(listed, p, [SpeculativeSampling().rule, BlockVerification().rule, TraversalVerification().rule])
 
 
 @pytest.mark.parametrize(("method", "name"), [*PAIRS, ("eagle", "static"), ("medusa", "static"), ("hydra", "static")])
@@ -235,7 +241,7 @@ def test_chosen_trees_keep_the_law(method: str, name: str) -> None:
     [(draft, _)] = listed = every_draft(session, Budget(nodes=6, depth=3))
     assert draft.proposal is None
     assert len(draft) > len(set(draft.parents.tolist()))
-    check_law(listed, p, [SpeculativeSampling().rule, TraversalVerification().rule])
+    check_distribution(listed, p, [SpeculativeSampling().rule, TraversalVerification().rule])
 
 
 @pytest.mark.parametrize(

@@ -26,21 +26,23 @@ class Text:
 
     def begin(self) -> Tensor:
         self.paths = []
-        return self.law(())[None]
+        return self.distribution(())[None]
 
     def read(self, tokens: list[int], above: list[int]) -> tuple[list[int], Tensor]:
         first = len(self.paths)
         for token, row in zip(tokens, above, strict=True):
             self.paths.append((*(self.paths[row] if row >= 0 else ()), token))
-        return list(range(first, len(self.paths))), torch.stack([self.law(path) for path in self.paths[first:]])
+        return list(range(first, len(self.paths))), torch.stack(
+            [self.distribution(path) for path in self.paths[first:]]
+        )
 
-    def law(self, path: tuple[int, ...]) -> Tensor:
+    def distribution(self, path: tuple[int, ...]) -> Tensor:
         source = torch.Generator().manual_seed(hash(path) % 1000)
         return torch.randn(self.vocabulary, generator=source).mul(2).softmax(-1)
 
     def ranks(self, path: tuple[int, ...]) -> RankPath:
         """Return the ranks of the tokens of a path."""
-        orders = [self.law(path[:depth]).argsort(descending=True).tolist() for depth in range(len(path))]
+        orders = [self.distribution(path[:depth]).argsort(descending=True).tolist() for depth in range(len(path))]
         return tuple(order.index(token) for order, token in zip(orders, path, strict=True))
 
 

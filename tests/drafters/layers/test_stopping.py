@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from laws import Model, law_of_drafts, model, own_law
+from distributions import Model, distribution_of_drafts, model, own_distribution
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Proposal
-from speculant.drafters.layers.stopping import PaidChain, SureChain
+from speculant.drafters.layers.stopping import ConfidenceChain, PayingChain
 from speculant.drafters.models.shapes import Level
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
@@ -23,7 +23,7 @@ def chain_of(length: int) -> DraftTree:
 
 def test_the_threshold_follows_the_published_update() -> None:
     """Guards the constants: up by a hundredth where fewer than 0.9 match, down else, smoothed; kept at full length."""
-    shape = SureChain(LevelAcceptance(), threshold=0.8, longest=4, adaptive=True)
+    shape = ConfidenceChain(LevelAcceptance(), threshold=0.8, longest=4, adaptive=True)
     shape.learn(chain_of(2), [0])
     assert (shape._matched, shape._threshold) == (0.25, pytest.approx(0.801))
     for matched, threshold in ((0.625, 0.802), (0.8125, 0.803), (0.90625, 0.802)):
@@ -35,27 +35,27 @@ def test_the_threshold_follows_the_published_update() -> None:
 
 def test_without_adaption_the_threshold_stays() -> None:
     """Guards SWIFT's fixed threshold."""
-    shape = SureChain(LevelAcceptance(), threshold=0.8, longest=4, adaptive=False)
+    shape = ConfidenceChain(LevelAcceptance(), threshold=0.8, longest=4, adaptive=False)
     shape.learn(chain_of(2), [])
     assert shape._threshold == 0.8
 
 
 def test_the_token_after_which_a_chain_ends_is_drafted() -> None:
     """Guards that no pass is paid for in vain: its distribution draws a token, and no further one."""
-    shape, generator = SureChain(LevelAcceptance(), threshold=0.5, longest=4, adaptive=True), torch.Generator()
+    shape, generator = ConfidenceChain(LevelAcceptance(), threshold=0.5, longest=4, adaptive=True), torch.Generator()
     for q, level in ((torch.tensor([[0.6, 0.4, 0.0]]), [0]), (torch.tensor([[0.4, 0.3, 0.3]]), [])):
         found = shape.expand(Level(1, q, [1.0], 4, 4, False, False, generator))
         assert [each.token for each in found] == [0]
         assert shape.select([1.0]) == level
 
 
-def drafts_of(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
+def drafts_of(shape: ConfidenceChain, q: Model) -> list[tuple[DraftTree, float]]:
     """Return every chain that the shape draws, with its probability."""
     found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
     while open_:
         text, probability = open_.pop()
-        law = torch.tensor(q(text))[None]
-        shape.expand(Level(len(text) + 1, law, [1.0], 8, 8, False, True, torch.Generator()))
+        distribution = torch.tensor(q(text))[None]
+        shape.expand(Level(len(text) + 1, distribution, [1.0], 8, 8, False, True, torch.Generator()))
         goes_on = bool(shape.select([1.0])) and len(text) + 1 < shape.passes
         for token, chance in enumerate(q(text).tolist()):
             longer = (*text, token)
@@ -72,27 +72,27 @@ def drafts_of(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
 def test_the_stop_rule_is_lossless() -> None:
     """Guards exactness: chains that end where q is flat leave the output distribution as it is."""
     p, q = model(1), model(3)
-    listed = drafts_of(SureChain(LevelAcceptance(), threshold=0.6, longest=3, adaptive=True), q)
+    listed = drafts_of(ConfidenceChain(LevelAcceptance(), threshold=0.6, longest=3, adaptive=True), q)
     assert len({len(tree) for tree, _ in listed}) > 1
     assert sum(probability for _, probability in listed) == pytest.approx(1)
-    exact, _ = law_of_drafts(SpeculativeSampling().rule, p, listed)
-    assert exact == pytest.approx(own_law(p, 4), abs=1e-9)
+    exact, _ = distribution_of_drafts(SpeculativeSampling().rule, p, listed)
+    assert exact == pytest.approx(own_distribution(p, 4), abs=1e-9)
 
 
-def wide_drafts(shape: SureChain, q: Model) -> list[tuple[DraftTree, float]]:
+def wide_drafts(shape: ConfidenceChain, q: Model) -> list[tuple[DraftTree, float]]:
     """Return every draft of a chain whose last token may have a sibling, with its probability."""
     found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
     while open_:
         text, probability = open_.pop()
-        law = q(text)
-        level = Level(len(text) + 1, torch.tensor(law)[None], [1.0], 2, 8, True, True, torch.Generator())
+        distribution = q(text)
+        level = Level(len(text) + 1, torch.tensor(distribution)[None], [1.0], 2, 8, True, True, torch.Generator())
         count = len(shape.expand(level))
         if shape.select([1.0]) and len(text) + 1 < shape.passes:
             assert count == 1
-            open_ += [((*text, token), probability * chance) for token, chance in enumerate(law.tolist())]
+            open_ += [((*text, token), probability * chance) for token, chance in enumerate(distribution.tolist())]
             continue
-        for one, first in enumerate(law.tolist()):
-            for two, second in enumerate(law.tolist()) if count == 2 else [(-1, 1.0)]:
+        for one, first in enumerate(distribution.tolist()):
+            for two, second in enumerate(distribution.tolist()) if count == 2 else [(-1, 1.0)]:
                 if one == two:
                     continue
                 tokens = [*text, one, two] if count == 2 else [*text, one]
@@ -109,18 +109,19 @@ def test_siblings_at_the_uncertain_end_are_lossless() -> None:
     """Guards SWIFT's widths: further candidates, drawn without replacement where the chain ends; exact enumeration."""
     p, q = model(1), model(3)
     shapes = [
-        SureChain(LevelAcceptance(), threshold=0.6, longest=3, adaptive=False, wide=wide) for wide in (True, False)
+        ConfidenceChain(LevelAcceptance(), threshold=0.6, longest=3, adaptive=False, wide=wide)
+        for wide in (True, False)
     ]
-    laws = [law_of_drafts(SpeculativeSampling().rule, p, wide_drafts(shape, q)) for shape in shapes]
-    for texts, _ in laws:
-        assert texts == pytest.approx(own_law(p, len(next(iter(texts)))), abs=1e-9)
-    assert laws[0][1] > laws[1][1]
+    distributions = [distribution_of_drafts(SpeculativeSampling().rule, p, wide_drafts(shape, q)) for shape in shapes]
+    for texts, _ in distributions:
+        assert texts == pytest.approx(own_distribution(p, len(next(iter(texts)))), abs=1e-9)
+    assert distributions[0][1] > distributions[1][1]
 
 
 def test_a_wide_chain_counts_its_depth() -> None:
     """Guards what is learned: siblings are no further levels."""
     acceptance = LevelAcceptance()
-    shape = SureChain(acceptance, threshold=0.6, longest=4, adaptive=False, wide=True)
+    shape = ConfidenceChain(acceptance, threshold=0.6, longest=4, adaptive=False, wide=True)
     for _ in range(100):
         shape.learn(make_tree([1, 2, 3, 4], [-1, 0, 0, 0]), [0, 2])
     assert acceptance.gains(3)[1] > 1.9
@@ -131,7 +132,7 @@ def test_a_wide_chain_counts_its_depth() -> None:
 def test_settings_out_of_range(threshold: float, longest: int) -> None:
     """Guards against chains that never end or never begin."""
     with pytest.raises(UsageError, match="must be from"):
-        SureChain(LevelAcceptance(), threshold=threshold, longest=longest, adaptive=True)
+        ConfidenceChain(LevelAcceptance(), threshold=threshold, longest=longest, adaptive=True)
 
 
 def level_of(depth: int, joint: float, best: float, price: float = 0.0) -> Level:
@@ -140,8 +141,8 @@ def level_of(depth: int, joint: float, best: float, price: float = 0.0) -> Level
     return Level(depth, q, [joint], 8, 8, False, False, torch.Generator(), price)
 
 
-def paid_chain() -> PaidChain:
-    return PaidChain(LevelGains(), threshold=0.3, longest=6)
+def paid_chain() -> PayingChain:
+    return PayingChain(LevelGains(), threshold=0.3, longest=6)
 
 
 def test_tokens_that_are_not_sure_are_left_out() -> None:

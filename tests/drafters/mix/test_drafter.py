@@ -174,10 +174,10 @@ def test_finds_the_most_probable_paths() -> None:
 def test_probabilities_are_calibrated() -> None:
     """On a source of known distribution weights match acceptance, and on average the true probabilities."""
     random = np.random.default_rng(8)
-    law = random.dirichlet(np.full(20, 0.3), 20)
+    distribution = random.dirichlet(np.full(20, 0.3), 20)
     text = [0]
     for draw in random.random(6500).tolist():
-        text.append(min(19, int(np.searchsorted(law[text[-1]].cumsum(), draw))))
+        text.append(min(19, int(np.searchsorted(distribution[text[-1]].cumsum(), draw))))
     held = drafter(vocabulary=20)
     play(held, ids(text[:5000]), nodes=8)
     drafting = play(held, ids(text[5000:6000]), nodes=32).drafting
@@ -190,7 +190,7 @@ def test_probabilities_are_calibrated() -> None:
     for root, token in pairwise(text[6000:]):
         tree = session.propose(budget(24))
         children = tree.children(-1)
-        claims.append(np.stack([tree.weights[children], law[root, tree.tokens[children]]]))
+        claims.append(np.stack([tree.weights[children], distribution[root, tree.tokens[children]]]))
         commit(session, token)
     claimed, lawful = np.concatenate(claims, axis=1)
     bins = (20 * claimed).astype(int)

@@ -27,16 +27,16 @@ class Text(LevelText):
 
     def begin(self) -> Tensor:
         self.rows, self.levels = [], []
-        return self.law(())[None]
+        return self.distribution(())[None]
 
     def read(self, tokens: Sequence[int], above: Sequence[int]) -> tuple[list[int], Tensor]:
         first = len(self.rows)
         paths = [(*(self.rows[row] if row >= 0 else ()), token) for token, row in zip(tokens, above, strict=True)]
         self.rows += paths
         self.levels.append(len(paths))
-        return list(range(first, len(self.rows))), torch.stack([self.law(path) for path in paths])
+        return list(range(first, len(self.rows))), torch.stack([self.distribution(path) for path in paths])
 
-    def law(self, path: tuple[int, ...]) -> Tensor:
+    def distribution(self, path: tuple[int, ...]) -> Tensor:
         """Return the distribution after a path."""
         random = np.random.default_rng([self.seed, len(path), *path])
         return torch.tensor(self.spread * random.normal(size=12)).softmax(0).float()

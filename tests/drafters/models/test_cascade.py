@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from laws import VOCABULARY, law_of_drafts, model, own_law
+from distributions import VOCABULARY, distribution_of_drafts, model, own_distribution
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, SessionRequest, Verified
@@ -107,8 +107,8 @@ def test_texts_have_the_targets_distribution() -> None:
             proposal = Proposal(q, "iid", np.array([False, False, True]))
             tree = DraftTree(tokens, np.arange(-1, 2, dtype=np.int32), np.ones(3, np.float32), proposal)
             listed.append((tree, one(())[first] * other((first,))[second]))
-    texts, accepted = law_of_drafts(SpeculativeSampling().rule, p, listed)
-    assert texts == pytest.approx(own_law(p, 4), abs=1e-9)
+    texts, accepted = distribution_of_drafts(SpeculativeSampling().rule, p, listed)
+    assert texts == pytest.approx(own_distribution(p, 4), abs=1e-9)
     assert accepted > 0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from laws import Model, law_of_drafts, model, own_law
+from distributions import Model, distribution_of_drafts, model, own_distribution
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
@@ -181,16 +181,16 @@ def stopped_drafts(q: Model, *, peek: bool, joint: bool = False) -> list[tuple[D
     found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
     while open_:
         text, probability = open_.pop()
-        law = q(text)
+        distribution = q(text)
         last = q(text[:-1])[text[-1]] if text else 1.0
-        sure = np.prod([q(text[:i]).max() for i in range(len(text) + 1)]) >= 0.4 if joint else law.max() >= 0.6
+        sure = np.prod([q(text[:i]).max() for i in range(len(text) + 1)]) >= 0.4 if joint else distribution.max() >= 0.6
         if len(text) == 3 or (text and (last < 0.5 if peek else not sure)):
             kept = text[:-1] if peek and len(text) < 3 else text  # transformers drops what it is not sure of
             tree = make_tree(list(kept), range(-1, len(kept) - 1))
             rows = torch.tensor(np.stack([q(kept[:i]) for i in range(len(kept) + 1)]))
             found.append((DraftTree(tree.tokens, tree.parents, tree.weights, Proposal(rows)), probability))
         else:
-            open_ += [((*text, token), probability * chance) for token, chance in enumerate(law.tolist())]
+            open_ += [((*text, token), probability * chance) for token, chance in enumerate(distribution.tolist())]
     return found
 
 
@@ -198,10 +198,10 @@ def test_a_stop_rule_may_look_at_q_but_not_at_what_was_drawn() -> None:
     """Guards losslessness of drafts that end early: exact enumeration, and the bias of a rule that looks."""
     p, q = model(1), model(3)
     for joint in (False, True):
-        exact, _ = law_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=False, joint=joint))
-        assert exact == pytest.approx(own_law(p, 4), abs=1e-9)
-    biased, _ = law_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=True))
-    assert max(abs(biased[text] - probability) for text, probability in own_law(p, 4).items()) > 0.001
+        exact, _ = distribution_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=False, joint=joint))
+        assert exact == pytest.approx(own_distribution(p, 4), abs=1e-9)
+    biased, _ = distribution_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=True))
+    assert max(abs(biased[text] - probability) for text, probability in own_distribution(p, 4).items()) > 0.001
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SpecInfer with several draft models: the merge of their trees, and the law of texts that are verified with it."""
+"""SpecInfer with several draft models: the merge of their trees, and the distribution of texts that are verified with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from laws import SHAPES, drafts, law_of_drafts, model, own_law
+from distributions import SHAPES, distribution_of_drafts, drafts, model, own_distribution
 from models import perturbed, tiny_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
@@ -48,13 +48,13 @@ def merged_drafts(shapes: tuple[str, str], seed: int, *, zeros: bool) -> list[tu
 def test_texts_have_the_targets_distribution(rule: Any, shapes: tuple[str, str], zeros: bool) -> None:
     """Guards losslessness: every draft of both models and every outcome of every test, to 1e-9."""
     p = model(1, zeros=zeros)
-    texts, accepted = law_of_drafts(rule, p, merged_drafts(shapes, 0, zeros=zeros))
-    assert texts == pytest.approx(own_law(p, len(next(iter(texts)))), abs=1e-9)
-    assert accepted > law_of_drafts(rule, p, drafts(model(30, zeros=zeros), SHAPES[shapes[0]], "iid"))[1]
+    texts, accepted = distribution_of_drafts(rule, p, merged_drafts(shapes, 0, zeros=zeros))
+    assert texts == pytest.approx(own_distribution(p, len(next(iter(texts)))), abs=1e-9)
+    assert accepted > distribution_of_drafts(rule, p, drafts(model(30, zeros=zeros), SHAPES[shapes[0]], "iid"))[1]
 
 
 def test_dropping_equal_candidates_would_bias_the_text() -> None:
-    """Guards the second candidate of equal ones, which is never accepted: the law without it is another one."""
+    """Guards the second candidate of equal ones, which is never accepted: the distribution without it is another one."""
     p, one, other = model(7), model(30), model(31)
     both = [(merge_drawn([a, b]), x * y) for a, x in drafts(one, [-1], "iid") for b, y in drafts(other, [-1], "iid")]
     without = [
@@ -62,9 +62,9 @@ def test_dropping_equal_candidates_would_bias_the_text() -> None:
         for a, x in drafts(one, [-1], "iid")
         for b, y in drafts(other, [-1], "iid")
     ]
-    rule, wanted = SpeculativeSampling().rule, own_law(p, 2)
-    assert law_of_drafts(rule, p, both)[0] == pytest.approx(wanted, abs=1e-9)
-    biased = law_of_drafts(rule, p, without)[0]
+    rule, wanted = SpeculativeSampling().rule, own_distribution(p, 2)
+    assert distribution_of_drafts(rule, p, both)[0] == pytest.approx(wanted, abs=1e-9)
+    biased = distribution_of_drafts(rule, p, without)[0]
     assert max(abs(biased[text] - chance) for text, chance in wanted.items()) > 0.001
 
 
@@ -99,8 +99,10 @@ def test_each_models_own_paths_are_in_the_tree(models: tuple[Any, Any, Any], tem
         assert set(paths_of(tree)) == {path for each in drawn for path in paths_of(each)}
         assert len(tree) == sum(map(len, drawn)) or not temperature
         if tree.proposal is not None:
-            laws = [q for each in drawn for q in (each.proposal.q[each.parents + 1])]  # type: ignore[union-attr]
-            torch.testing.assert_close(tree.proposal.q[tree.proposal.laws], torch.stack(laws), atol=1e-5, rtol=1e-4)
+            distributions = [q for each in drawn for q in (each.proposal.q[each.parents + 1])]  # type: ignore[union-attr]
+            torch.testing.assert_close(
+                tree.proposal.q[tree.proposal.q_rows], torch.stack(distributions), atol=1e-5, rtol=1e-4
+            )
         path = tree.path(int(np.argmax(tree.depths()))).tolist()
         text = Verified(tree=tree, path=np.array(path), tokens=np.array([*tree.tokens[path], 7], np.int32))
     assert len(leaves(merged.propose(Budget(nodes=20, depth=3, trees=False)))) == 1

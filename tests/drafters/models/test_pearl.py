@@ -218,13 +218,13 @@ def test_what_is_drafted_ahead_is_tested_and_exact(
 ) -> None:
     """Guards losslessness and acceptance, by every draw of a round and its exact probability.
 
-    Committed tokens have the target's law; what is kept for the next draft has q's law, whatever was committed, so that
+    Committed tokens have the target's distribution; what is kept for the next draft has q's distribution, whatever was committed, so that
     the next round is one of speculative sampling again; and the first token ahead is accepted with sum(min(p, q)).
     """
 
     def run(branches: Branches) -> tuple[Text, Text, bool]:
         for module in (pearl, ahead):
-            monkeypatch.setattr(module, "draw_token", lambda law, _: branches.take(law.tolist()))
+            monkeypatch.setattr(module, "draw_token", lambda distribution, _: branches.take(distribution.tolist()))
         worker: Any = Immediate()
         text: Any = Table()
         start = SessionRequest(prompt=np.array(PROMPT, np.int32), sampling=Sampling(temperature=1.0))

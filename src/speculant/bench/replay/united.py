@@ -23,7 +23,7 @@ from speculant.bench.replay.traces import Recording
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import ROOT, DraftTree, Float32, Float64, Int32
-from speculant.drafters.models.level_session import heaviest
+from speculant.drafters.models.level_session import top_nodes
 
 WRONG = 2**31 - 1  # not a token: ids in recordings are smaller
 _PRIOR = 0.7, 2.0  # prior probability of a chain's next token, and its weight in observations
@@ -143,7 +143,7 @@ class ReplayUnitedSession(Session):
             else:
                 joint[node] = max(joint[node], weight)
             parent = node
-        return heaviest(tokens, parents, joint, budget.nodes)
+        return top_nodes(tokens, parents, joint, budget.nodes)
 
     def _chain(self, budget: Budget, weights: Float64) -> DraftTree:
         """Return the chain that is expected to be accepted further."""
@@ -152,7 +152,7 @@ class ReplayUnitedSession(Session):
         self._waiting.append(Chains(self._at, band, own.tokens.tolist(), self._head))
         if self._choice.prefers_memory(band, float(own.weights.sum()), float(weights.sum())):
             return own
-        return heaviest(self._head, list(range(ROOT, len(weights) - 1)), weights.tolist(), len(weights))
+        return top_nodes(self._head, list(range(ROOT, len(weights) - 1)), weights.tolist(), len(weights))
 
     def observe(self, verified: Verified) -> None:
         tokens = verified.tokens.tolist()

@@ -67,7 +67,7 @@ class HeadSession(HeadTextSession):
             self._calibration.observe(drafted, np.array(path, np.int64))
 
     def take_grown(self, grown: GrownDraft, plan: GrowthPlan, budget: Budget) -> DraftTree:
-        """Return the draft of the heaviest candidates within a budget."""
+        """Return the draft of the top_nodes candidates within a budget."""
         self._shape.take_levels(grown.extended)
         if budget.level_price:  # every row yields `top_k` candidates; those of the root needed no row
             rows = len(grown.tokens) // plan.top_k - 1

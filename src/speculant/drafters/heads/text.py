@@ -180,9 +180,9 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> l
             for place, own in zip(beginning, roots, strict=True):
                 found[place].append(texts[place].distributions(own))
         answers = list[Answer]()
-        for text, plan, laws in zip(texts, plans, found, strict=True):
+        for text, plan, distributions in zip(texts, plans, found, strict=True):
             order = [node for level, _ in plan for node in level]
-            q = laws[0] if len(laws) == 1 else torch.cat(laws)
+            q = distributions[0] if len(distributions) == 1 else torch.cat(distributions)
             if len(plan) > 1:  # restore the order of the nodes
                 q = q[sorted(range(len(order)), key=order.__getitem__)]
             answers.append(([*range(text.rows - len(order), text.rows)], q))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speculant.drafters.layers.drafter import LayerDrafter
-from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.layers.stopping import ConfidenceChain
 from speculant.drafters.layers.subsets import check_layers, parse_skipped, without
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
@@ -52,5 +52,5 @@ class LayerSkipDrafter(LayerDrafter):
         acceptance = LevelAcceptance()
         super().__init__(
             without(parse_skipped(s.skipped, count, whole=whole_layers), count),
-            lambda: SureChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=s.adaptive),
+            lambda: ConfidenceChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=s.adaptive),
         )

@@ -1,7 +1,7 @@
 """Chains that end where the drafter is unsure.
 
-`SureChain` still drafts the token after which a chain ends, since its distribution has been computed. It decides by q
-alone, never by the token drawn from q, so it is lossless when the target samples. `PaidChain` drafts the most probable
+`ConfidenceChain` still drafts the token after which a chain ends, since its distribution has been computed. It decides by q
+alone, never by the token drawn from q, so it is lossless when the target samples. `PayingChain` drafts the most probable
 tokens only, and leaves out the unsure one.
 """
 
@@ -36,7 +36,7 @@ def check_chain(threshold: float, longest: int) -> None:
         raise UsageError(f"longest must be from 1 to {MAX_PASSES}, not {longest}.")
 
 
-class SureChain(Shape):
+class ConfidenceChain(Shape):
     """One token per level, until no token reaches the probability `threshold`.
 
     With `adaptive`, the threshold follows acceptance as in Draft & Verify (Zhang et al., ACL 2024, arXiv 2309.08168):
@@ -91,7 +91,7 @@ class SureChain(Shape):
         self._threshold = min(1.0, max(0.0, INERTIA * self._threshold + (1 - INERTIA) * goal))
 
 
-class PaidChain(Shape):
+class PayingChain(Shape):
     """The most probable token of each level, as long as it is sure and worth reading.
 
     For drafters whose next level reads the token: the level then gains that token, so its price is compared with the

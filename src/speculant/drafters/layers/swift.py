@@ -23,7 +23,7 @@ from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.search import KIND, LayerSearch, SearchSettings
 from speculant.drafters.layers.session import LayerSession
-from speculant.drafters.layers.stopping import SureChain
+from speculant.drafters.layers.stopping import ConfidenceChain
 from speculant.drafters.layers.subsets import check_layers, every_other, without
 from speculant.drafters.models.shapes import Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
@@ -82,7 +82,7 @@ class SWIFTDrafter(LayerDrafter, Persistent):
         s, acceptance = self._settings, LevelAcceptance()
         super().__init__(
             without(every_other(self._count), self._count),
-            lambda: SureChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=False, wide=s.wide),
+            lambda: ConfidenceChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=False, wide=s.wide),
         )
         self._tokenizer = tokenizer
         self._split = s.sublayers and not whole_layers

@@ -74,8 +74,8 @@ class DrawnAhead:
         try:
             if not self._stopped:
                 began = time.perf_counter()
-                law = self._next_law()
-                self.drawn.append((draw_token(law, self._generator), law))
+                distribution = self._next_distribution()
+                self.drawn.append((draw_token(distribution, self._generator), distribution))
                 self._seconds += time.perf_counter() - began
                 if len(self.drawn) < self._maximum:
                     self._worker.submit(self._draw)
@@ -87,18 +87,18 @@ class DrawnAhead:
                 self._ended.set()
             self._first.set()
 
-    def _next_law(self) -> Tensor:
+    def _next_distribution(self) -> Tensor:
         """Return q [V] after all tokens so far."""
         if self.drawn:
-            [self._row], laws = self._text.read([self.drawn[-1][0]], [self._row])
-            return laws[0]
-        [law] = self._text.begin()
+            [self._row], distributions = self._text.read([self.drawn[-1][0]], [self._row])
+            return distributions[0]
+        [distribution] = self._text.begin()
         if not self._draft:
-            first: Tensor = law
+            first: Tensor = distribution
             return first
-        rows, laws = self._text.read(self._draft, list(range(ROOT, len(self._draft) - 1)))
+        rows, distributions = self._text.read(self._draft, list(range(ROOT, len(self._draft) - 1)))
         self._row = rows[-1]
-        return laws[-1]
+        return distributions[-1]
 
     def first(self) -> Ahead | None:
         """Wait for the first token and return it; None if drawing it failed."""

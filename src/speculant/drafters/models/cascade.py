@@ -118,9 +118,9 @@ class CascadeLevel:
         while len(found) < count and len(path) < self.text.depth:
             if path not in self._held:
                 self._read(path, count - len(found))
-            law = self._held[path][1]
-            token = draw_token(law, generator)
-            found.append((token, law))
+            distribution = self._held[path][1]
+            token = draw_token(distribution, generator)
+            found.append((token, distribution))
             path = (*path, token)
         return found
 
@@ -138,11 +138,11 @@ class CascadeLevel:
         below = first + len(tokens)
         above += [below - 1 if parent == ROOT else below + parent for parent in rest.parents.tolist()]
         tokens += rest.tokens.tolist()
-        rows, laws = self.text.read(tokens, above)
+        rows, distributions = self.text.read(tokens, above)
         paths = {row: path[:held]}
-        for token, parent, own, law in zip(tokens, above, rows, laws, strict=True):
+        for token, parent, own, distribution in zip(tokens, above, rows, distributions, strict=True):
             paths[own] = (*paths[parent], token)
-            self._held.setdefault(paths[own], (own, law))
+            self._held.setdefault(paths[own], (own, distribution))
 
     def _propose(self, path: tuple[int, ...], left: int) -> list[int]:
         """Return the deterministic tokens that the models after this one propose below a path."""
@@ -183,10 +183,10 @@ class CascadeSession(Session):
         maximum, drawn = min(budget.nodes, budget.depth), Drawn()
         for level, length in zip(self._levels, self._lengths, strict=False):
             drawn += level.draw([token for token, _ in drawn], min(length, maximum - len(drawn)), generator)
-        tokens, weights, laws = [token for token, _ in drawn], list[float](), dict[int, Tensor]()
-        for node, (token, law) in enumerate(drawn):
-            laws[node - 1] = law
-            weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))
+        tokens, weights, distributions = [token for token, _ in drawn], list[float](), dict[int, Tensor]()
+        for node, (token, distribution) in enumerate(drawn):
+            distributions[node - 1] = distribution
+            weights.append(min(1.0, float(distribution[token])) * (weights[-1] if weights else 1.0))
         rest = DraftTree.empty()
         if (left := min(maximum - len(tokens), self._lengths[-1])) > 0:
             rest = self._inner.propose_after(tokens, Budget(nodes=left, depth=left, trees=False))
@@ -194,7 +194,7 @@ class CascadeSession(Session):
         weights += ((weights[-1] if weights else 1.0) * rest.weights).tolist()
         tokens += rest.tokens.tolist()
         parents = list(range(-1, len(tokens) - 1))
-        return drafted(tokens, parents, weights, laws if sampled else {}, chosen=chosen if len(rest) else None)
+        return drafted(tokens, parents, weights, distributions if sampled else {}, chosen=chosen if len(rest) else None)
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(min(nodes, sum(self._lengths)))

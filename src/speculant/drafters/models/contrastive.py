@@ -50,16 +50,16 @@ class ContrastiveSession(Session):
         first = self._begin()
         sampled = bool(self._start.sampling.temperature)
         generator = torch.Generator().manual_seed(self._start.round_seed(self._round)) if sampled else None
-        tokens, weights, laws, row = list[int](), list[float](), [first], ROOT
+        tokens, weights, distributions, row = list[int](), list[float](), [first], ROOT
         for _ in range(min(budget.nodes, budget.depth, self._text.depth - 1)):
-            law: Tensor = laws[-1]
-            token = draw_token(law, generator)
-            weights.append(min(1.0, float(law[token])) * (weights[-1] if weights else 1.0))
+            distribution: Tensor = distributions[-1]
+            token = draw_token(distribution, generator)
+            weights.append(min(1.0, float(distribution[token])) * (weights[-1] if weights else 1.0))
             tokens.append(token)
-            [row], [law] = self._text.read([token], [row])
-            laws.append(law)
+            [row], [distribution] = self._text.read([token], [row])
+            distributions.append(distribution)
         count = len(tokens)
-        proposal = Proposal(torch.stack(laws), "iid", None if sampled else np.ones(count, bool))
+        proposal = Proposal(torch.stack(distributions), "iid", None if sampled else np.ones(count, bool))
         parents = np.arange(-1, count - 1, dtype=np.int32)
         return DraftTree(np.array(tokens, np.int32), parents, np.array(weights, np.float32), proposal)
 

@@ -76,7 +76,7 @@ class LevelSession(Session):
         branches = budget.branches
         level, (_, q) = [ROOT], (yield NodeReading())
         q = self.sharpen(q) if shape.choosing else q
-        laws = {ROOT: q[0]} if sampled else {}
+        distributions = {ROOT: q[0]} if sampled else {}
         for d in range(1, depth + 1):
             joint = [1.0 if node == ROOT else weights[node] for node in level]
             room = budget.nodes if shape.choosing else min(budget.nodes - len(tokens), 1 + branches)
@@ -100,11 +100,11 @@ class LevelSession(Session):
             for node, row in zip(level, read, strict=True):
                 rows[node] = row
             if sampled:
-                laws |= zip(level, q, strict=True)
+                distributions |= zip(level, q, strict=True)
         if shape.choosing:
-            draft = heaviest(tokens, parents, weights, budget.nodes)
+            draft = top_nodes(tokens, parents, weights, budget.nodes)
             return draft if tokens else draft.with_levels(1)  # of which none was worth drafting
-        return drafted(tokens, parents, weights, laws, shape.drawn)
+        return drafted(tokens, parents, weights, distributions, shape.drawn)
 
     def sharpen(self, q: Tensor) -> Tensor:
         """Return the probabilities [n, V] by which nodes are chosen, of those that the drafter gives them."""
@@ -136,7 +136,7 @@ def drafted(
     tokens: list[int],
     parents: list[int],
     weights: list[float],
-    laws: Mapping[int, Tensor],
+    distributions: Mapping[int, Tensor],
     drawn: Literal["iid", "distinct"] = "iid",
     chosen: Sequence[bool] | None = None,
     ahead: Callable[[], Ahead | None] | None = None,
@@ -145,20 +145,20 @@ def drafted(
 
     Args:
         tokens, parents, weights: of N nodes.
-        laws: q [V] after the root and after nodes with children; empty if all nodes were chosen.
+        distributions: q [V] after the root and after nodes with children; empty if all nodes were chosen.
         drawn: how siblings were drawn.
         chosen: which nodes were chosen; None if all nodes were drawn.
         ahead: see `Proposal`; left out where all nodes were chosen.
     """
     proposal = None
-    if laws and tokens:
-        q = laws[ROOT].new_zeros(max(laws) + 2, len(laws[ROOT]))
-        q[[node + 1 for node in laws]] = torch.stack(list(laws.values()))
+    if distributions and tokens:
+        q = distributions[ROOT].new_zeros(max(distributions) + 2, len(distributions[ROOT]))
+        q[[node + 1 for node in distributions]] = torch.stack(list(distributions.values()))
         proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead=ahead)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 
-def heaviest(tokens: list[int], parents: list[int], weights: list[float], maximum: int) -> DraftTree:
+def top_nodes(tokens: list[int], parents: list[int], weights: list[float], maximum: int) -> DraftTree:
     """Return the most probable of chosen nodes, best first; ancestors are no less probable, so none is missing."""
     order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:maximum]
     place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}

@@ -160,8 +160,8 @@ class PipelineSession(LevelSession):
         """Use what was drafted ahead if the text took that path."""
         drawn = [] if self._ahead is None else self._ahead.end(complete=self._most is not None)
         chain, self._chain, self._ahead = [*self._chain], [], None
-        for token, law in drawn:
-            chain.append((token, min(1.0, float(law[token])) * chain[-1][1]))
+        for token, distribution in drawn:
+            chain.append((token, min(1.0, float(distribution[token])) * chain[-1][1]))
         tokens = verified.tokens.tolist()
         followed = [token for token, _ in chain[: len(tokens)]] == tokens
         rest = chain[len(tokens) :] if followed else []

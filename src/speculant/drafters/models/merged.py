@@ -72,7 +72,7 @@ def merge_drawn(trees: Sequence[DraftTree]) -> DraftTree:
     Args:
         trees: drafts of the models; some may be empty, the others have a proposal.
     """
-    tokens, parents, weights, laws = list[int](), list[int](), list[float](), list[int]()
+    tokens, parents, weights, q_rows = list[int](), list[int](), list[float](), list[int]()
     first: dict[tuple[int, int], int] = {}  # by parent and token: the first such node, which takes the children
     rows, count = list[torch.Tensor](), 0
     for tree in trees:
@@ -87,12 +87,12 @@ def merge_drawn(trees: Sequence[DraftTree]) -> DraftTree:
             tokens.append(token)
             parents.append(above)
             weights.append(weight if above == ROOT else min(weight, weights[above]))
-            laws.append(count + parent + 1)
+            q_rows.append(count + parent + 1)
         rows.append(q)
         count += len(q)
     if not tokens:
         return DraftTree.empty()
-    proposal = Proposal(torch.cat([each.to(rows[0]) for each in rows]), "iid", laws=np.array(laws, np.int32))
+    proposal = Proposal(torch.cat([each.to(rows[0]) for each in rows]), "iid", q_rows=np.array(q_rows, np.int32))
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
 
 

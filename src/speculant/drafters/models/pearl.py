@@ -164,16 +164,16 @@ class PearlSession(Session):
         most = self._settings.ahead or min(budget.nodes + 1, self._lengths.ahead(budget.node_price))
         self._room = min(most, MAX_PASSES, self._text.depth - len(self._drawn) - 1)
         weights, joint = list[float](), 1.0
-        for token, law in self._drawn:
-            joint *= min(1.0, float(law[token]))
+        for token, distribution in self._drawn:
+            joint *= min(1.0, float(distribution[token]))
             weights.append(joint)
-        laws = {node: law for node, (_, law) in enumerate(self._drawn, start=ROOT)}
+        distributions = {node: distribution for node, (_, distribution) in enumerate(self._drawn, start=ROOT)}
         tokens = [token for token, _ in self._drawn]
         parents = list(range(-1, len(tokens) - 1))
         if not tokens and self._sampled:  # the token drawn during the pass is tested against the root's p
             tested = Proposal(torch.empty(0, self._vocabulary), ahead=self._first_ahead)
             return replace(DraftTree.empty(), proposal=tested)
-        return drafted(tokens, parents, weights, laws if self._sampled else {}, ahead=self._first_ahead)
+        return drafted(tokens, parents, weights, distributions if self._sampled else {}, ahead=self._first_ahead)
 
     def go_ahead(self) -> None:
         """Start drafting what may follow the draft."""
@@ -194,8 +194,8 @@ class PearlSession(Session):
 
     def _first(self) -> Drawn:
         """Return one token below the root."""
-        [law] = self._text.begin()
-        return [(draw_token(law, self._generator if self._sampled else None), law)]
+        [distribution] = self._text.begin()
+        return [(draw_token(distribution, self._generator if self._sampled else None), distribution)]
 
     def _first_ahead(self) -> Ahead | None:
         return None if self._ahead is None else self._ahead.first()

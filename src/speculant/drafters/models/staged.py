@@ -150,8 +150,8 @@ class StagedText(LevelText):
         missing = [node for node in dict.fromkeys(nodes) if node not in self._held]
         if missing:
             self._read(missing)
-        rows, laws = zip(*(self._held[node] for node in nodes), strict=True)
-        return list(rows), torch.stack(laws)
+        rows, distributions = zip(*(self._held[node] for node in nodes), strict=True)
+        return list(rows), torch.stack(distributions)
 
     def _read(self, missing: Sequence[tuple[int, int]]) -> None:
         """Read nodes, each given by parent row and token, and the proposals below them."""
@@ -168,8 +168,8 @@ class StagedText(LevelText):
                     row = first + place if parent == ROOT else begin + parent
                     self._paths[first + len(wanted)] = (*self._paths[row], below)
                     wanted.append((row, below))
-        rows, laws = self._text.read([token for _, token in wanted], [above for above, _ in wanted])
-        self._held |= zip(wanted, zip(rows, laws, strict=True), strict=True)
+        rows, distributions = self._text.read([token for _, token in wanted], [above for above, _ in wanted])
+        self._held |= zip(wanted, zip(rows, distributions, strict=True), strict=True)
 
     def observe(self, verified: Verified) -> None:
         """Let both the draft model's text and the inner drafter learn from the target's pass."""

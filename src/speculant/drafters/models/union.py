@@ -24,7 +24,7 @@ from speculant.core.drafter import Budget, Session, Verified
 from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
-from speculant.drafters.models.level_session import RowText, heaviest
+from speculant.drafters.models.level_session import RowText, top_nodes
 from speculant.drafters.models.mixture import MINIMUM, Mixture, logit
 from speculant.drafters.models.shapes import MAX_PASSES
 
@@ -118,7 +118,7 @@ class UnionSession(Session):
         for _ in range(self._settings.depth):
             if not self._extend(found, budget.nodes, read, trees):
                 break
-        draft = heaviest(found.tokens, found.parents, found.weights, budget.nodes)
+        draft = top_nodes(found.tokens, found.parents, found.weights, budget.nodes)
         self._seen = {found.path(node): each for node, each in found.features.items()}
         return draft.within(depth=budget.depth, trees=budget.trees)
 
@@ -129,14 +129,14 @@ class UnionSession(Session):
         """
         found = Candidates()
         [q] = self._text.begin()
-        laws, rows = {ROOT: q}, dict[int, int]()
+        distributions, rows = {ROOT: q}, dict[int, int]()
         if inner := [node for node, depth in enumerate(proposed.depths().tolist()) if depth < read]:
             tokens, parents = proposed.tokens.tolist(), proposed.parents.tolist()
             place = {ROOT: ROOT} | {node: i for i, node in enumerate(inner)}
             first = self._text.rows
             above = [ROOT if parents[node] == ROOT else first + place[parents[node]] for node in inner]
             numbers, after = self._text.read([tokens[node] for node in inner], above)
-            laws |= zip(inner, after, strict=True)
+            distributions |= zip(inner, after, strict=True)
             rows = dict(zip(inner, numbers, strict=True))
         nodes = {ROOT: ROOT}
         for node in range(-1, len(proposed)):
@@ -147,8 +147,8 @@ class UnionSession(Session):
             shares = {
                 token: float(proposed.weights[child]) / max(above_weight, MINIMUM) for token, child in known.items()
             }
-            if node in laws:
-                added = self._add(found, nodes[node], laws[node], shares)
+            if node in distributions:
+                added = self._add(found, nodes[node], distributions[node], shares)
             else:
                 added = found.add(nodes[node], list(shares), [min(1.0, share) for share in shares.values()])
             for token, child in known.items():
@@ -183,8 +183,8 @@ class UnionSession(Session):
         if not open_:
             return False
         above = [found.rows[found.parents[node]] for node in open_]
-        rows, laws = self._text.read([found.tokens[node] for node in open_], above)
-        for node, row, q in zip(open_, rows, laws, strict=True):
+        rows, distributions = self._text.read([found.tokens[node] for node in open_], above)
+        for node, row, q in zip(open_, rows, distributions, strict=True):
             found.rows[node] = row
             self._add(found, node, q, {})
         return True

@@ -89,13 +89,15 @@ def test_drawing_on_the_device_is_drawing_on_the_host(warpers: str, own: bool) -
 
 def test_drawing_on_the_device_is_plain_multinomial() -> None:
     """Along a long accepted chain the tokens are those of one `torch.multinomial` call each."""
-    laws = torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
+    distributions = torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
     plain = torch.Generator().manual_seed(7)
-    expected = [int(torch.multinomial(law[None].softmax(-1), 1, generator=plain)) for law in laws]
+    expected = [
+        int(torch.multinomial(distribution[None].softmax(-1), 1, generator=plain)) for distribution in distributions
+    ]
     generator = torch.Generator().manual_seed(7)
     sampler = planned(DeviceSampler, generator=generator)
     tree = make_tree(expected[:8], range(-1, 7))
-    walk = follow(sampler, laws, tree)
+    walk = follow(sampler, distributions, tree)
     assert (walk.path, walk.tokens) == (list(range(8)), expected)
     assert torch.equal(generator.get_state(), plain.get_state())
 

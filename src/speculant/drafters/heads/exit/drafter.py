@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
-from speculant.drafters.layers.stopping import PaidChain, SureChain
+from speculant.drafters.layers.stopping import ConfidenceChain, PayingChain
 from speculant.drafters.models.shapes import Shape
 
 
@@ -46,5 +46,5 @@ class ExitDrafter(HeadDrafter):
         if s.tree != "sure":
             return super()._shape()
         if self._sampled:
-            return SureChain(self._acceptance, threshold=s.threshold, longest=s.depth, adaptive=False)
-        return PaidChain(self._gains, threshold=s.threshold, longest=s.depth)
+            return ConfidenceChain(self._acceptance, threshold=s.threshold, longest=s.depth, adaptive=False)
+        return PayingChain(self._gains, threshold=s.threshold, longest=s.depth)

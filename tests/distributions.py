@@ -1,4 +1,4 @@
-"""Exact laws of acceptance rules: every draft that can be drawn, every outcome of every test, on tiny models.
+"""Exact distributions of acceptance rules: every draft that can be drawn, every outcome of every test, on tiny models.
 
 A model is a distribution after every text of a few tokens. A draft has a shape (the parents of its nodes) and a kind:
 nodes are drawn from q with ("iid") or without ("distinct") replacement, chosen, or both in turn.
@@ -39,14 +39,14 @@ def model(seed: int, *, zeros: bool = False) -> Model:
     """Return a random model; with `zeros`, some tokens are impossible, as top-k and top-p make them."""
 
     @cache
-    def law(text: Text) -> Float64:
+    def distribution(text: Text) -> Float64:
         random = np.random.default_rng([seed, len(text), *text])
         p = random.dirichlet([0.7] * VOCABULARY)
         if zeros:
             p = p * (random.permutation(VOCABULARY) < random.integers(1, VOCABULARY))
         return np.asarray(p / p.sum(), np.float64)
 
-    return law
+    return distribution
 
 
 def drafts(q: Model, parents: Sequence[int], kind: str) -> list[tuple[DraftTree, float]]:
@@ -56,29 +56,35 @@ def drafts(q: Model, parents: Sequence[int], kind: str) -> list[tuple[DraftTree,
     for node, parent in enumerate(parents):
         longer = []
         for tokens, probability in found:
-            law = q(_path(tokens, parents, parent)).copy()
+            distribution = q(_path(tokens, parents, parent)).copy()
             if kind == "distinct":
                 for sibling in range(node):
                     if parents[sibling] == parent:
-                        law[tokens[sibling]] = 0
-                if not law.sum():  # q has no other token: the drafter would stop here
-                    law = q(_path(tokens, parents, parent)).copy()
-                law /= law.sum()
+                        distribution[tokens[sibling]] = 0
+                if not distribution.sum():  # q has no other token: the drafter would stop here
+                    distribution = q(_path(tokens, parents, parent)).copy()
+                distribution /= distribution.sum()
             if marks[node]:
                 rank = sum(parents[sibling] == parent for sibling in range(node))
-                longer.append(([*tokens, int(np.argsort(-law)[rank % VOCABULARY])], probability))
+                longer.append(([*tokens, int(np.argsort(-distribution)[rank % VOCABULARY])], probability))
             else:
-                longer += [([*tokens, x], probability * law[x]) for x in range(VOCABULARY) if law[x] > 0]
+                longer += [
+                    ([*tokens, x], probability * distribution[x]) for x in range(VOCABULARY) if distribution[x] > 0
+                ]
         found = longer
     return [(_tree(tokens, parents, q, marks, kind), probability) for tokens, probability in found]
 
 
-def law_of_rule(rule: Rule, p: Model, q: Model, parents: Sequence[int], kind: str) -> tuple[dict[Text, float], float]:
-    """Return the law, see `law_of_drafts`, over all drafts of a shape and kind."""
-    return law_of_drafts(rule, p, drafts(q, parents, kind))
+def distribution_of_rule(
+    rule: Rule, p: Model, q: Model, parents: Sequence[int], kind: str
+) -> tuple[dict[Text, float], float]:
+    """Return the distribution, see `distribution_of_drafts`, over all drafts of a shape and kind."""
+    return distribution_of_drafts(rule, p, drafts(q, parents, kind))
 
 
-def law_of_drafts(rule: Rule, p: Model, listed: list[tuple[DraftTree, float]]) -> tuple[dict[Text, float], float]:
+def distribution_of_drafts(
+    rule: Rule, p: Model, listed: list[tuple[DraftTree, float]]
+) -> tuple[dict[Text, float], float]:
     """Return the distribution of texts of one token more than the drafts are deep, and the mean accepted length.
 
     What follows the committed tokens is the model's own. All drafts and all patterns of passed and failed tests are
@@ -117,7 +123,7 @@ def _repeated(forest: Forest, which: torch.Tensor) -> Forest:
     return Forest(**chosen, below=below)
 
 
-def own_law(p: Model, length: int) -> dict[Text, float]:
+def own_distribution(p: Model, length: int) -> dict[Text, float]:
     """Return the model's own distribution of texts of some length."""
     texts = dict.fromkeys(itertools.product(range(VOCABULARY), repeat=length), 0.0)
     _continue(texts, (), 1.0, p, length)
@@ -141,15 +147,15 @@ def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> Text:
 
 
 def _rows(tree: DraftTree, p: Model, size: int) -> Float64:
-    laws = [p(_path(tree.tokens.tolist(), tree.parents.tolist(), node)) for node in range(-1, len(tree))]
-    return np.stack([*laws, *[np.ones(VOCABULARY) / VOCABULARY] * (size - len(laws))])
+    distributions = [p(_path(tree.tokens.tolist(), tree.parents.tolist(), node)) for node in range(-1, len(tree))]
+    return np.stack([*distributions, *[np.ones(VOCABULARY) / VOCABULARY] * (size - len(distributions))])
 
 
 def _tree(tokens: list[int], parents: Sequence[int], q: Model, marks: list[bool], kind: str) -> DraftTree:
     proposal = None
     if not all(marks):
-        laws = np.stack([q(_path(tokens, parents, node)) for node in range(-1, len(tokens))])
+        distributions = np.stack([q(_path(tokens, parents, node)) for node in range(-1, len(tokens))])
         drawn = "distinct" if kind == "distinct" else "iid"
-        proposal = Proposal(torch.tensor(laws), drawn, np.array(marks) if any(marks) else None)
+        proposal = Proposal(torch.tensor(distributions), drawn, np.array(marks) if any(marks) else None)
     size = len(tokens)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(size, np.float32), proposal)
