@@ -9,6 +9,8 @@ number of draft-model passes, hence the speed at any cost of a draft-model pass.
 best on other texts at that cost. Heads are trained on 96 texts, for seconds.
 
     OMP_NUM_THREADS=1 python benchmarks/stop_head.py -o benchmarks/results/stop-head.json
+
+`--temperature 0` and `--temperature 1` measure one temperature, and keep the other's figures in the output.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ LONGEST, PROMPT, STRIDE = 10, 32, 3  # tokens per chain and per prompt, and betw
 COSTS = (0.02, 0.05, 0.1, 0.2, 0.3)  # cost of a draft-model pass, in target passes
 LAYERS, REJECTED = 3, (1.0, 6.0)  # residual blocks, and weights of rejected tokens (the paper uses 3 and 6)
 STEPS, EVERY = 1000, 25
+TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,18 +82,27 @@ def main() -> None:
     parser.add_argument("--chosen", type=int, default=32, help="texts for selecting training steps and thresholds")
     parser.add_argument("--test", type=int, default=32, help="held-out texts")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, choices=TEMPERATURES, help="the only one to measure")
     args = parser.parse_args()
     torch.set_num_threads(1)
     pair = load_pair("bundled", dtype="float32", draft_model=None)
     counts = [args.train, args.chosen, args.test]
     prompts = story_prompts(pair.tokenizer, count=sum(counts), tokens=PROMPT)
+    measured = TEMPERATURES if args.temperature is None else (args.temperature,)
     results: dict[str, Any] = {"environment": environment(), "texts": counts, "about": [], "rows": []}
-    for temperature in (0.0, 1.0):
+    if len(measured) < len(TEMPERATURES) and args.out.exists():
+        held = json.loads(args.out.read_text("utf-8"))
+        results |= {
+            name: [row for row in held[name] if row["temperature"] not in measured] for name in ("about", "rows")
+        }
+    for temperature in measured:
         torch.manual_seed(0)
         texts = torch.split(write_texts(pair.model, prompts, args.tokens, temperature), counts)
         about, rows = compare_rules(*(draft_chains(pair, part, temperature) for part in texts))
         results["about"].append({"temperature": temperature} | about)
         results["rows"] += [{"temperature": temperature} | row for row in rows]
+    for name in ("about", "rows"):
+        results[name].sort(key=lambda row: row["temperature"])
     args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 

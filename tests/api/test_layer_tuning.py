@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import torch
 
 from models import tiny_model
 from speculant import Speculator
-from speculant.api.layer_tuning import expected_speed, layer_shares, search_skipped_layers
+from speculant.api.layer_tuning import expected_speed, search_skipped_layers, sublayer_shares
 from speculant.cli.main import main
 from speculant.core import packages
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 
 PROMPTS = [[5, 9, 14, 3], [11] * 9]
 
@@ -33,11 +36,13 @@ def target() -> Speculator:
 def test_layers_that_do_not_matter_are_skipped(target: Speculator) -> None:
     """Guards the search: the set is the best one, its figures are those of its pass, and it can be repeated."""
     tried = list[None]()
-    options: dict[str, Any] = {"tokens": 24, "trials": 20}
+    options: dict[str, Any] = {"tokens": 24, "trials": 20, "sublayers": True}
     found = search_skipped_layers(target, PROMPTS, advance=lambda: tried.append(None), **options)
-    assert (found.skipped, found.setting, found.trials, len(tried)) == ((1, 3), "1,3", 20, 20)
+    skipped = Sublayers.whole((1, 3))
+    assert (found.skipped, found.setting, found.trials, len(tried)) == (skipped, "1,3", 20, 20)
     assert found.acceptance > 0.95
-    assert found.cost == pytest.approx(1 - 2 * layer_shares(target.model)[0])
+    shares = sublayer_shares(target.model)
+    assert found.cost == pytest.approx(1 - 2 * shares["attention", 1] - 2 * shares["mlp", 1])
     assert found.speed == pytest.approx(expected_speed(found.acceptance, found.cost, found.length))
     assert search_skipped_layers(target, PROMPTS, **options) == found
 
@@ -62,9 +67,24 @@ def test_expected_speed() -> None:
 
 def test_shares_leave_room_for_the_head(target: Speculator) -> None:
     """Guards costs: layers are equal here, and the head is read for every drafted token."""
-    shares = layer_shares(target.model)
-    assert len(set(shares)) == 1
-    assert 0.5 < sum(shares) < 1
+    shares = sublayer_shares(target.model)
+    assert len(set(shares.values())) == 2
+    assert 0.5 < sum(shares.values()) < 1
+    layers = sublayer_shares(target.model, split=False)
+    assert layers["attention", 2] > shares["attention", 2] + shares["mlp", 2]  # its norms
+    assert sum(layers.values()) < 1
+
+
+def test_sublayers_are_skipped_separately(target: Speculator) -> None:
+    """Guards the search over both parts of each layer, and the one over whole layers that can be asked for."""
+    model = copy.deepcopy(target.model)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.mul_(4000)
+    other = Speculator.from_transformers(model, method="none", fast=False)
+    found = search_skipped_layers(other, PROMPTS, tokens=24, trials=60, sublayers=True)
+    assert 1 in found.skipped.mlp
+    assert 1 not in found.skipped.attention
+    assert search_skipped_layers(other, PROMPTS, tokens=24, trials=10).skipped.are_whole
 
 
 def test_what_cannot_be_searched(target: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +108,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     given = ["--prompts", str(prompts), "--trials", "2", "--max-new-tokens", "8", "--json", str(out)]
     assert main(["tune-layers", *given]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("--method layer-skip --set skipped=")
+    assert printed.out.startswith(("--method layer-skip --set skipped=", "--method layer-skip --set 'skipped="))
     assert "speed of plain decoding" in printed.err
     found = json.loads(out.read_text())
-    assert printed.out.strip().endswith(",".join(map(str, found["skipped"])))
+    assert shlex.split(printed.out)[-1] == f"skipped={found['setting']}"
+    assert set(found["skipped"]) == {"attention", "mlp"}
     assert main(["tune-layers"]) == 2
     assert "--prompts" in capsys.readouterr().err

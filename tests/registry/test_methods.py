@@ -40,6 +40,7 @@ def test_builders_pass_what_a_class_takes(name: str) -> None:
     assert method.takes_draft_model == ("open_cache" in expected)
     assert method.takes_bases == ("bases" in expected)
     assert method.takes_layers == ("layers" in expected)
+    assert method.takes_sublayers == ("whole_layers" in expected)
     assert method.takes_rows == ("whole_cache" in expected)
     assert bool(method.heads) == ("head" in expected)
 

@@ -1,11 +1,11 @@
-"""Finds the layers for `layer-skip` to skip, by Bayesian search on a few prompts.
+"""Finds what `layer-skip` should skip, by Bayesian search on a few prompts.
 
-Zhang et al., ACL 2024, arXiv 2309.08168, section 3.2, search for the layers that maximise tokens per second, by
-decoding a few prompts with every candidate. Here each prompt is decoded once, greedily; a candidate's acceptance is the
-share of these tokens that it predicts, from one pass over each text, and its speed follows from its acceptance and the
-share of the weights that it reads. So a candidate takes one pass per prompt, and results are reproducible. Sets are
-proposed by optuna's tree-structured Parzen estimator instead of the paper's Gaussian process. Install optuna with `pip
-install 'speculant[search]'`.
+Zhang et al., ACL 2024, arXiv 2309.08168, section 3.2, search for the attention and MLP sublayers that maximise tokens
+per second, by decoding a few prompts with every candidate. Here each prompt is decoded once, greedily; a candidate's
+acceptance is the share of these tokens that it predicts, from one pass over each text, and its speed follows from its
+acceptance and the share of the weights that it reads. So a candidate takes one pass per prompt, and results are
+reproducible. Whole layers are tried where they cannot be split. Sets are proposed by optuna's tree-structured Parzen
+estimator instead of the paper's Gaussian process. Install optuna with `pip install 'speculant[search]'`.
 """
 
 from __future__ import annotations
@@ -20,38 +20,43 @@ from speculant.api.speculator import Speculator
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.packages import check_packages
-from speculant.drafters.layers.subsets import Layers, check_layers, every_other, without
+from speculant.core.sublayers import Part, Sublayers
+from speculant.drafters.layers.subsets import check_layers, every_other, format_skipped, without
 from speculant.engines.hf.probe.capabilities import optional_layers
 from speculant.engines.hf.quantized.model_weights import count_weights
+from speculant.engines.hf.views.layer_parts import find_layer_parts, whole_layers_reason
 from speculant.engines.hf.views.model_view import find_layers
+from speculant.engines.hf.views.unwrapping import base_model
 
 LONGEST = 12  # maximum tokens of a draft, as in `layer-skip`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedLayers:
-    """The best set of layers found.
+    """The best set found.
 
     Attributes:
-        skipped: the skipped layers, counted from 0.
-        acceptance: share of greedy tokens that the other layers predict.
+        skipped: the skipped sublayers.
+        acceptance: share of greedy tokens that the others predict.
         cost: cost of a drafted token, in passes of all layers.
         length: tokens per draft with the highest speed.
         speed: expected speed relative to plain decoding; see `expected_speed`.
         trials: number of sets tried.
+        whole: why only whole layers were tried; "" if attention and MLP were skipped separately.
     """
 
-    skipped: Layers
+    skipped: Sublayers
     acceptance: float
     cost: float
     length: int
     speed: float
     trials: int
+    whole: str = ""
 
     @property
     def setting(self) -> str:
         """The value of the setting `skipped` of `layer-skip`."""
-        return ",".join(map(str, self.skipped))
+        return format_skipped(self.skipped)
 
 
 def search_skipped_layers(
@@ -61,9 +66,10 @@ def search_skipped_layers(
     tokens: int = 64,
     trials: int = 200,
     seed: int = 0,
+    sublayers: bool = False,
     advance: Callable[[], object] = lambda: None,
 ) -> SkippedLayers:
-    """Return the set of layers without which the target is expected to draft fastest.
+    """Return the set of sublayers, or layers, without which the target is expected to draft fastest.
 
     Args:
         speculator: a speculator of the target, with any method, such as 'none'.
@@ -71,6 +77,7 @@ def search_skipped_layers(
         tokens: number of tokens to decode for each prompt.
         trials: number of sets to try; the first one is every other layer.
         seed: seed of the search.
+        sublayers: whether attention and MLP are skipped separately, if the model's layers can be split.
         advance: called after each trial.
 
     Raises:
@@ -84,25 +91,38 @@ def search_skipped_layers(
     texts = [text for prompt in prompts if len((text := _decoded(speculator, prompt, tokens))[1]) > 1]
     if not texts:
         raise UsageError("the prompts give no text of two tokens or more; name prompts that the model continues.")
-    shares, found = layer_shares(speculator.model), dict[Layers, SkippedLayers]()
+    whole = whole_layers_reason(speculator.model) if sublayers else "it was not asked for"
+    parts: tuple[Part, ...] = ("attention", "mlp")
+    shares, found = sublayer_shares(speculator.model, split=not whole), dict[Sublayers, SkippedLayers]()
+    names = {f"skip {part} {index}": (part, index) for index in range(count) for part in parts}
+    if whole:
+        names = {f"skip {index}": ("attention", index) for index in range(count)}
 
     def objective(trial: Any) -> float:
-        chosen = (trial.suggest_categorical(f"skip {index}", [False, True]) for index in range(count))
-        skipped = tuple(index for index, skip in enumerate(chosen) if skip)
+        chosen = [names[name] for name in names if trial.suggest_categorical(name, [False, True])]
+        attention, mlp = (tuple(index for each, index in chosen if each == part) for part in parts)
+        skipped = Sublayers(attention, attention if whole else mlp)
         advance()
-        if len(skipped) == count:
+        if skipped == Sublayers.whole(range(count)):
             return 0.0
         if skipped not in found:
             acceptance = _acceptance(texts, without(skipped, count))
-            cost = 1 - sum(shares[index] for index in skipped)
+            cost = 1 - sum(shares[each] for each in chosen)
             speed, length = max((expected_speed(acceptance, cost, n), -n) for n in range(1, LONGEST + 1))
             found[skipped] = SkippedLayers(
-                skipped=skipped, acceptance=acceptance, cost=cost, length=-length, speed=speed, trials=trials
+                skipped=skipped,
+                acceptance=acceptance,
+                cost=cost,
+                length=-length,
+                speed=speed,
+                trials=trials,
+                whole=whole if sublayers else "",
             )
         return found[skipped].speed
 
-    _optimize(objective, {f"skip {index}": index in every_other(count) for index in range(count)}, trials, seed)
-    return max((each for each in found.values() if each.skipped), key=lambda each: each.speed)
+    first = every_other(count).mlp
+    _optimize(objective, {name: index in first for name, (_, index) in names.items()}, trials, seed)
+    return max((each for each in found.values() if each.skipped.layers), key=lambda each: each.speed)
 
 
 def expected_speed(acceptance: float, cost: float, length: int) -> float:
@@ -118,14 +138,24 @@ def expected_speed(acceptance: float, cost: float, length: int) -> float:
     return sum(acceptance**i for i in range(length + 1)) / (1 + length * cost)
 
 
-def layer_shares(model: Any) -> list[float]:
-    """Return each decoder layer's share of the weights that a pass reads: all layers and the output head."""
+def sublayer_shares(model: Any, *, split: bool = True) -> dict[tuple[Part, int], float]:
+    """Return each sublayer's share of the weights that a pass reads: all layers and the output head.
+
+    Args:
+        model: the model.
+        split: whether its layers can be split; otherwise "attention" stands for a whole layer.
+    """
     place = find_layers(model)
     assert place is not None  # its layers can be skipped
     head = model.get_output_embeddings()
-    sizes = [count_weights(layer) for layer in place.layers]
-    total = sum(sizes) + (0 if head is None else count_weights(head))
-    return [size / total for size in sizes]
+    total = sum(map(count_weights, place.layers)) + (0 if head is None else count_weights(head))
+    if not split:
+        return {("attention", index): count_weights(layer) / total for index, layer in enumerate(place.layers)}
+    return {
+        (part, index): count_weights(getattr(layer, name)) / total
+        for index, (layer, own) in enumerate(zip(place.layers, find_layer_parts(base_model(model)), strict=True))
+        for part, name in own.names.items()
+    }
 
 
 def _decoded(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[TargetCache, list[int]]:
@@ -136,8 +166,8 @@ def _decoded(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[Targe
     return generation.sequence.cache, list(generation.sequence.sampler.tokens)
 
 
-def _acceptance(texts: list[tuple[TargetCache, list[int]]], layers: Layers) -> float:
-    """Return the share of tokens, excluding the first of each text, that the layers predict."""
+def _acceptance(texts: list[tuple[TargetCache, list[int]]], layers: Sublayers) -> float:
+    """Return the share of tokens, excluding the first of each text, that these sublayers predict."""
     matched = drafted = 0
     for cache, tokens in texts:
         predicted = cache.reread(len(tokens) - 1, layers).logits.argmax(-1).tolist()

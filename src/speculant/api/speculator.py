@@ -51,6 +51,7 @@ class Speculator(Decoder):
         from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
         from speculant.engines.hf.cpu.accelerate import CpuAcceleration
         from speculant.engines.hf.probe.capabilities import optional_layers
+        from speculant.engines.hf.views.layer_parts import whole_layers_reason
 
         tokenizer, processor = split_processor(tokenizer)
         asked = DraftingOptions(**options)
@@ -116,6 +117,7 @@ class Speculator(Decoder):
                 open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
                 translation=drafts[0].pair.translation if drafts else None,
                 layers=optional_layers(model) if found.takes_layers else 0,
+                whole_layers=whole_layers_reason(model) if found.takes_sublayers else "",
                 whole_cache=whole_cache_reason(model) if found.takes_rows else "",
                 head=opened,
                 sampled=rule.sampled,

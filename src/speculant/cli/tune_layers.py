@@ -1,7 +1,8 @@
-"""`speculant tune-layers`: searches for the layers that the method `layer-skip` should skip."""
+"""`speculant tune-layers`: searches for the layers and sublayers that the method `layer-skip` should skip."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,14 +14,14 @@ from speculant.options import kinds
 from speculant.options.model import ModelOptions
 
 HELP = """\
-Find the decoder layers that the method layer-skip should skip, on a few typical prompts.
+Find the decoder layers, or attention and MLP sublayers, that layer-skip should skip, on a few typical prompts.
 
-Each prompt is decoded once. Every set of layers is then judged by the share of these tokens that the remaining layers
-predict, and by the share of the weights that they read. Requires optuna: pip install 'speculant[search]'."""
+Each prompt is decoded once. Every set is then judged by the share of these tokens that the rest of the model predicts,
+and by the share of the weights that it reads. Requires optuna: pip install 'speculant[search]'."""
 
 EXAMPLES = """
 speculant tune-layers your/model --prompts typical.jsonl
-speculant tune-layers your/model --prompts typical.jsonl --trials 500
+speculant tune-layers your/model --prompts typical.jsonl --sublayers --trials 500
 """
 
 
@@ -45,11 +46,14 @@ def tune_layers(
     ] = 64,
     trials: Annotated[
         int,
-        typer.Option("--trials", metavar="N", parser=parse(kinds.whole(1)), help="sets of layers to try; default: 200"),
+        typer.Option("--trials", metavar="N", parser=parse(kinds.whole(1)), help="sets to try; default: 200"),
     ] = 200,
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="seed of the search; default: 0")
     ] = 0,
+    sublayers: Annotated[
+        bool, typer.Option("--sublayers", help="skip attention and MLP of layers separately, not only whole layers")
+    ] = False,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="also write the result to this file")
     ] = None,
@@ -76,18 +80,26 @@ def tune_layers(
     from speculant.api.speculator import Speculator
 
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
-    say(f"decoding {len(given)} prompts, then trying {trials} sets of layers.")
+    say(f"decoding {len(given)} prompts, then trying {trials} sets.")
     with progress("searching", trials, "sets") as advance:
         best = search_skipped_layers(
-            speculator, given, tokens=max_new_tokens, trials=trials, seed=seed, advance=advance
+            speculator,
+            given,
+            tokens=max_new_tokens,
+            trials=trials,
+            seed=seed,
+            sublayers=sublayers,
+            advance=advance,
         )
-    print(f"--method layer-skip --set skipped={best.setting}")
+    print(f"--method layer-skip --set {shlex.quote(f'skipped={best.setting}')}")
+    if best.whole:
+        say(f"attention and MLP of this model's layers cannot be skipped separately: {best.whole}.")
     say(
-        f"these layers are skipped; the others predict {best.acceptance:.0%} of the tokens for {best.cost:.0%} of a "
+        f"these are skipped; the others predict {best.acceptance:.0%} of the tokens for {best.cost:.0%} of a "
         f"pass: {best.speed:.2f} times the speed of plain decoding is expected, with a draft length of {best.length}."
     )
     if best.speed <= 1:
         say("so layer-skip will not be faster than plain decoding with this model.")
     if json is not None:
-        write_json(json, {"environment": environment(speculator.model), **asdict(best)})
+        write_json(json, {"environment": environment(speculator.model), "setting": best.setting, **asdict(best)})
     return 0

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.sparse_cache import RowBudget, SparseCache
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
 
 Array = Any
@@ -200,7 +201,7 @@ class TargetCache(Protocol):
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Array = None,
     ) -> Pass:
         """Run a pass over n new rows and append them.
@@ -210,15 +211,16 @@ class TargetCache(Protocol):
             parents: Int32[n], the parent row of each, counted from the first uncommitted row; -1 for children of the
                 last committed token.
             needs: outputs to return besides the logits.
-            layers: the decoder layers to run, in order; None for all. If layers are skipped, the rows have no keys in
-                those and must be dropped, not kept.
+            layers: the decoder layers to run, in order, or sublayers of them; None for all. If some are skipped, the
+                rows must be dropped, not kept: they have no keys in layers whose attention was skipped.
             embeddings: [E, D], input embeddings of extra tokens V, V + 1, ... outside the model's vocabulary; None if
                 there are none. Their rows must be dropped, not kept.
 
         Raises:
             OutOfMemoryError: the device is full; nothing was appended.
             UsageError: the cache has been used elsewhere in the meantime.
-            UnsupportedError: hidden states, a subset of layers or other embeddings are not available on this model.
+            UnsupportedError: hidden states, these layers or sublayers, or other embeddings are not available on this
+                model.
         """
 
     def layer_rows(self, layer: int) -> tuple[Array, Array]:
@@ -244,8 +246,8 @@ class TargetCache(Protocol):
         """
         raise UnsupportedError("this engine's passes read their whole cache; use a method such as 'mix'.")
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
-        """Run the last `count` committed tokens again through some decoder layers, without changing the cache.
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
+        """Run the last `count` committed tokens again through some layers or sublayers, without changing the cache.
 
         Each token attends to the cached tokens before the reread ones, and to the reread ones. The Pass has a row for
         each token: what the subset of layers would have drafted after it.
@@ -254,7 +256,7 @@ class TargetCache(Protocol):
             OutOfMemoryError: the device is full.
             UsageError: fewer tokens are committed, there are uncommitted rows, or the cache has been used elsewhere in
                 the meantime.
-            UnsupportedError: a subset of layers is not available on this model.
+            UnsupportedError: these layers or sublayers cannot be run alone on this model.
         """
 
     def check(self, draft: DraftTree) -> None:

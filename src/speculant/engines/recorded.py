@@ -12,6 +12,7 @@ from typing import Any
 from speculant.core.engine import NO_OUTPUTS, Array, Capabilities, Engine, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 
 
@@ -71,12 +72,12 @@ class RecordedCache(TargetCache):
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Array = None,
     ) -> Pass:
         return Pass(logits=None)
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
         return Pass(logits=None)
 
     def check(self, draft: DraftTree) -> None:

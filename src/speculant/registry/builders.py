@@ -83,9 +83,19 @@ def build_layers(kind: Callable[..., Drafter], context: BuildContext) -> Drafter
     return kind(layers=context.layers, settings=context.settings)
 
 
+def build_sublayers(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build a drafter that runs some layers or sublayers of the target."""
+    return kind(layers=context.layers, whole_layers=context.whole_layers, settings=context.settings)
+
+
 def build_layer_search(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that searches which layers of the target to run, and can save the search."""
-    return kind(layers=context.layers, tokenizer=context.tokenizer, settings=context.settings)
+    """Build a drafter that searches which layers or sublayers of the target to run, and can save the search."""
+    return kind(
+        layers=context.layers,
+        tokenizer=context.tokenizer,
+        whole_layers=context.whole_layers,
+        settings=context.settings,
+    )
 
 
 def build_rows(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:

@@ -29,6 +29,7 @@ class BuildContext:
         open_cache: opens caches of the draft model, see `DraftModelDrafter`; a sequence for several draft models.
         translation: translates between the target's and the draft model's tokens, for methods that draft through text.
         layers: number of decoder layers of the target, if its passes can skip some; else 0.
+        whole_layers: why only whole layers of the target can be skipped; "" if attention and MLP can be separately.
         whole_cache: why passes of the target must read their whole cache; "" if they can read part of it.
         head: a trained head on its target.
         sampled: whether the acceptance rule takes tokens drawn with replacement.
@@ -45,6 +46,7 @@ class BuildContext:
     open_cache: OpenCache | Sequence[OpenCache] | None = None
     translation: Translation | None = None
     layers: int = 0
+    whole_layers: str = ""
     whole_cache: str = ""
     head: LoadedHead | None = None
     sampled: bool = False

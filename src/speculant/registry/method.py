@@ -47,6 +47,7 @@ class Method:
         drafts_text: whether its draft model may have any tokenizer, so that text is exchanged with it.
         takes_bases: whether its drafter takes frozen bases below its memory.
         takes_layers: whether its drafter runs some of the target's layers.
+        takes_sublayers: whether it may also skip attention and MLP separately.
         takes_rows: whether its drafter runs the target on some rows of its cache.
         saves: whether a user's own drafter saves and loads a memory; those of the table have a `memory`.
         drafts: whether it drafts at all.
@@ -75,6 +76,7 @@ class Method:
     drafts_text: bool = False
     takes_bases: bool = False
     takes_layers: bool = False
+    takes_sublayers: bool = False
     takes_rows: bool = False
     saves: bool = False
     drafts: bool = True

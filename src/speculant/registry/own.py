@@ -67,6 +67,7 @@ def find_own(place: str) -> Method:
         drafts_text="translation" in taken,
         takes_bases="bases" in taken,
         takes_layers="layers" in taken,
+        takes_sublayers="whole_layers" in taken,
         takes_rows="whole_cache" in taken,
         saves=hasattr(kind, "save") and hasattr(kind, "load"),
     )

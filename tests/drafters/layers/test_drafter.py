@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.drafter import LayerDrafter
+from speculant.drafters.layers.swift import SWIFTDrafter
 from speculant.registry import METHODS, BuildContext, build_drafter
 
 METHODS_OF_LAYERS = [name for name, method in METHODS.items() if method.takes_layers]
@@ -18,9 +21,14 @@ METHODS_OF_LAYERS = [name for name, method in METHODS.items() if method.takes_la
 @pytest.mark.parametrize(
     ("method", "settings", "reason"),
     [
+        ("layer-skip", {"skipped": "attention 2; mlp 3,2; mlp 2"}, "names mlp 2 twice"),
+        ("layer-skip", {"skipped": "attention 0-7; mlp 0-7"}, "no layer to draft with"),
+        ("layer-skip", {"skipped": "norm 2"}, "as in 3,5-8"),
+        ("layer-skip", {"skipped": "attention"}, "as in 3,5-8"),
+        ("layer-skip", {"skipped": "5-3"}, "write 3-5"),
         ("layer-skip", {"skipped": "3,9"}, "no layer 9 to skip; the model has 8"),
         ("layer-skip", {"skipped": "-1"}, "no layer -1"),
-        ("layer-skip", {"skipped": "3,x"}, "as in 3,5,8"),
+        ("layer-skip", {"skipped": "3,x"}, "as in 3,5-8"),
         ("layer-skip", {"skipped": "3,3"}, "twice"),
         ("layer-skip", {"skipped": "0,1,2,3,4,5,6,7"}, "no layer to draft with"),
         ("layer-skip", {"threshold": 2}, "from 0 to 1"),
@@ -89,4 +97,15 @@ def test_layers_that_draft(method: str, layers: int, settings: dict[str, Any], d
     """Guards the defaults and what settings mean."""
     drafter = build_drafter(method, BuildContext(layers=layers, settings=settings or None))
     assert isinstance(drafter, LayerDrafter)
-    assert drafter.layers == drafting
+    assert drafter.layers == Sublayers.whole(drafting)
+
+
+def test_layers_that_cannot_be_split(caplog: pytest.LogCaptureFixture) -> None:
+    """Guards other layouts of layers: refused if sublayers are named; SWIFT searches whole layers and says so."""
+    context = BuildContext(layers=8, whole_layers="no MLP was found", settings={"skipped": "mlp 1"})
+    with pytest.raises(UnsupportedError, match="no MLP was found"):
+        build_drafter("layer-skip", context)
+    drafter = build_drafter("swift", BuildContext(layers=8, whole_layers="no MLP", settings={"sublayers": True}))
+    assert isinstance(drafter, SWIFTDrafter)
+    assert drafter.search.candidate(np.random.default_rng(0)).are_whole
+    assert "no MLP. SWIFT searches whole layers" in caplog.text

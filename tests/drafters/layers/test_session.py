@@ -13,6 +13,7 @@ from models import tiny_model, truncated
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree
 from speculant.drafters.layers.guesses import Guesses
 from speculant.drafters.layers.session import LayerSession
@@ -43,7 +44,7 @@ def opened(model: Any, layers: tuple[int, ...], shape: Shape, sampling: Sampling
     cache = HFEngine(model).open(torch.tensor([TEXT[:-1]]))
     cache.prefill()
     prompt = np.array(TEXT[:-1], np.int32)
-    session = LayerSession(SessionRequest(prompt=prompt, sampling=sampling, target=cache), layers, shape)
+    session = LayerSession(SessionRequest(prompt=prompt, sampling=sampling, target=cache), Sublayers.of(layers), shape)
     nothing = np.empty(0, np.int32)
     session.observe(Verified(tree=DraftTree.empty(), path=nothing, tokens=np.array(TEXT[-1:], np.int32)))
     return session, cache
@@ -59,6 +60,17 @@ def test_greedy_tokens_are_the_targets(name: str, method: str) -> None:
     results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
     results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=24, temperature=0)
     assert [each.ids for each in results] == plain * 2
+    assert sum(each.stats.drafted for each in results) > 20
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_drafts_without_sublayers(name: str) -> None:
+    """Guards split layers in drafts: greedy tokens alone and in a batch, on compiled layers and on views."""
+    model, settings = tiny_model(name), {"skipped": "attention 1; mlp 0,2", "threshold": 0.0}
+    speculator = Speculator.from_transformers(model, method="layer-skip", nodes=4, settings=settings, fast=True)
+    results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
+    results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=24, temperature=0)
+    assert [each.ids for each in results] == plain_texts(model, 24) * 2
     assert sum(each.stats.drafted for each in results) > 20
 
 
@@ -83,11 +95,14 @@ def test_sampled_texts_follow_their_seed(method: str) -> None:
     assert first.stats.drafted > 0
 
 
-@pytest.mark.parametrize("method", ["layer-skip", "early-exit"])
-def test_the_distribution_is_the_targets(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("layer-skip", None), ("layer-skip", {"skipped": "attention 1; mlp 0,2"}), ("early-exit", None)],
+)
+def test_the_distribution_is_the_targets(method: str, settings: dict[str, Any] | None) -> None:
     """Guards sampled texts: three tokens, of which two follow from rounds with drafts, chi-square."""
     model, draws, counts = tiny_model("llama"), 250, Counter[tuple[int, ...]]()
-    speculator = Speculator.from_transformers(model, method=method, nodes=3, fast=False)
+    speculator = Speculator.from_transformers(model, method=method, nodes=3, settings=settings, fast=False)
     drafted = 0
     for seed in range(draws):
         result = speculator.generate(PROMPTS[0], max_new_tokens=3, seed=seed, temperature=1.5, top_k=3)

@@ -12,6 +12,7 @@ import torch
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import ForeignMemoryError, UnsupportedError
+from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.memory import LAYER_SEARCH
 from speculant.drafters.layers.search import LayerSearch, SearchSettings
 from speculant.drafters.layers.swift import SWIFTDrafter
@@ -19,6 +20,9 @@ from speculant.memory.file import Memory, read_header
 from speculant.registry import BuildContext, build_drafter
 
 SETTINGS: dict[str, Any] = {"window": 6, "bayes_interval": 3, "skip_ratio": 0.5}
+
+
+ONE, THREE = Sublayers.whole((1,)), Sublayers.whole((3,))
 
 
 def searching(settings: dict[str, Any]) -> tuple[Any, Speculator, SWIFTDrafter]:
@@ -37,7 +41,7 @@ def test_the_search_finds_layers_that_do_not_matter() -> None:
     """Guards scores: each is the share of generated tokens that the remaining layers predict."""
     _, speculator, drafter = searching(SETTINGS | {"threshold": 0.0})
     result = speculator.generate([5, 9, 14, 3], max_new_tokens=90, temperature=0)
-    assert drafter.search.layers == (0, 2, 3, 5)
+    assert drafter.search.layers == Sublayers.whole((0, 2, 3, 5))
     assert drafter.search.over
     assert result.stats.accepted / result.stats.rounds > 1
 
@@ -45,9 +49,9 @@ def test_the_search_finds_layers_that_do_not_matter() -> None:
 def test_scores_are_shares_of_the_generated_text() -> None:
     """Guards the window: the tokens read again are those before the ones that are compared."""
     model, speculator, drafter = searching(SETTINGS | {"enough": 1.0})
-    scored = list[tuple[tuple[int, ...], float]]()
+    scored = list[tuple[Sublayers, float]]()
     drafter.search.observe = lambda skipped, score: scored.append((skipped, score))  # type: ignore[method-assign]
-    drafter.search.candidate = lambda _random: ()  # type: ignore[method-assign]
+    drafter.search.candidate = lambda _random: Sublayers((), ())  # type: ignore[method-assign]
     speculator.generate([5, 9, 14, 3], max_new_tokens=30, temperature=0)
     assert len(scored) > 3
     assert {score for _, score in scored} == {1.0}  # all layers predict their own greedy text
@@ -101,10 +105,28 @@ def test_a_saved_search_goes_on(tmp_path: Path) -> None:
         other.load(tmp_path / "search")
 
 
+def test_sublayers_are_searched_and_merged(tmp_path: Path) -> None:
+    """Guards the search over attention and MLP: it drafts what it found, and its memory is its own kind of search."""
+    model, speculator, drafter = searching(SETTINGS | {"threshold": 0.0, "sublayers": True, "steps": 60})
+    plain = speculator.generate([5, 9, 14, 3], max_new_tokens=70, temperature=0)
+    greedy = model.generate(torch.tensor([[5, 9, 14, 3]]), max_new_tokens=70, do_sample=False)[0, 4:]
+    assert plain.ids == greedy.tolist()
+    found = drafter.search.layers
+    assert not found.are_whole
+    assert len(found.attention) + len(found.mlp) == 8
+    arrays, facts = drafter.search.contents()
+    memory = Memory(kind="layer-search", tokenizer="t", arrays=arrays, facts=facts)
+    merged, sums = LAYER_SEARCH.merge([memory, memory], 1 << 20)
+    assert sums["step"] == 2 * facts["step"] > 20
+    assert merged["attention"].tolist() == [i for i in range(6) if i not in found.attention]
+    assert LAYER_SEARCH.describe(memory)["skipped"] == 4
+    assert LAYER_SEARCH.empty(memory)[1]["split"]
+
+
 def test_searches_are_merged() -> None:
     """Guards the memory kind: scores add up, the best set is kept, and other models are refused."""
     searches, memories = [LayerSearch(6, SearchSettings()) for _ in range(2)], list[Memory]()
-    for search, skipped, score in zip(searches, ((1,), (3,)), (0.4, 0.7), strict=True):
+    for search, skipped, score in zip(searches, (ONE, THREE), (0.4, 0.7), strict=True):
         search.observe(skipped, score)
         arrays, facts = search.contents()
         memories.append(Memory(kind="layer-search", tokenizer="t", arrays=arrays, facts=facts))
@@ -112,8 +134,8 @@ def test_searches_are_merged() -> None:
     assert merged["skipped"].tolist() == [3]
     assert (found["best"], found["step"]) == (0.7, 2)
     both = LayerSearch(6, SearchSettings())
-    both.observe((1,), 0.4)
-    both.observe((3,), 0.7)
+    both.observe(ONE, 0.4)
+    both.observe(THREE, 0.7)
     for name in ("precision", "moment"):
         np.testing.assert_allclose(merged[name], both.contents()[0][name])
     assert LAYER_SEARCH.describe(memories[0]) == {"layers": 6, "skipped": 1, "sets scored": 1}

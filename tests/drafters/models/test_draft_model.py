@@ -19,7 +19,7 @@ from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.sequoia import BestTree
-from speculant.drafters.models.shapes import BestFirst, Chain, Shape
+from speculant.drafters.models.shapes import BestFirst, Chain, Level, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains, SiblingAcceptance
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import METHODS as REGISTRY
@@ -146,8 +146,6 @@ def test_sequences_share_their_beginning() -> None:
     shape = Sequences(4, LevelAcceptance())
     q = torch.tensor([[1.0, 0.0]])
     generator = torch.Generator().manual_seed(1)
-    from speculant.drafters.models.shapes import Level
-
     first = shape.expand(Level(1, q, [1.0], 20, 3, True, True, generator))
     assert [each.token for each in first] == [0, 0, 0, 0]
     second = shape.expand(Level(2, q.expand(4, 2), [1.0] * 4, 16, 2, True, True, generator))
@@ -164,14 +162,29 @@ def test_the_schedule_follows_what_was_accepted() -> None:
     assert chain._length == 1
 
 
-def stopped_drafts(q: Model, *, peek: bool) -> list[tuple[DraftTree, float]]:
-    """Return all chains of at most 3 nodes that end where q is flat, or, with `peek`, before an unlikely token."""
+def test_joint_confidence_ends_a_chain() -> None:
+    """Guards the product of the highest probabilities, of drawn tokens too, and that it starts anew with each draft."""
+    chain, generator = Chain(LevelAcceptance(), "joint", threshold=0.3), torch.Generator().manual_seed(0)
+    for _ in range(2):
+        found = [
+            len(chain.expand(Level(depth, torch.tensor([[0.6, 0.4]]), [0.1], 9, 9, True, sampled, generator)))
+            for depth, sampled in ((1, True), (2, True), (3, False))
+        ]
+        assert found == [1, 1, 0]  # 0.6, 0.36, 0.216
+
+
+def stopped_drafts(q: Model, *, peek: bool, joint: bool = False) -> list[tuple[DraftTree, float]]:
+    """Return all chains of at most 3 nodes that end where q is flat, or has been since the root, if `joint`.
+
+    With `peek`, they end before an unlikely token.
+    """
     found, open_ = list[tuple[DraftTree, float]](), [((), 1.0)]
     while open_:
         text, probability = open_.pop()
         distribution = q(text)
         last = q(text[:-1])[text[-1]] if text else 1.0
-        if len(text) == 3 or (text and (last < 0.5 if peek else distribution.max() < 0.6)):
+        sure = np.prod([q(text[:i]).max() for i in range(len(text) + 1)]) >= 0.4 if joint else distribution.max() >= 0.6
+        if len(text) == 3 or (text and (last < 0.5 if peek else not sure)):
             kept = text[:-1] if peek and len(text) < 3 else text  # transformers drops what it is not sure of
             tree = make_tree(list(kept), range(-1, len(kept) - 1))
             rows = torch.tensor(np.stack([q(kept[:i]) for i in range(len(kept) + 1)]))
@@ -184,8 +197,9 @@ def stopped_drafts(q: Model, *, peek: bool) -> list[tuple[DraftTree, float]]:
 def test_a_stop_rule_may_look_at_q_but_not_at_what_was_drawn() -> None:
     """Guards losslessness of drafts that end early: exact enumeration, and the bias of a rule that looks."""
     p, q = model(1), model(3)
-    exact, _ = distribution_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=False))
-    assert exact == pytest.approx(own_distribution(p, 4), abs=1e-9)
+    for joint in (False, True):
+        exact, _ = distribution_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=False, joint=joint))
+        assert exact == pytest.approx(own_distribution(p, 4), abs=1e-9)
     biased, _ = distribution_of_drafts(SpeculativeSampling().rule, p, stopped_drafts(q, peek=True))
     assert max(abs(biased[text] - probability) for text, probability in own_distribution(p, 4).items()) > 0.001
 
@@ -196,6 +210,7 @@ def test_a_stop_rule_may_look_at_q_but_not_at_what_was_drawn() -> None:
         ("draft-model", {"stop": "never"}, "stop must be"),
         ("draft-model", {"stop": "fixed", "threshold": 0.5}, "no threshold"),
         ("draft-model", {"stop": "entropy", "threshold": 2}, "from 0 to 1"),
+        ("draft-model", {"stop": "joint", "threshold": -1}, "from 0 to 1"),
         ("draft-model", {"length": 0}, "at least 1"),
         ("specinfer", {"widths": "8,8,8"}, "584 nodes"),
         ("mcsd", {"widths": "4,x"}, "as in 4,2,2"),

@@ -8,19 +8,19 @@ import numpy as np
 
 from speculant.core.drafter import Drafter, Session, SessionRequest
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
+from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.session import LayerSession
-from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.shapes import Shape
 
 
 class LayerDrafter(Drafter):
-    """Drafts with some layers of the target, in the same way in every round."""
+    """Drafts with some layers or sublayers of the target, in the same way in every round."""
 
-    def __init__(self, layers: Layers, shape: Callable[[], Shape]) -> None:
+    def __init__(self, layers: Sublayers, shape: Callable[[], Shape]) -> None:
         """Take what every request drafts with.
 
         Args:
-            layers: those that draft.
+            layers: the sublayers that draft.
             shape: returns a new shape of drafts for a request.
         """
         shape()  # settings are checked before the first request

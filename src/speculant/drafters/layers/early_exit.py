@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 from speculant.core.drafter import Session, SessionRequest
 from speculant.core.errors import UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.guesses import Guesses
-from speculant.drafters.layers.subsets import Layers, check_layers, first_layers
+from speculant.drafters.layers.subsets import check_layers, first_layers
 from speculant.drafters.models.shapes import Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
@@ -39,8 +40,8 @@ class EarlyExitSettings:
         tree: "chain", or "guesses" for several next tokens, each continued (PPD).
         guesses: how many; of tree=guesses.
         groups: of layers, of which the first drafts a token for each other one (SPEED); none for `layer`.
-        stop: what ends a chain before the budget does: none, fixed, heuristic, confidence or entropy.
-        threshold: of "confidence" (default 0.4) and "entropy" (default 0.3).
+        stop: what ends a chain before the budget does: none, fixed, heuristic, confidence, joint or entropy.
+        threshold: of "confidence" (default 0.4), "joint" (0.1) and "entropy" (0.3).
         length: tokens of a fixed draft, and of the schedule's first one; how deep guesses are continued.
     """
 
@@ -89,7 +90,7 @@ class EarlyExitDrafter(LayerDrafter):
         return super().open(start)
 
 
-def _pipelined(s: EarlyExitSettings, count: int) -> tuple[Layers, Callable[[], Shape]]:
+def _pipelined(s: EarlyExitSettings, count: int) -> tuple[Sublayers, Callable[[], Shape]]:
     """Return the first group of layers, and chains of a token for each other group."""
     groups = min(s.groups or 0, count)
     if s.layer is not None or s.tree != "chain":

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.layers.search import KIND, fresh_search
+from speculant.drafters.layers.search import KIND, fresh_search, space_of
 from speculant.memory.file import Memory
 from speculant.memory.kind import Contents, MemoryKind, merge_limit_error
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return the layers of the model, those that are skipped, and the sets that were scored."""
-    skipped = len(memory.arrays["skipped"])
+    """Return the layers of the model, those (or the sublayers) that are skipped, and the sets that were scored."""
+    skipped = sum(len(memory.arrays[name]) for name in ("attention", "skipped") if name in memory.arrays)
     return {"layers": memory.facts["layers"], "skipped": skipped, "sets scored": memory.facts["step"]}
 
 
 def empty(memory: Memory) -> Contents:
     """Return a search of the same model that has scored nothing."""
-    return fresh_search(memory.facts["layers"], memory.facts["size"])
+    return fresh_search(space_of(memory.facts), memory.facts["size"])
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
@@ -29,14 +29,14 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
     Raises:
         UnsupportedError: they are of models or sets of different sizes, or exceed the limit.
     """
-    shapes = {(memory.facts["layers"], memory.facts["size"]) for memory in memories}
+    shapes = {(space_of(memory.facts), memory.facts["size"]) for memory in memories}
     if len(shapes) > 1:
         raise UnsupportedError(
             "the files hold searches of different models, or with different numbers of skipped layers; merge those "
             "of one search."
         )
-    [(layers, size)] = shapes
-    arrays, facts = fresh_search(layers, size)
+    [(space, size)] = shapes
+    arrays, facts = fresh_search(space, size)
     if (needed := sum(array.nbytes for array in arrays.values())) > limit:
         raise merge_limit_error(needed, limit)
     prior, merged = arrays["precision"], {name: np.array(array) for name, array in arrays.items()}
@@ -46,7 +46,8 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
         facts = {**facts, "step": facts["step"] + memory.facts["step"]}
         if memory.facts["best"] >= facts["best"]:
             own = {name: memory.facts[name] for name in ("best", "since", "over")}
-            merged["skipped"], facts = memory.arrays["skipped"], {**facts, **own}
+            facts = {**facts, **own}
+            merged |= {name: memory.arrays[name] for name in ("attention", "skipped") if name in memory.arrays}
     return merged, facts
 
 

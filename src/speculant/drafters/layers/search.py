@@ -1,4 +1,4 @@
-"""SWIFT's search of the layers to skip, while text is decoded.
+"""SWIFT's search of the sublayers to skip, while text is decoded.
 
 Xia et al.: "SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration", ICLR 2025, arXiv 2410.06916,
 section 4. Candidates are random sets of a fixed size, and in every `bayes_interval`-th step one that the scores so far
@@ -6,18 +6,19 @@ make promising; a candidate's score is the share of recent tokens that it would 
 so far drafts. The search ends when a score is high enough, when nothing better was found for long, or after so many
 steps. First and last layer are always run.
 
-Differences: sets are of whole layers, where the paper leaves out attention and MLP separately; and the promising
-candidate comes from Bayesian linear regression of scores on the layers skipped (a Gaussian process with a linear
-kernel), the weights being drawn from their posterior (Thompson 1933). The best set of a fixed size for drawn weights is
-known exactly, so nothing has to be maximised numerically, and d^2 numbers are kept whatever the number of steps. The
-authors maximise an upper confidence bound under a Matern kernel on the unit cube and round to a set.
+As in the paper, a set's members are attention and MLP of the 2 (L - 2) sublayers between, or whole layers, if a layer
+cannot be split or the settings say so. The promising candidate comes from Bayesian linear regression of scores on the
+members (a Gaussian process with a linear kernel), the weights being drawn from their posterior (Thompson 1933). The
+best set of a fixed size for drawn weights is known exactly, so nothing has to be maximised numerically, and d^2 numbers
+are kept whatever the number of steps. The authors maximise an upper confidence bound under a Matern kernel on the unit
+cube and round to a set.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from speculant.core.errors import ForeignMemoryError, UsageError
-from speculant.drafters.layers.subsets import Layers, every_other, without
+from speculant.core.sublayers import Sublayers
+from speculant.drafters.layers.subsets import every_other, without
 
 KIND = "layer-search"
 NOISE = 1e-2  # variance of a score, as the authors' Gaussian process has it
@@ -35,15 +37,63 @@ SPREAD = 0.25  # variance of the weights before any score
 Float64 = npt.NDArray[np.float64]
 
 
-def fresh_search(layers: int, size: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The sets that a search chooses from, whose members are numbered from 0.
+
+    Attributes:
+        layers: decoder layers of the target.
+        split: whether members are attention and MLP of each layer, in turns, or whole layers.
+    """
+
+    layers: int
+    split: bool
+
+    @property
+    def members(self) -> int:
+        """The number of members between the first and the last layer."""
+        return max(0, self.layers - 2) * (2 if self.split else 1)
+
+    def skipped(self, members: Iterable[int]) -> Sublayers:
+        """Return the sublayers that a set skips."""
+        chosen = sorted(int(member) for member in members)
+        if not self.split:
+            return Sublayers.whole(member + 1 for member in chosen)
+        attention, mlp = (tuple(member // 2 + 1 for member in chosen if member % 2 == part) for part in (0, 1))
+        return Sublayers(attention, mlp)
+
+    def members_of(self, skipped: Sublayers) -> list[int]:
+        """Return the members of a set between the first and the last layer."""
+        if not self.split:
+            return [index - 1 for index in skipped.mlp]
+        parts = (skipped.attention, skipped.mlp)
+        return sorted(2 * (index - 1) + part for part, indices in enumerate(parts) for index in indices)
+
+
+def fresh_search(space: SearchSpace, size: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return arrays and facts of a search that has scored nothing, see `LayerSearch.contents`."""
-    middle = max(0, layers - 2)
+    skipped = every_other(space.layers)
     arrays: dict[str, npt.NDArray[Any]] = {
-        "skipped": np.array(every_other(layers), np.int32),
-        "precision": np.eye(middle + 1) / SPREAD,
-        "moment": np.zeros(middle + 1),
+        **_skipped_arrays(skipped, space),
+        "precision": np.eye(space.members + 1) / SPREAD,
+        "moment": np.zeros(space.members + 1),
     }
-    return arrays, {"layers": layers, "size": size, "best": 0.0, "step": 0, "since": 0, "over": False}
+    return arrays, {**_facts(space, size), "best": 0.0, "step": 0, "since": 0, "over": False}
+
+
+def space_of(facts: Mapping[str, Any]) -> SearchSpace:
+    """Return the sets that a saved search chose from."""
+    return SearchSpace(facts["layers"], bool(facts.get("split", False)))  # earlier files have searched whole layers
+
+
+def _facts(space: SearchSpace, size: int) -> dict[str, Any]:
+    return {"layers": space.layers, "size": size} | ({"split": True} if space.split else {})
+
+
+def _skipped_arrays(skipped: Sublayers, space: SearchSpace) -> dict[str, npt.NDArray[Any]]:
+    """Return the skipped layers; of a split space the layers whose attention, and those whose MLP, is skipped."""
+    mlp = np.array(skipped.mlp, np.int32)
+    return {"attention": np.array(skipped.attention, np.int32), "skipped": mlp} if space.split else {"skipped": mlp}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +101,8 @@ class SearchSettings:
     """What SWIFT's search goes by; the defaults are the authors'.
 
     Attributes:
-        skip_ratio: share of the layers between the first and the last that is left out.
+        sublayers: whether attention and MLP are skipped separately, where the model's layers can be split.
+        skip_ratio: share of the layers or sublayers between the first and the last layer that is skipped.
         window: tokens that a candidate is scored on.
         interval: rounds from one candidate to the next.
         bayes_interval: one candidate in so many is a promising one, the others are random.
@@ -60,6 +111,7 @@ class SearchSettings:
         steps: candidates that end it.
     """
 
+    sublayers: bool = False
     skip_ratio: float = 0.45
     window: int = 32
     interval: int = 1
@@ -70,14 +122,15 @@ class SearchSettings:
 
 
 class LayerSearch:
-    """Looks for the set of layers without which the target drafts best; safe to share between threads."""
+    """Looks for the set of sublayers without which the target drafts best; safe to share between threads."""
 
-    def __init__(self, count: int, settings: SearchSettings) -> None:
+    def __init__(self, count: int, settings: SearchSettings, *, split: bool = False) -> None:
         """Begin with every other layer.
 
         Args:
             count: decoder layers of the target.
             settings: what to go by.
+            split: whether attention and MLP are skipped separately.
 
         Raises:
             UsageError: a setting is out of range.
@@ -90,45 +143,46 @@ class LayerSearch:
         for name in ("window", "interval", "bayes_interval", "patience", "steps"):
             if getattr(s, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(s, name)}.")
-        self._count, self._settings = count, settings
-        self._middle = max(0, count - 2)
-        self._size = min(self._middle, max(1, int(self._middle * s.skip_ratio)))
+        self._settings, self._space = settings, SearchSpace(count, split)
+        members = self._space.members
+        self._size = min(members, max(1, int(members * s.skip_ratio)))
         self._skipped = every_other(count)
         self._best, self._step, self._since = 0.0, 0, 0
-        self._over = math.comb(self._middle, self._size) < 2
-        self._precision: Float64 = np.eye(self._middle + 1) / SPREAD
-        self._moment: Float64 = np.zeros(self._middle + 1)
+        self._over = math.comb(members, self._size) < 2
+        self._precision: Float64 = np.eye(members + 1) / SPREAD
+        self._moment: Float64 = np.zeros(members + 1)
         self._lock = threading.Lock()
 
     @property
-    def layers(self) -> Layers:
-        """The layers that draft: all but the best set so far."""
+    def layers(self) -> Sublayers:
+        """What drafts: all but the best set so far."""
         return self.without(self._skipped)
 
-    def without(self, skipped: Layers) -> Layers:
-        """Return the layers that draft without these."""
-        return without(skipped, self._count)
+    def without(self, skipped: Sublayers) -> Sublayers:
+        """Return what drafts without these."""
+        return without(skipped, self._space.layers)
 
     @property
     def over(self) -> bool:
         """Whether the search has ended."""
         return self._over
 
-    def candidate(self, random: np.random.Generator) -> Layers:
-        """Return the next set to score, of layers to skip."""
+    def candidate(self, random: np.random.Generator) -> Sublayers:
+        """Return the next set to score, of sublayers to skip."""
         with self._lock:
             if (self._step + 1) % self._settings.bayes_interval:
-                places = random.choice(self._middle, self._size, replace=False)
+                members = random.choice(self._space.members, self._size, replace=False)
             else:
                 covariance = np.linalg.inv(self._precision)
                 weights = random.multivariate_normal(covariance @ self._moment, covariance, method="cholesky")
-                places = np.argsort(-weights[:-1], kind="stable")[: self._size]
-        return tuple(sorted(int(place) + 1 for place in places))
+                members = np.argsort(-weights[:-1], kind="stable")[: self._size]
+        return self._space.skipped(members)
 
-    def observe(self, skipped: Layers, score: float) -> None:
+    def observe(self, skipped: Sublayers, score: float) -> None:
         """Take the share of tokens that a candidate would have drafted rightly."""
         with self._lock:
-            features = self._features(skipped)
+            features = np.zeros(self._space.members + 1)  # 1 for each member that is skipped, and a constant 1
+            features[[*self._space.members_of(skipped), -1]] = 1
             self._precision += np.outer(features, features) / NOISE
             self._moment += features * score / NOISE
             self._step += 1
@@ -142,33 +196,35 @@ class LayerSearch:
         """Return arrays and facts from which `resume` goes on."""
         with self._lock:
             arrays: dict[str, npt.NDArray[Any]] = {
-                "skipped": np.array(self._skipped, np.int32),
+                **_skipped_arrays(self._skipped, self._space),
                 "precision": self._precision.copy(),
                 "moment": self._moment.copy(),
             }
             found = {"best": self._best, "step": self._step, "since": self._since, "over": bool(self._over)}
-            return arrays, {"layers": self._count, "size": self._size, **found}
+            return arrays, {**_facts(self._space, self._size), **found}
 
     def resume(self, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
         """Go on where a search of the same model was.
 
         Raises:
-            ForeignMemoryError: it was of another number of layers, or of sets of another size.
+            ForeignMemoryError: it was of another number of layers, or of sets of another kind or size.
         """
-        if (facts["layers"], facts["size"]) != (self._count, self._size):
+        if (space := space_of(facts)) != self._space or facts["size"] != self._size:
+            theirs, ours = (
+                f"{size} of {each.members} {'sublayers' if each.split else 'layers'} between the first and the last of "
+                f"{each.layers} layers"
+                for each, size in ((space, facts["size"]), (self._space, self._size))
+            )
             raise ForeignMemoryError(
-                f"the search skipped {facts['size']} of {facts['layers']} layers, but here {self._size} of "
-                f"{self._count} are skipped. Name the model and the skip_ratio that it was made with, or another file."
+                f"the search skipped {theirs}, but here {ours} are skipped. Name the model, and the settings sublayers "
+                "and skip_ratio, that it was made with, or another file."
             )
         with self._lock:
-            self._skipped = tuple(int(index) for index in arrays["skipped"])
+            attention, mlp = (
+                tuple(int(index) for index in arrays[name])
+                for name in ("attention" if space.split else "skipped", "skipped")
+            )
+            self._skipped = Sublayers(attention, mlp)
             self._precision, self._moment = np.array(arrays["precision"]), np.array(arrays["moment"])
             self._best, self._step = float(facts["best"]), int(facts["step"])
             self._since, self._over = int(facts["since"]), self._over or bool(facts["over"])
-
-    def _features(self, skipped: Layers) -> Float64:
-        """Return 1 for each layer between first and last that is skipped, and a constant 1."""
-        features = np.zeros(self._middle + 1)
-        features[[index - 1 for index in skipped]] = 1
-        features[-1] = 1
-        return features

@@ -1,8 +1,8 @@
-"""A request whose drafts come from a subset of the target's own layers, on the target's own cache.
+"""A request whose drafts come from a part of the target's own layers, on the target's own cache.
 
 The cache holds the keys of all layers for all committed tokens but the root, so a draft begins with a pass over the
-root. Its rows have no keys in the layers that were left out. Those of the first layers wait for the target's pass,
-which goes on from them; others are dropped before it.
+root. Its rows have no keys in layers whose attention was left out. Those of the first layers wait for the target's
+pass, which goes on from them; others are dropped before it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.exit_cache import ExitCache
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import ROOT, DraftTree
-from speculant.drafters.layers.subsets import Layers
 from speculant.drafters.models.level_session import LevelSession, LevelText
 from speculant.drafters.models.shapes import Shape
 from speculant.drafters.models.warping import Warping
@@ -26,15 +26,15 @@ class LentText(LevelText):
 
     Attributes:
         target: the cache, which stays the sequence's.
-        layers: those that draft.
+        layers: the sublayers that draft.
     """
 
-    def __init__(self, start: SessionRequest, layers: Layers) -> None:
+    def __init__(self, start: SessionRequest, layers: Sublayers) -> None:
         assert start.target is not None  # lent by every path that decodes with a model
         self.target, self.layers, self._warping = start.target, layers, Warping(start.sampling)
         self._root, self._count = ROOT, 0
-        first = layers == tuple(range(len(layers)))
-        self._exits = start.target if first and isinstance(start.target, ExitCache) else None
+        self._first = layers.first or 0
+        self._exits = start.target if self._first and isinstance(start.target, ExitCache) else None
 
     @property
     def depth(self) -> int:
@@ -70,7 +70,7 @@ class LentText(LevelText):
     def _forward(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         given = np.array(tokens, np.int32), np.array(parents, np.int32)
         if self._exits is not None and self._exits.exits:
-            result = self._exits.read_exit(*given, len(self.layers), logits=True)
+            result = self._exits.read_exit(*given, self._first, logits=True)
         else:
             result = self.target.forward(*given, layers=self.layers)
         self._count += len(tokens)
@@ -80,7 +80,7 @@ class LentText(LevelText):
 class LayerSession(LevelSession):
     """One request: its text, and the shape that its drafts grow into."""
 
-    def __init__(self, start: SessionRequest, layers: Layers, shape: Shape) -> None:
+    def __init__(self, start: SessionRequest, layers: Sublayers, shape: Shape) -> None:
         self._lent = LentText(start, layers)
         super().__init__(self._lent, start, shape)
 

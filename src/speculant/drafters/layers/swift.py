@@ -1,4 +1,4 @@
-"""SWIFT: the skipped layers are searched while text is decoded: `swift`.
+"""SWIFT: the layers or sublayers to skip are searched while text is decoded: `swift`.
 
 Xia et al., ICLR 2025, arXiv 2410.06916; the search is in `search`, the stop rule in `stopping`. A candidate is scored
 by one pass over the last tokens that the target generated; the authors' code scores on the first ones of the text.
@@ -12,12 +12,14 @@ the layers found so far, and its text must depend on its seed alone.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from speculant.core.drafter import Persistent, Session, SessionRequest, Verified
+from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.drafter import LayerDrafter
 from speculant.drafters.layers.search import KIND, LayerSearch, SearchSettings
 from speculant.drafters.layers.session import LayerSession
@@ -27,14 +29,18 @@ from speculant.drafters.models.shapes import Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.memory.file import read_memory, write_memory
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SWIFTSettings(SearchSettings):
     """Settings of `swift`.
 
     Attributes:
-        skip_ratio: share of the layers between the first and the last that is left out.
-        window: generated tokens that a set of layers is scored on.
+        sublayers: whether attention and MLP are skipped separately, as in the paper, where the model's layers can be
+            split.
+        skip_ratio: share of the layers or sublayers between the first and the last layer that is left out.
+        window: generated tokens that a set is scored on.
         interval: rounds from one scored set to the next.
         bayes_interval: one set in so many is a promising one by the scores so far, the others are random.
         enough: score that ends the search.
@@ -51,18 +57,21 @@ class SWIFTSettings(SearchSettings):
 
 
 class SWIFTDrafter(LayerDrafter, Persistent):
-    """Chains drafted without the layers that a search has found: `swift`. What is saved is the search.
+    """Chains drafted without what a search has found: `swift`. What is saved is the search.
 
     Attributes:
         search: of greedy requests.
     """
 
-    def __init__(self, *, layers: int, tokenizer: str = "", settings: SWIFTSettings | None = None) -> None:
+    def __init__(
+        self, *, layers: int, tokenizer: str = "", whole_layers: str = "", settings: SWIFTSettings | None = None
+    ) -> None:
         """Take the settings.
 
         Args:
             layers: decoder layers of the target; 0 where none can be left out.
             tokenizer: fingerprint that saved searches are tied to.
+            whole_layers: why only whole layers can be left out; "" if attention and MLP can be separately.
             settings: None for the defaults.
 
         Raises:
@@ -76,7 +85,14 @@ class SWIFTDrafter(LayerDrafter, Persistent):
             lambda: ConfidenceChain(acceptance, threshold=s.threshold, longest=s.longest, adaptive=False, wide=s.wide),
         )
         self._tokenizer = tokenizer
-        self.search = LayerSearch(self._count, s)
+        self._split = s.sublayers and not whole_layers
+        if s.sublayers and whole_layers:
+            logger.warning(
+                "attention and MLP of this model's layers cannot be skipped separately: %s. SWIFT searches whole "
+                "layers.",
+                whole_layers,
+            )
+        self.search = self._open_search()
 
     @property
     def memory_bytes(self) -> int:
@@ -103,8 +119,11 @@ class SWIFTDrafter(LayerDrafter, Persistent):
     def open(self, start: SessionRequest) -> Session:
         self.try_layers(start)
         own = bool(start.sampling.temperature)
-        search = LayerSearch(self._count, self._settings) if own else self.search
+        search = self._open_search() if own else self.search
         return SWIFTSession(start, self._shape(), search, self._settings)
+
+    def _open_search(self) -> LayerSearch:
+        return LayerSearch(self._count, self._settings, split=self._split)
 
 
 class SWIFTSession(LayerSession):
@@ -127,8 +146,8 @@ class SWIFTSession(LayerSession):
             self._search.observe(skipped, self._score(skipped))
         self._lent.layers = self._search.layers
 
-    def _score(self, skipped: tuple[int, ...]) -> float:
-        """Return the share of the window's tokens that the target drafts rightly without these layers."""
+    def _score(self, skipped: Sublayers) -> float:
+        """Return the share of the window's tokens that the target drafts rightly without these sublayers."""
         window = self._settings.window
         logits = self._lent.target.reread(window, self._search.without(skipped)).logits
         drafted: list[int] = logits.argmax(-1).tolist()

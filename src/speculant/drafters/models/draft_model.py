@@ -31,8 +31,8 @@ class ChainSettings:
     """Settings of `draft-model`.
 
     Attributes:
-        stop: criterion that ends a chain before the budget does: none, fixed, heuristic, confidence or entropy.
-        threshold: threshold of "confidence" (default 0.4) or "entropy" (default 0.3).
+        stop: criterion that ends a chain before the budget does: none, fixed, heuristic, confidence, joint or entropy.
+        threshold: threshold of "confidence" (default 0.4), "joint" (0.1) or "entropy" (0.3).
         length: tokens of a fixed draft, and of the first draft under "heuristic".
     """
 

@@ -24,6 +24,8 @@ from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # up to each probability, the number of candidates
+STOPS = ("none", "fixed", "heuristic", "confidence", "joint", "entropy")  # rules that end chains
+THRESHOLDS = {"confidence": 0.4, "joint": 0.1, "entropy": 0.3}  # defaults
 WIDE = 32  # drafts with more nodes than this may be wider
 MAX_PASSES = 64  # maximum passes of the draft model per round
 
@@ -147,28 +149,31 @@ class Chain(Shape):
         Args:
             acceptance: acceptance statistics shared by all requests.
             stop: "none" (the budget sets the length, which follows measured acceptance and cost), "fixed", "heuristic"
-                (transformers' schedule: two more after a draft that was fully accepted, else one less), "confidence" or
-                "entropy".
-            threshold: "confidence" stops if no token reaches this probability, 0.4 by default; "entropy" stops if the
-                lower bound of acceptance, 1 - sqrt(0.2 H(q)) (AdaEDL: Agrawal et al. 2024, arXiv 2410.18351), is below
-                it, 0.3 by default. SVIP (Zhang et al. 2024, arXiv 2411.18462) tests the same quantity.
+                (transformers' schedule: two more after a draft that was fully accepted, else one less), "confidence",
+                "joint" or "entropy".
+            threshold: "confidence" stops if no token reaches this probability, 0.4 by default; "joint" if the product
+                of the highest probabilities since the root is below it, 0.1 by default; "entropy" if the lower bound
+                of acceptance, 1 - sqrt(0.2 H(q)) (AdaEDL: Agrawal et al. 2024, arXiv 2410.18351), is below it, 0.3 by
+                default. SVIP (Zhang et al. 2024, arXiv 2411.18462) tests the same quantity.
             length: tokens of a fixed draft, and of the first draft under "heuristic".
         """
-        if stop not in ("none", "fixed", "heuristic", "confidence", "entropy"):
-            raise UsageError(f"stop must be none, fixed, heuristic, confidence or entropy, not {stop!r}.")
-        if threshold is not None and stop not in ("confidence", "entropy"):
+        if stop not in STOPS:
+            raise UsageError(f"stop must be {', '.join(STOPS[:-1])} or {STOPS[-1]}, not {stop!r}.")
+        if threshold is not None and stop not in THRESHOLDS:
             raise UsageError(f"stop={stop} has no threshold.")
         if threshold is not None and not 0 <= threshold <= 1:
             raise UsageError(f"threshold must be from 0 to 1, not {threshold}.")
         if length < 1:
             raise UsageError(f"length must be at least 1, not {length}.")
-        self._acceptance, self._stop, self._threshold, self._length = acceptance, stop, threshold, length
+        self._acceptance, self._stop, self._length = acceptance, stop, length
+        self._threshold = THRESHOLDS.get(stop, 0.0) if threshold is None else threshold
+        self._joint = 1.0  # product of the highest probabilities since the root
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(nodes)
 
     def expand(self, level: Level) -> list[Candidate]:
-        if level.depth > 1 and self._stops(level):
+        if self._stops(level) and level.depth > 1:
             return []
         return draw_below(level, 0, 1, distinct=False)
 
@@ -176,10 +181,12 @@ class Chain(Shape):
         if self._stop in ("fixed", "heuristic"):
             return level.depth > self._length
         if self._stop == "confidence":
-            return float(level.q[0].max()) < (0.4 if self._threshold is None else self._threshold)
+            return float(level.q[0].max()) < self._threshold
+        if self._stop == "joint":
+            self._joint = float(level.q[0].max()) * (1.0 if level.depth == 1 else self._joint)
+            return self._joint < self._threshold
         if self._stop == "entropy":
-            bound = 1 - math.sqrt(0.2 * float(torch.special.entr(level.q[0]).sum()))
-            return bound < (0.3 if self._threshold is None else self._threshold)
+            return 1 - math.sqrt(0.2 * float(torch.special.entr(level.q[0]).sum())) < self._threshold
         return False
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.drafters.models.draft_text import OpenCache
 from speculant.drafters.models.translation import Translation
@@ -86,7 +87,7 @@ class TranslatedCache(TargetCache):
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Array = None,
     ) -> Pass:
         _check(needs)
@@ -112,7 +113,7 @@ class TranslatedCache(TargetCache):
         self._rows, self._full = rows, self._full or full
         return self._pass(torch.cat([row.logits for row in new]))
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
         raise UnsupportedError("a draft model with another tokenizer reads all layers, and each token once.")
 
     def check(self, draft: DraftTree) -> None:

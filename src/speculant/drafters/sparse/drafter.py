@@ -37,8 +37,9 @@ class SparseCacheSettings:
         page: number of consecutive rows that are selected together.
         refresh: committed tokens after which rows are selected again.
         min_context: minimum length of the text, in tokens, for drafting.
-        stop: criterion that ends a chain before the node budget does: none, fixed, heuristic, confidence or entropy.
-        threshold: threshold of "confidence" (default 0.4) or "entropy" (default 0.3).
+        stop: criterion that ends a chain before the node budget does: none, fixed, heuristic, confidence, joint or
+            entropy.
+        threshold: threshold of "confidence" (default 0.4), "joint" (0.1) or "entropy" (0.3).
         length: tokens of a fixed draft, and of the first draft under "heuristic".
     """
 

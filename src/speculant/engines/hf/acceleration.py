@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from transformers.cache_utils import DynamicCache
 
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.draft_rows import DraftRows
 
@@ -49,14 +50,14 @@ class Acceleration(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         """Return the callable for a pass over `rows` rows: the model itself, or a copy that shares its weights.
 
         Args:
             model: the model.
             rows: number of rows in the pass.
-            whole: whether the pass runs all layers, or a contiguous range of them completely.
-            stop: number of leading layers to run; None for all.
+            whole: whether the pass runs its layers in sequence, with nothing changed between them.
+            run: the sublayers that it runs; None for all, or for those from any layer on.
         """
 
     def attention_for(self, implementation: str) -> str:
@@ -73,7 +74,7 @@ class PlainPasses:
     graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
 
-    def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         return model
 
     def attention_for(self, implementation: str) -> str:

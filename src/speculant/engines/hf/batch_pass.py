@@ -29,7 +29,7 @@ from speculant.engines.hf.prompt import PromptPart
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.recorder import RecordedRows, StateRecorder
 from speculant.engines.hf.target_cache import HFTargetCache
-from speculant.engines.hf.views.layer_selection import decoder_config
+from speculant.engines.hf.views.model_view import decoder_config
 
 Request = tuple[AnySequence, Int32, Int32]  # a sequence, the tokens of its new rows and their parents
 Joining = tuple[HFTargetCache, Int32, Int32]  # a sequence that may share a pass

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.cache import usable_cache
@@ -102,7 +103,7 @@ class ModelRunner:
         cache: Any,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sublayers | None = None,
         config: Mapping[str, Any] | None = None,
         embeddings: Tensor | None = None,
         wanted: Sequence[int] | None = None,
@@ -116,7 +117,7 @@ class ModelRunner:
             given: n rows.
             cache: the cache to attend to; None for a new one of the model's own kind.
             needs: the layers whose output is requested.
-            layers: the decoder layers to run; None for all.
+            layers: the sublayers to run; None for all.
             config: attributes that override those in the layers' config.
             embeddings: [E, D], embeddings of tokens after the vocabulary.
             wanted: ascending rows whose logits are requested; None for all.
@@ -126,7 +127,7 @@ class ModelRunner:
 
         Raises:
             OutOfMemoryError: the device is full.
-            UnsupportedError: hidden states or a subset of layers are not available on this model.
+            UnsupportedError: hidden states or these sublayers are not available on this model.
         """
         held, mixers = self._states_of(cache, recorder)
         names = self.capabilities.inputs

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32, Int64
 from speculant.engines.hf.cache import (
     begin_own_pass,
@@ -74,7 +75,7 @@ class HFTargetCache(PromptedCache):
         """
         super().__init__(runner, prompt or Prompt(ids, padding=padding, positions=positions), cache)
         self._rows = DraftRows()
-        self._layers: tuple[int, ...] | None = None  # the layers that the rows were run through; None for all
+        self._layers: Sublayers | None = None  # what the rows were run through; None for all layers
         self._waiting = WaitingRows(runner, self)  # see `read_exit`
         self._plain = False  # whether all one-token passes are the model's own
         self._foreign = False  # whether rows have tokens outside the model's vocabulary
@@ -91,10 +92,10 @@ class HFTargetCache(PromptedCache):
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:
-        chosen = None if layers is None else tuple(layers)
+        chosen = None if layers is None else Sublayers.of(layers)
         if len(self._rows) and chosen != self._layers:
             raise UsageError("earlier rows were run through other layers; keep or drop them first.")
         plain = chosen is None and embeddings is None and not self._plain  # passes for `check` start from scratch
@@ -159,7 +160,7 @@ class HFTargetCache(PromptedCache):
             raise UnsupportedError(reason)
         return HFSparseCache(self._runner, self, budget)
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
         self._check_cache()
         self._check_masks()
         if self._runner.capabilities.states:
@@ -175,7 +176,7 @@ class HFTargetCache(PromptedCache):
         ids = [*self._prompt.ids[0].tolist(), *self._text][self._length - count : self._length]
         new = NewRows(np.array(ids, np.int64), positions, self._mask(rows, 0, again=count), rows)
         try:
-            return finish_pass(self._run(new, NO_OUTPUTS, tuple(layers)), NO_OUTPUTS)
+            return finish_pass(self._run(new, NO_OUTPUTS, Sublayers.of(layers)), NO_OUTPUTS)
         finally:
             self.drop_partial()
 
@@ -283,8 +284,8 @@ class HFTargetCache(PromptedCache):
         keys = torch.cat([torch.arange(self._length), depths + (self._length - 1)]).to(device)
         return RowPlaces(keys[-len(new.ids) :], keys)
 
-    def appended(self, new: NewRows, layers: tuple[int, ...] | None = None) -> None:
-        """Record that a pass through these layers has appended the rows."""
+    def appended(self, new: NewRows, layers: Sublayers | None = None) -> None:
+        """Record that a pass through these sublayers has appended the rows."""
         self._rows, self._layers = new.rows, layers
         self._text += new.ids.tolist()
 
@@ -293,7 +294,7 @@ class HFTargetCache(PromptedCache):
         cut_rows(self.cache, self._length, len(self._rows))
 
     def _run(
-        self, new: NewRows, needs: RequestedOutputs, layers: tuple[int, ...] | None, embeddings: Tensor | None = None
+        self, new: NewRows, needs: RequestedOutputs, layers: Sublayers | None, embeddings: Tensor | None = None
     ) -> PassOutput:
         capabilities = self._runner.capabilities
         others = capabilities.window_by_cache or capabilities.states or self._prompt.beside
@@ -312,7 +313,10 @@ class HFTargetCache(PromptedCache):
         elif capabilities.states:
             rows = RecordedRows(self.cache, new.rows, len(new.ids))
             options["recorder"] = StateRecorder([rows], self._runner.model.device)
-        return self._runner.verify(given, self.cache, **options, total=self._length + len(new.rows))
+        total, output = self._length + len(new.rows), None
+        if layers is not None and embeddings is None:
+            output = self._waiting.passes.chosen(given, self.cache, layers, needs=needs, total=total)
+        return output or self._runner.verify(given, self.cache, **options, total=total)
 
     def _check_masks(self) -> None:
         if not self._runner.capabilities.trees:
@@ -334,7 +338,7 @@ class HFTargetCache(PromptedCache):
         return max(0, self._length - len(self._prompt))
 
     def _check_cache(self) -> None:
-        ran = self._layers is None or rows_layer(self.cache) in self._layers
+        ran = self._layers is None or rows_layer(self.cache) in self._layers.attention
         rows = len(self._rows) if ran else 0
         rows += self._waiting.count(rows_layer(self.cache))
         if cached_length(self.cache) != self._length + rows:

@@ -17,9 +17,9 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32, Int64
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
-from speculant.engines.hf.exit_passes import ExitPasses
 from speculant.engines.hf.exit_rows import ExitRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput
+from speculant.engines.hf.partial_passes import PartialPasses
 
 
 class GrowingCache(Protocol):
@@ -49,7 +49,7 @@ class WaitingRows:
             runner: runner of the model.
             owner: the sequence's cache.
         """
-        self.passes, self._owner = ExitPasses(runner), owner
+        self.passes, self._owner = PartialPasses(runner), owner
         self._rows: ExitRows | None = None
         self._spared = 0  # layers, see `spare`
 

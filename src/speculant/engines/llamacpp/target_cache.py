@@ -11,6 +11,7 @@ from torch import Tensor
 
 from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.topk import top_on_host
 from speculant.engines.llamacpp.batch import Rows
@@ -159,7 +160,7 @@ class LlamaTargetCache(TargetCache):
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Array = None,
     ) -> Pass:
         if layers is not None or embeddings is not None:
@@ -168,7 +169,7 @@ class LlamaTargetCache(TargetCache):
         self.check_tokens(tokens)
         return finish_pass(self.run(tokens, parents, [self.text]), needs)
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
         raise _no_layers()
 
     def check(self, draft: DraftTree) -> None:

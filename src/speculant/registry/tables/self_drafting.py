@@ -8,6 +8,7 @@ from speculant.registry.builders import (
     build_layer_search,
     build_layers,
     build_rows,
+    build_sublayers,
 )
 from speculant.registry.method import Method
 
@@ -17,11 +18,12 @@ SELF_DRAFTING: tuple[Method, ...] = (
     Method(
         name="layer-skip",
         family="self-drafting, layer skipping",
-        summary="the target without some of its layers drafts a chain; the stop rule adapts",
+        summary="the target without some of its layers or sublayers drafts a chain; the stop rule adapts",
         drafter="speculant.drafters.layers.layer_skip:LayerSkipDrafter",
-        builder=build_layers,
+        builder=build_sublayers,
         settings="speculant.drafters.layers.layer_skip:LayerSkipSettings",
         takes_layers=True,
+        takes_sublayers=True,
         source="Draft & Verify: Zhang et al. 2024, arXiv 2309.08168",
         verifier="speculative-sampling",
         samples="iid",
@@ -35,6 +37,7 @@ SELF_DRAFTING: tuple[Method, ...] = (
         builder=build_layer_search,
         settings="speculant.drafters.layers.swift:SWIFTSettings",
         takes_layers=True,
+        takes_sublayers=True,
         source="Xia et al. 2025, arXiv 2410.06916",
         memory="speculant.drafters.layers.memory:LAYER_SEARCH",
         verifier="speculative-sampling",

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from models import tiny_model
+from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.cpu import decoder_layer
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.cpu.decoder_layer import find_fused_layers
 from speculant.engines.hf.cpu.shadow import Shadows
+from speculant.engines.hf.engine import HFEngine
 
 pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
@@ -87,6 +91,23 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
     assert (around == theirs).float().mean() > 0.95  # differs by processor: torch has several products for bfloat16
     exact = output(model.float(), fast=False, **given)
     assert (found - exact).abs().mean() < 2 * (theirs - exact).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("rows", [1, 8, 70])
+def test_sublayers_alone(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards layers of which one sublayer runs: compiled for few rows, and else as on views of the model."""
+    model, run = model_of(name), Sublayers((0, 2), (1, 2))
+    if rows < 70:
+        monkeypatch.setattr(decoder_layer, "split_layer", None)  # what layers that are not compiled would call
+    found = list[Tensor]()
+    for acceleration in (prepare_model(model, True), None):
+        cache = HFEngine(model, acceleration=acceleration).open(IDS[:1])
+        cache.prefill()
+        tokens = IDS.flatten().repeat(5)[:rows].numpy().astype(np.int32)
+        found.append(cache.forward(tokens, np.arange(-1, rows - 1, dtype=np.int32), layers=run).logits)
+        assert [layer.get_seq_length() for layer in cache.cache.layers] == [8 + rows, 8, 8 + rows]
+    torch.testing.assert_close(*found, atol=2e-4, rtol=2e-4)
 
 
 def with_torch_attention(model: Any, prepared: CpuAcceleration) -> CpuAcceleration:

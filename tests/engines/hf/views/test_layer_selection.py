@@ -13,8 +13,11 @@ from models import tiny_model, truncated
 from passes import IDS, opened, plain_text, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.views.layer_parts import find_layer_parts, whole_layers_reason
 from speculant.engines.hf.views.model_view import find_layers
 from trees import random_draft
 
@@ -66,6 +69,62 @@ def test_layers_in_the_middle_are_left_out(name: str) -> None:
         expected = model(ids[:, 12:], past_key_values=reference.cache, position_ids=position, use_cache=True)
     handle.remove()
     torch.testing.assert_close(result.logits, expected.logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2", "phi3", "gpt_neox", "mixtral"])
+def test_attention_and_mlp_are_left_out_separately(name: str, fast: bool) -> None:
+    """Guards split layers: what is left out adds nothing, and rows have keys where attention ran."""
+    model, run = tiny_model(name), Sublayers((0, 2), (1, 2))
+    cache = opened(HFEngine(model, acceleration=prepare_model(model, fast)))
+    tokens, parents = np.array([7, 9, 11], np.int32), np.array([-1, 0, 1], np.int32)
+    needs = RequestedOutputs(hidden_layers=(1,))
+    pieces = [cache.forward(tokens[i : i + 2], parents[i : i + 2], layers=run, needs=needs) for i in (0, 2)]
+    assert [layer.get_seq_length() for layer in cache.cache.layers] == [15, 12, 15]
+    reference = HFEngine(model).open(torch.cat([IDS, torch.tensor([[7]])], dim=1)[:, :12])
+    reference.prefill()
+
+    def silent(_module: nn.Module, _given: Any, output: Any) -> Any:
+        return (output[0] * 0, *output[1:]) if isinstance(output, tuple) else output * 0
+
+    place, parts = find_layers(model), find_layer_parts(model)
+    assert place is not None
+    left_out = [getattr(place.layers[0], parts[0].names["mlp"]), getattr(place.layers[1], parts[1].names["attention"])]
+    handles = [each.register_forward_hook(silent) for each in left_out]
+    with torch.no_grad():
+        expected = model(
+            torch.from_numpy(tokens.astype(np.int64))[None],
+            past_key_values=reference.cache,
+            position_ids=torch.tensor([[12, 13, 14]]),
+            use_cache=True,
+            output_hidden_states=True,
+        )
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(torch.cat([each.logits for each in pieces]), expected.logits[0], atol=1e-4, rtol=1e-4)
+    hidden = torch.cat([each.hidden for each in pieces])[:, 0]
+    torch.testing.assert_close(hidden, expected.hidden_states[2][0], atol=1e-4, rtol=1e-4)
+    cache.rollback()
+    found, again = cache.reread(3, run).logits, opened(HFEngine(model), IDS[:, :9])
+    left = IDS[0, 9:].numpy().astype(np.int32)
+    torch.testing.assert_close(found, again.forward(left, parents, layers=run).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_cannot_be_split() -> None:
+    """Guards what no class tells: parts that are not found, and outputs that are not added; whole layers still work."""
+    assert "only attention" in whole_layers_reason(tiny_model("bloom"))
+    model = tiny_model("gpt2")
+    assert not whole_layers_reason(model)
+    layer = model.transformer.h[1]
+    layer.ln_2.register_forward_hook(lambda _module, _given, output: output + 1)
+    assert not whole_layers_reason(model)  # its MLP is left out all the same
+    layer.register_forward_hook(lambda _module, _given, output: output * 2)
+    assert "do more than to add" in whole_layers_reason(model)
+    cache = opened(HFEngine(model))
+    with pytest.raises(UnsupportedError, match=r"cannot be skipped separately: .*\. Skip whole layers"):
+        cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=Sublayers((0, 1, 2), (0, 2)))
+    assert cache.uncommitted == 0
+    cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=[0, 2])
 
 
 def test_rows_of_such_a_pass_are_never_kept() -> None:

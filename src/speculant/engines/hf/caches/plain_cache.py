@@ -18,6 +18,7 @@ from torch import Tensor
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import ModelError, UnsupportedError
 from speculant.core.sparse_cache import RowBudget, SparseCache
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.forward_pass import out_of_memory
 from speculant.engines.hf.probe.capabilities import STATE_ON_MODULES, decode_mode
@@ -98,7 +99,7 @@ class PlainTargetCache:
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:
         if len(tokens) != 1 or layers is not None or embeddings is not None:
@@ -139,7 +140,7 @@ class PlainTargetCache:
     def open_sparse(self, budget: RowBudget) -> SparseCache:
         raise UnsupportedError("passes of this model read their whole cache.")
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
         raise UnsupportedError("single layers of this model cannot be run.")
 
     def _read(self, run: Callable[[], Any], total: int) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
+from speculant.core.sublayers import Sublayers
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.forward_pass import (
@@ -121,7 +122,7 @@ class ReplayTargetCache:
         parents: Int32,
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | Sublayers | None = None,
         embeddings: Tensor | None = None,
     ) -> Pass:
         """Run a pass over a chain of rows; earlier rows that were not kept are read again with them."""
@@ -199,7 +200,7 @@ class ReplayTargetCache:
     def open_sparse(self, budget: RowBudget) -> SparseCache:
         raise UnsupportedError("passes of this model read their whole cache.")
 
-    def reread(self, count: int, layers: Sequence[int]) -> Pass:
+    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
         raise UnsupportedError("single layers of this model cannot be run.")
 
 

@@ -27,6 +27,7 @@ from torch import nn
 from tqdm import tqdm
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer, find_fused_layers
 from speculant.engines.hf.cpu.gqa import GQAttention
@@ -76,7 +77,7 @@ class CpuAcceleration:
     quantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def model_for(self, model: Any, rows: int, *, whole: bool = True, stop: int | None = None) -> Any:
+    def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         """Return the callable for a pass over `rows` rows: the model's shadow, or the model if that is as fast.
 
         Any number of threads may run passes concurrently, accelerated or not.
@@ -84,11 +85,11 @@ class CpuAcceleration:
         Args:
             model: the model.
             rows: number of rows in the pass.
-            whole: whether the pass runs all layers, or a contiguous range of them completely.
-            stop: number of leading layers to run; None for all.
+            whole: whether the pass runs its layers in sequence, with nothing changed between them.
+            run: the sublayers that it runs; None for all, or for those from any layer on.
         """
         if self.plans is not None:
-            self.plans.begin(whole=whole, stop=stop)
+            self.plans.begin(ahead=whole, run=run)
         if self.shadows is None or self.shadows.model is not model:
             return model
         if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):

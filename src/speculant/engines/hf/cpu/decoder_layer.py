@@ -6,6 +6,8 @@ compute. `layer.cpp` runs a layer in one call if its own kernel multiplies, head
 two calls around any other attention; and if another kernel is faster for these rows, in four calls between the
 products.
 
+In drafts of layers of which only one sublayer runs, the calls are the same, and leave out the other one (`alone`).
+
 `layer_matching.py` recognises these layers. Each part must be as transformers made it: a layer with hooks, another
 forward, other types of weights or adapters runs unchanged. All of this is checked in every call, so changes take effect
 at once.
@@ -13,6 +15,7 @@ at once.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 from typing import Any
@@ -22,15 +25,26 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from transformers.cache_utils import DynamicCache
 
+from speculant.core.sublayers import Part as Sublayer
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa
 from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, KernelTable
-from speculant.engines.hf.cpu.layer_matching import LINEARS, Part, is_known, rotary_functions, window_option
+from speculant.engines.hf.cpu.layer_matching import (
+    LINEARS,
+    SUBLAYERS,
+    Part,
+    is_known,
+    rotary_functions,
+    window_option,
+)
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.pass_plan import CacheRows, LayerCall, PassPlans
 from speculant.engines.hf.cpu.products import Kernel
 from speculant.engines.hf.quantized.modules import QuantizedLinear
+from speculant.engines.hf.views.layer_parts import split_layer
+
+_ONLY: dict[Sublayer, int] = {"attention": 1, "mlp": 2}  # constants of layer.h
 
 
 class LinearArguments(ctypes.Structure):
@@ -51,7 +65,7 @@ class LayerArguments(ctypes.Structure):
         *((name, LinearArguments) for name in LINEARS),
         *((name, ctypes.c_int64) for name in ("hidden", "inner", "given")),
         *((name, ctypes.c_float) for name in ("input_eps", "post_eps", "q_eps", "k_eps")),
-        *((name, ctypes.c_int) for name in ("is_bf16", "native_bf16")),
+        *((name, ctypes.c_int) for name in ("is_bf16", "native_bf16", "only")),
     )
 
 
@@ -67,7 +81,13 @@ class PositionArguments(ctypes.Structure):
 
 
 class FusedLayer:
-    """The forward of one decoder layer."""
+    """The forward of one decoder layer, or of one of its sublayers.
+
+    Attributes:
+        only: the sublayer that runs; None for both.
+    """
+
+    only: Sublayer | None = None
 
     def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None, plans: PassPlans) -> None:
         """Take a layer of the family, kernels for its products, the replacement for "sdpa" attention, and the plans."""
@@ -104,6 +124,16 @@ class FusedLayer:
         self._rotary = rotary_functions(self._home)
         self._current: list[Any] = []
         self._dtype = torch.float32
+        self._alone: dict[Sublayer, FusedLayer] = {}
+
+    def alone(self, part: Sublayer) -> FusedLayer:
+        """Return the forward of one sublayer, for the same shadow of the layer."""
+        if part not in self._alone:
+            found = copy.copy(self)
+            found.only, found._layer = part, LayerArguments.from_buffer_copy(self._layer)
+            found._layer.only = _ONLY[part]
+            self._alone[part] = found
+        return self._alone[part]
 
     @property
     def index(self) -> int:
@@ -190,9 +220,11 @@ class FusedLayer:
             return output
         weights = self.ready()  # kept alive until the end, in case they are replaced meanwhile
         kernel = self._table.one_call(self._dtype, self._shapes, hidden_states[..., 0].numel())
-        if position_embeddings is None or not weights or not self._supports(hidden_states, position_embeddings, kernel):
+        supported = position_embeddings is not None and self._supports(hidden_states, position_embeddings, kernel)
+        if position_embeddings is None or not weights or not supported or (self.only == "mlp" and kernel is None):
+            own_layer = shadow if self.only is None else split_layer(self.module, shadow, SUBLAYERS, self.only)
             answer: Tensor = type(self.module).forward(
-                shadow,
+                own_layer,
                 hidden_states,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
@@ -201,6 +233,8 @@ class FusedLayer:
             )
             return answer
         layer, positions = self._arguments(kernel, position_embeddings)
+        if self.only == "mlp":
+            return self._finish(layer, hidden_states, hidden_states[..., :0], kernel)
         batch, rows, _ = hidden_states.shape
         shape = (batch, self._heads, rows, self._head)
         query, own = (
@@ -236,11 +270,14 @@ class FusedLayer:
         kernel = self._table.one_call(self._dtype, self._shapes, x[..., 0].numel())
         if kernel is None or not weights or not self._supports(x, embeddings, kernel):
             return None
-        own = self._own_attention((x.shape[0], self._heads, x.shape[1], self._head), cache, mask, options)
-        if own is None:
-            return None
-        arguments = (*self._arguments(kernel, embeddings), own[1])
-        return LayerCall(self._attention.layer_idx, self._native, own[0], arguments, weights, self._dtype)
+        (batch, rows, _), own = x.shape, None
+        if self.only != "mlp":
+            own = self._own_attention((batch, self._heads, rows, self._head), cache, mask, options)
+            if own is None:
+                return None
+        sizes = AttentionArguments(batch=batch, n=rows, heads=self._heads, head=self._head)
+        arguments = (*self._arguments(kernel, embeddings), sizes if own is None else own[1])
+        return LayerCall(self._native, None if own is None else own[0], arguments, weights, self._dtype)
 
     def _arguments(
         self, kernel: Kernel | None, embeddings: tuple[Tensor, Tensor]
@@ -277,7 +314,10 @@ class FusedLayer:
             pointers = ctypes.byref(layer), x.data_ptr(), attended.data_ptr(), y.data_ptr()
             native.after_attention(*pointers, rows, attended.shape[-1], threads)
             return y
-        output, total, normed = self._product("o_proj", attended), torch.empty_like(x), torch.empty_like(x)
+        output = self._product("o_proj", attended)
+        if self.only == "attention":
+            return x + output
+        total, normed = torch.empty_like(x), torch.empty_like(x)
         pointers = ctypes.byref(layer), x.data_ptr(), output.data_ptr(), total.data_ptr()
         native.add_norm(*pointers, normed.data_ptr(), rows)
         gated, up = self._product("gate_proj", normed), self._product("up_proj", normed)
@@ -357,7 +397,8 @@ def find_fused_layers(
     plans = PassPlans() if plans is None else plans
     layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
     found = tuple(layer for layer in layers if layer.weights >= minimum and layer.ready() is not None)
-    plans.layers = found
+    known = {layer.index: layer for layer in found}
+    plans.layers = [known.get(index) for index in range(max(known, default=-1) + 1)]
     return found
 
 

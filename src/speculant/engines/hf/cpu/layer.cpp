@@ -52,9 +52,14 @@ static void after_attention(const Layer *l, const void *input, const void *atten
     T *y = (T *)output + first * l->hidden;
     float *gate = scratch<0>(2 * (inner + WIDTH) + 2 * hidden + rows * width), *up = gate + inner + WIDTH;
     float *normed = up + inner + WIDTH, *sum = normed + hidden, *attention = sum + hidden;
-    project<T>(l, l->o, as_floats(given, attention, rows * width), sum, rows, l->hidden, width, threads);
+    if (l->only == MLP) std::fill(sum, sum + hidden, 0.0f);
+    else project<T>(l, l->o, as_floats(given, attention, rows * width), sum, rows, l->hidden, width, threads);
 #pragma omp simd
     for (int64_t i = 0; i < hidden; i++) sum[i] = rounded<T>(sum[i] + to_float(x[i]));
+    if (l->only == ATTENTION) {
+      for (int64_t i = 0; i < hidden; i++) y[i] = convert<T>(sum[i]);
+      continue;
+    }
     rms_norm<T>(sum, l->post_norm, l->post_eps, normed, rows, l->hidden);
     project_all<T>(l, {{&l->gate, gate, l->inner}, {&l->up, up, l->inner}}, normed, rows, l->hidden, threads);
     silu_multiply<T>(gate, up, inner, threads);
@@ -70,8 +75,10 @@ static void whole(const Layer *l, const void *x, const void *given, const Positi
   Attention a = *arguments;
   const int64_t rows = a.batch * a.n, width = a.heads * a.head;
   a.q = scratch<1>(2 * rows * width), a.y = (T *)a.q + rows * width;
-  before_attention<T>(l, given, p, &a, threads);
-  attention(&a, threads);
+  if (l->only != MLP) {
+    before_attention<T>(l, given, p, &a, threads);
+    attention(&a, threads);
+  }
   after_attention<T>(l, x, a.y, y, rows, width, threads);
 }
 
@@ -122,7 +129,8 @@ extern "C" void before_attention(const Layer *l, const void *x, const Positions 
   l->is_bf16 ? before_attention<BFloat16>(l, x, p, a, threads) : before_attention<float>(l, x, p, a, threads);
 }
 
-// The layer's output y[rows, hidden] from its input x and the output of its attention, [rows, width].
+// The layer's output y[rows, hidden] from its input x and the output of its attention, [rows, width] (unread by an MLP
+// alone).
 extern "C" void after_attention(const Layer *l, const void *x, const void *attended, void *y, int64_t rows,
                                 int64_t width, int threads) {
   l->is_bf16 ? after_attention<BFloat16>(l, x, attended, y, rows, width, threads)

@@ -31,7 +31,10 @@ struct Layer {
   float input_eps, post_eps, q_eps, k_eps;
   int is_bf16;      // whether weights, inputs and outputs are bfloat16; otherwise they are float
   int native_bf16;  // whether products use the processor's bfloat16 instructions (linear_bf16.cpp)
+  int only;         // 0: attention and MLP, ATTENTION or MLP: that one alone
 };
+
+constexpr int ATTENTION = 1, MLP = 2;
 
 struct Positions {
   const void *cos, *sin;  // [batch, n, head], or [n, head] if `shared`, or tables [positions, head]

@@ -14,10 +14,12 @@ from torch import nn
 
 from speculant.engines.hf.cpu.linear import is_torch_linear
 from speculant.engines.hf.quantized.modules import is_quantized_linear
+from speculant.engines.hf.views.layer_parts import LayerParts
 
 _NAMES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = {f"transformers.models.{name}.modeling_{name}": name.title() for name in _NAMES}
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SUBLAYERS = LayerParts({"attention": "self_attn", "mlp": "mlp"}, {"attention": 2, "mlp": None})
 PARTS = ("self_attn", "mlp", "act_fn", "input_layernorm", "post_attention_layernorm")
 
 

@@ -5,10 +5,10 @@ the same lines take seven times as long there as in a loop over the layers. So a
 all its layers at once. A layer uses its prepared call if it belongs to the same pass: with the same position
 embeddings, mask and cache; otherwise, as in a batch, the layer looks everything up itself.
 
-In passes that run all layers over few rows, the first layer also computes the following ones. They return the computed
-result if they are given the very tensor that the previous layer returned, which holds unless a hook or a view of the
-model changed something on the way; otherwise they compute again. Rows written to the cache ahead of time are in use
-only once their layer is called.
+In passes over few rows that run layers in sequence, all of them or some, the first also computes the following ones.
+They return the computed result if they are given the very tensor that the previous layer returned, which holds unless a
+hook or a view of the model changed something on the way; otherwise they compute again. Rows written to the cache ahead
+of time are in use only once their layer is called.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 
 MAX_AHEAD = 64  # maximum rows: the outputs of all layers are kept
@@ -61,18 +62,16 @@ class LayerCall:
     """A call of the compiled code for a whole layer, without its input and output.
 
     Attributes:
-        index: index of the layer.
         native: the compiled code.
-        cached: the cache rows that it writes to.
+        cached: the cache rows that it writes to; None without attention.
         arguments: the structs of layer, positions and attention.
         weights: the tensors they point to, kept alive.
         dtype: dtype of inputs and outputs.
         ahead: an input and its output, if computed ahead of time.
     """
 
-    index: int
     native: ctypes.CDLL
-    cached: CacheRows
+    cached: CacheRows | None
     arguments: tuple[ctypes.Structure, ctypes.Structure, ctypes.Structure]
     weights: Sequence[Any]
     dtype: torch.dtype
@@ -80,7 +79,9 @@ class LayerCall:
 
     def run(self, x: Tensor) -> Tensor | None:
         """Return the layer's output; None if this call does not apply."""
-        if x.dtype is not self.dtype or not x.is_contiguous() or not self.cached.take():
+        if x.dtype is not self.dtype or not x.is_contiguous():
+            return None
+        if self.cached is not None and not self.cached.take():
             return None
         if self.ahead is not None and self.ahead[0] is x:
             return self.ahead[1]
@@ -108,15 +109,28 @@ class _Plan:
 
 
 class PassPlans:
-    """The calls of the passes in progress, one pass per thread, over the fused layers of a model."""
+    """The calls of the passes in progress, one pass per thread, over the fused layers of a model.
+
+    Attributes:
+        layers: the fused layers, at their indices in the model; None for others.
+    """
 
     def __init__(self) -> None:
         self.layers: Sequence[Any] = ()
         self._local = threading.local()
 
-    def begin(self, *, whole: bool, stop: int | None = None) -> None:
-        """Declare whether this thread's next pass runs all layers from the first on, to the last or up to `stop`."""
-        self._local.whole, self._local.stop = whole, stop
+    def begin(self, *, ahead: bool, run: Sublayers | None = None) -> None:
+        """Declare which sublayers this thread's next pass runs, and whether it runs nothing between them.
+
+        Args:
+            ahead: whether the first may compute the following ones.
+            run: the sublayers that run; None for all.
+        """
+        self._local.ahead, self._local.layers = ahead, self.layers
+        if run is not None:
+            known = dict(enumerate(self.layers))
+            chosen = [(known.get(index), run.only(index)) for index in run.layers]
+            self._local.layers = [layer.alone(only) if layer and only else layer for layer, only in chosen]
 
     def find(
         self, layer: Any, x: Tensor, cache: Any, mask: Tensor | None, embeddings: Any, options: dict[str, Any]
@@ -124,13 +138,14 @@ class PassPlans:
         """Return the call of a layer; None if a single call cannot compute it. It can be used once.
 
         Args:
-            layer: one of `layers`, whose `prepare` methods build their calls from the same arguments.
+            layer: one of those that run, whose `prepare` methods build their calls from the same arguments.
             x: [B, n, hidden], its input.
             cache, mask, embeddings, options: arguments of the pass, as transformers passes them to layers.
         """
-        if type(cache) is not DynamicCache or embeddings is None:
-            return None
         held = self._local.__dict__
+        layers = held.get("layers", self.layers)
+        if type(cache) is not DynamicCache or embeddings is None or layer not in layers:
+            return None
         if held.get("embeddings") is not embeddings:  # they belong to another pass
             held["embeddings"], held["plans"] = embeddings, []
         for plan in held["plans"]:
@@ -138,17 +153,14 @@ class PassPlans:
                 known: LayerCall | None = plan.calls.pop(layer, None)
                 return known
         plan = _Plan(mask, id(cache), x.shape, len(options))
-        following: list[LayerCall] = []
-        stop = held.get("stop")
-        for each in self.layers[self.layers.index(layer) :]:
-            if stop is not None and each.index >= stop:
-                break
-            call = each.prepare(x, cache, mask, embeddings, options)
+        following, gap = list[LayerCall](), False
+        for each in layers[layers.index(layer) :]:
+            call = None if each is None else each.prepare(x, cache, mask, embeddings, options)
+            gap = gap or call is None
             if call is not None:
                 plan.calls[each] = call
-                if not following or call.index == following[-1].index + 1:
-                    following.append(call)
+                following += [] if gap else [call]
         held["plans"].append(plan)
-        if held.get("whole") and len(following) > 1 and x.shape[:-1].numel() <= MAX_AHEAD and layer in plan.calls:
+        if held.get("ahead") and len(following) > 1 and x.shape[:-1].numel() <= MAX_AHEAD:
             run_ahead(following, x)
         return plan.calls.pop(layer, None)

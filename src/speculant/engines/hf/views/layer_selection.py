@@ -1,4 +1,4 @@
-"""Selects the decoder layers that a pass runs, and the hidden states that it returns.
+"""Selects the decoder layers and sublayers that a pass runs, and the hidden states that it returns.
 
 Layers are counted from 0; the hidden states of layer i are its output, for the last layer before the final norm (in
 most models, transformers' `hidden_states[-1]` is after the norm). A skipped layer passes on its input.
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.states.mixers import Mixers, View, find_mixers, view_layer
+from speculant.engines.hf.views.layer_parts import LayerParts, find_layer_parts, split_layer
 from speculant.engines.hf.views.model_view import (
     LayerList,
     attention_paths,
     change_config,
+    decoder_config,
     feed_layer,
     find_layers,
     skip_layer,
@@ -97,10 +100,11 @@ class LayerSelection:
         self._model = model
         self._found: LayerList | None = None
         self._outputs: dict[int, int | None] = {}  # by layer, once a pass has skipped layers; see `Taps.outputs`
+        self._parts: tuple[LayerParts, ...] = ()  # once a pass has skipped a sublayer
         self._mixers: Mixers | None = None
         self._attention: dict[int, tuple[tuple[str, ...], ...]] = {}  # by layer index; see `attention_paths`
 
-    def taps(self, wanted: Sequence[int], layers: Sequence[int] | None) -> Taps:
+    def taps(self, wanted: Sequence[int], layers: Sublayers | None) -> Taps:
         """Return taps for the hidden layers named by `RequestedOutputs`.
 
         Raises:
@@ -110,7 +114,7 @@ class LayerSelection:
         if not wanted:
             return Taps(())
         count = len(self._place())
-        run = range(count) if layers is None else layers
+        run = range(count) if layers is None else layers.layers
         indices = [run[-1] if index == -1 and len(run) else index for index in wanted]
         for index in indices:
             if not 0 <= index < count:
@@ -123,7 +127,7 @@ class LayerSelection:
         self,
         source: Any,
         taps: Taps,
-        layers: Sequence[int] | None,
+        layers: Sublayers | None,
         config: Mapping[str, Any] | None = None,
         mixers: View | None = None,
         entry: Entry | None = None,
@@ -133,13 +137,13 @@ class LayerSelection:
         Args:
             source: the model, or what an acceleration runs instead.
             taps: the layers whose output is requested.
-            layers: the layers to run; None for all.
+            layers: the sublayers to run; None for all.
             config: attributes that override those in the config of attention modules.
             mixers: creates views of mixers with states; None if they run unchanged.
             entry: where the pass starts; None for the first layer.
 
         Raises:
-            UnsupportedError: the model's layers were not found, or have a forward of their own.
+            UnsupportedError: the model's layers were not found, have a forward of their own, or cannot be split.
             UsageError: the layers are not distinct and in order.
         """
         if not taps.indices and layers is None and config is None and mixers is None and entry is None:
@@ -159,7 +163,13 @@ class LayerSelection:
             for index, paths in self._found_mixers().paths.items():
                 layer = changed.get(index, getattr(above, str(index)))
                 changed[index] = view_layer(layer, paths, partial(mixers, index))
-        for index in self._skipped(len(place), layers if entry is None else range(entry.layers, len(place))):
+        run = layers if entry is None else Sublayers.whole(range(entry.layers, len(place)))
+        for index in self._split(len(place), run):
+            assert run is not None  # otherwise nothing is split
+            only, running = run.only(index), changed.get(index, getattr(above, str(index)))
+            assert only is not None
+            changed[index] = split_layer(place.layers[index], running, self._parts[index], only)
+        for index in self._skipped(len(place), run):
             layer, outputs = getattr(above, str(index)), self._outputs[index]
             fed = entry is not None and index == entry.layers - 1
             changed[index] = feed_layer(layer, outputs, entry.states) if entry and fed else skip_layer(layer, outputs)
@@ -189,16 +199,30 @@ class LayerSelection:
             self._attention[index] = attention_paths(layer, config)
         return self._attention[index]
 
-    def _skipped(self, count: int, layers: Sequence[int] | None) -> list[int]:
-        """Return the layers to skip, after finding out what they return."""
+    def _skipped(self, count: int, layers: Sublayers | None) -> list[int]:
+        """Return the layers to skip as a whole, after finding out what they return."""
         if layers is None:
             return []
-        run = list(layers)
-        if run != sorted(set(run)) or (run and not 0 <= run[0] <= run[-1] < count):
-            raise UsageError(f"layers must rise from 0 to {count - 1}, not {run}.")
-        if len(self._outputs) != count:
+        skipped = sorted(set(range(count)) - set(layers.layers))
+        if skipped and len(self._outputs) != count:
             self._outputs = self._find_outputs(count)
-        return [index for index in range(count) if index not in run]
+        return skipped
+
+    def _split(self, count: int, layers: Sublayers | None) -> list[int]:
+        """Check the layers; return those of which one sublayer runs, after finding out where these are."""
+        if layers is None:
+            return []
+        check_layers(layers, count)
+        split = [index for index in layers.layers if layers.only(index)]
+        if split and len(self._parts) != count:
+            try:
+                self._parts = find_layer_parts(self._model)
+            except UnsupportedError as error:
+                raise UnsupportedError(
+                    f"attention and MLP of this model's layers cannot be skipped separately: {error}. Skip whole "
+                    "layers."
+                ) from error
+        return split
 
     def _find_outputs(self, count: int) -> dict[int, int | None]:
         """Return the number of outputs of each layer, found by a pass over one token."""
@@ -213,18 +237,23 @@ class LayerSelection:
         return {index: taps.outputs(index) for index in range(count)}
 
 
+def check_layers(run: Sublayers, count: int) -> None:
+    """Check the indices of sublayers of a model with `count` layers.
+
+    Raises:
+        UsageError: they are not distinct and in order.
+    """
+    for indices in (run.attention, run.mlp):
+        if list(indices) != sorted(set(indices)) or (indices and not 0 <= indices[0] <= indices[-1] < count):
+            raise UsageError(f"layers must rise from 0 to {count - 1}, not {list(indices)}.")
+
+
 def shares_keys(model: Any) -> bool:
     """Return whether the last layers of a model use other layers' keys and values, as in Gemma 4's E2B.
 
     Given a number of rows whose logits are requested, Gemma 4's run those rows alone; given an index, all rows.
     """
     return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0))
-
-
-def decoder_config(model: Any) -> Any:
-    """Return the config in which the decoder layers of a model look up their attention."""
-    encodes = getattr(model.config, "is_encoder_decoder", False)  # T5's decoders have one of their own
-    return model.get_decoder().config if encodes else model.config.get_text_config(decoder=True)
 
 
 def _settle(model: Any) -> None:

@@ -107,11 +107,11 @@ def view_module(source: Any, path: tuple[str, ...], module: nn.Module) -> Any:
     return view
 
 
-def tap_layer(layer: nn.Module, take: Callable[[Any], None]) -> nn.Module:
-    """Return a view of a layer that passes each output to `take`."""
+def tap_layer(layer: nn.Module, take: Callable[[Any], Any]) -> nn.Module:
+    """Return a view of a module that passes each output to `take`, which may return another output in its place."""
 
-    def hook(_module: nn.Module, _given: Any, output: Any) -> None:
-        take(output)
+    def hook(_module: nn.Module, _given: Any, output: Any) -> Any:
+        return take(output)
 
     view = twin(layer, modules={}, own_forward=True)
     hooks: dict[int, Any] = {**layer._forward_hooks, -1: hook}  # torch counts its own from 0
@@ -131,7 +131,7 @@ def skip_layer(layer: nn.Module, outputs: int | None) -> nn.Module:
         hidden = args[0] if args else options["hidden_states"]
         return hidden if outputs is None else (hidden, *[None] * (outputs - 1))
 
-    return _with_forward(layer, forward)
+    return with_forward(layer, forward)
 
 
 def feed_layer(layer: nn.Module, outputs: int | None, states: Tensor) -> nn.Module:
@@ -140,13 +140,20 @@ def feed_layer(layer: nn.Module, outputs: int | None, states: Tensor) -> nn.Modu
     def forward(*_args: Any, **_options: Any) -> Any:
         return states[None] if outputs is None else (states[None], *[None] * (outputs - 1))
 
-    return _with_forward(layer, forward)
+    return with_forward(layer, forward)
 
 
-def _with_forward(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+def with_forward(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """Return a view of a module with another forward, and without its hooks."""
     view = twin(layer, modules={}, own_forward=True)
     view.__dict__ |= {"forward": forward, "_forward_hooks": {}, "_forward_pre_hooks": {}}
     return view
+
+
+def decoder_config(model: Any) -> Any:
+    """Return the config in which the decoder layers of a model look up their attention."""
+    encodes = getattr(model.config, "is_encoder_decoder", False)  # T5's decoders have one of their own
+    return model.get_decoder().config if encodes else model.config.get_text_config(decoder=True)
 
 
 def attention_paths(layer: nn.Module, config: Any) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,4 @@
-"""Passes through the first layers of a model, and passes that continue from their states through the others.
+"""Passes through some layers or sublayers of a model, and passes that continue from the states after the first layers.
 
 Models that can skip layers run these passes on a view. Models of the Llama family run layer by layer, since their
 classes' work around the layers (masks, options, unneeded logits) takes longer than a few layers of a small model.
@@ -7,21 +7,25 @@ classes' work around the layers (masks, options, unneeded logits) takes longer t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speculant.core.engine import RequestedOutputs
-from speculant.engines.hf.cpu.layer_matching import FAMILIES
+from speculant.core.sublayers import Part, Sublayers
+from speculant.engines.hf.cpu.decoder_layer import FusedLayer
+from speculant.engines.hf.cpu.layer_matching import FAMILIES, SUBLAYERS
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
 from speculant.engines.hf.probe.capabilities import decode_mode
-from speculant.engines.hf.views.layer_selection import Entry
+from speculant.engines.hf.views.layer_parts import split_layer
+from speculant.engines.hf.views.layer_selection import Entry, check_layers
 from speculant.engines.hf.views.model_view import find_layers
 
 
-class ExitPasses:
+class PartialPasses:
     """Runs the passes of one model."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -52,13 +56,36 @@ class ExitPasses:
         """
         if not self._is_direct(given):
             needs = RequestedOutputs(hidden_layers=(layers - 1,))
-            return self._runner.verify(given, cache, needs=needs, layers=range(layers), total=total)
+            return self._runner.verify(given, cache, needs=needs, layers=Sublayers.whole(range(layers)), total=total)
         with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
-            source = self._source(given, stop=layers)
+            run = Sublayers.whole(range(layers))
+            source = self._source(given, run)
             x = source.model.embed_tokens(given.ids.to(self._runner.model.device))
-            states = _run_layers(source.model, x, given, cache, range(layers))[layers - 1]
+            states = self._run_layers(source.model, x, given, cache, run)[layers - 1]
             found = source.lm_head(source.model.norm(states))[0] if logits else states.new_empty(0)
             return PassOutput(found, states[0][:, None])
+
+    def chosen(
+        self, given: PassInput, cache: Any, run: Sublayers, *, needs: RequestedOutputs, total: int
+    ) -> PassOutput | None:
+        """Run rows through some sublayers, appending to the cache; None if a view has to run them.
+
+        Args:
+            given: n rows.
+            cache: cache of the sequence.
+            run: the sublayers.
+            needs: outputs; hidden states are left to views.
+            total: see `ModelRunner.run`.
+        """
+        if needs.hidden_layers or not self._is_direct(given):
+            return None
+        check_layers(run, len(self._runner.model.model.layers))
+        with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+            source = self._source(given, run)
+            x = source.model.embed_tokens(given.ids.to(self._runner.model.device))
+            outputs = self._run_layers(source.model, x, given, cache, run)
+            states = outputs[run.layers[-1]] if outputs else x
+            return PassOutput(source.lm_head(source.model.norm(states))[0])
 
     def rest(
         self, given: PassInput, states: Tensor, cache: Any, layers: int, *, needs: RequestedOutputs, total: int
@@ -78,14 +105,32 @@ class ExitPasses:
         with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             source = self._source(given)
             count, x = len(self._runner.model.model.layers), states[None, :, 0]
-            outputs = {layers - 1: x} | _run_layers(source.model, x, given, cache, range(layers, count))
+            left = Sublayers.whole(range(layers, count))
+            outputs = {layers - 1: x} | self._run_layers(source.model, x, given, cache, left)
             taps = [outputs[tap % count][0] for tap in needs.hidden_layers]
             logits = source.lm_head(source.model.norm(outputs[count - 1]))[0]
             return PassOutput(logits, torch.stack(taps, dim=1) if taps else None)
 
-    def _source(self, given: PassInput, stop: int | None = None) -> Any:
+    def _run_layers(self, base: Any, x: Tensor, given: PassInput, cache: Any, run: Sublayers) -> dict[int, Tensor]:
+        """Return the output [1, n, D] of each layer of a Llama-like model of which a sublayer runs."""
+        positions, own = given.positions.to(x.device), self._runner.model.model.layers
+        angles, found, modules = base.rotary_emb(x, position_ids=positions), dict[int, Tensor](), base.layers
+        for index in run.layers:
+            layer, only = getattr(modules, str(index)), run.only(index)  # indexing would create shadows of all of them
+            output = (layer if only is None else _alone(own[index], layer, only))(
+                x,
+                attention_mask=given.mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                position_embeddings=angles,
+            )
+            x = found[index] = output[0] if isinstance(output, tuple) else output
+        return found
+
+    def _source(self, given: PassInput, run: Sublayers | None = None) -> Any:
         runner = self._runner
-        return runner.acceleration.model_for(runner.model, given.ids.shape[1], stop=stop)
+        return runner.acceleration.model_for(runner.model, given.ids.shape[1], run=run)
 
     def _is_direct(self, given: PassInput) -> bool:
         """Return whether the model's class runs its layers in sequence, and the model is unmodified."""
@@ -100,21 +145,19 @@ class ExitPasses:
         return plain and not kinds and all(_is_untouched(owner, home, kind) for owner, kind in owners)
 
 
-def _run_layers(base: Any, x: Tensor, given: PassInput, cache: Any, layers: Sequence[int]) -> dict[int, Tensor]:
-    """Return the output [1, n, D] of each of these layers of a Llama-like model."""
-    positions = given.positions.to(x.device)
-    angles, found, modules = base.rotary_emb(x, position_ids=positions), dict[int, Tensor](), base.layers
-    for index in layers:
-        output = getattr(modules, str(index))(  # indexing would create shadows of all of them
-            x,
-            attention_mask=given.mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            position_embeddings=angles,
-        )
-        x = found[index] = output[0] if isinstance(output, tuple) else output
-    return found
+def _alone(own: nn.Module, layer: Any, only: Part) -> Callable[..., Any]:
+    """Return one sublayer of a Llama-like layer: compiled, if the layer is and has no hooks of its own.
+
+    Args:
+        own: the model's layer.
+        layer: the layer that the pass runs, which may be a shadow.
+        only: the sublayer.
+    """
+    fused = getattr(layer, "_speculant_forward", None)
+    hooked = "forward" in own.__dict__ or own._forward_hooks or own._forward_pre_hooks
+    if isinstance(fused, FusedLayer) and not hooked:
+        return partial(fused.alone(only), layer)
+    return split_layer(own, layer, SUBLAYERS, only)
 
 
 def _is_untouched(module: Any, home: str, kind: str) -> bool:
