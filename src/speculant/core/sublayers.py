@@ -1,7 +1,7 @@
-"""Which sublayers of a model a pass runs: the attention and the MLP of each decoder layer.
+"""The sublayers of a model that a pass runs: the attention and the MLP of each decoder layer.
 
-A layer adds to its input what its attention computes, then what its MLP computes. Without one of them it still is a
-layer. Only layers whose attention runs get keys and values of the pass's rows.
+A layer adds the output of its attention to its input, then the output of its MLP, so it works without one of them. Only
+layers whose attention runs store keys and values of the pass's rows.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Sublayers:
 
     @classmethod
     def of(cls, given: Sequence[int] | Sublayers) -> Sublayers:
-        """Return the sublayers that an argument names, which may also be a list of whole layers."""
+        """Return the sublayers named by an argument, which may also be a list of whole layers."""
         return given if isinstance(given, Sublayers) else cls.whole(given)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers of which any sublayer runs."""
+        """Layers with a sublayer that runs."""
         return tuple(sorted({*self.attention, *self.mlp}))
 
     @property
@@ -48,11 +48,11 @@ class Sublayers:
 
     @property
     def first(self) -> int | None:
-        """How many layers run, if these are the first ones as a whole; otherwise None."""
+        """The number of layers that run, if they are the first ones and whole; otherwise None."""
         return len(self.mlp) if self.are_whole and self.mlp == tuple(range(len(self.mlp))) else None
 
     def only(self, layer: int) -> Part | None:
-        """Return the sublayer of a running layer that runs alone; None if both run."""
+        """Return the only sublayer of a layer that runs; None if both run."""
         if layer not in self.mlp:
             return "attention"
         return None if layer in self.attention else "mlp"

@@ -1,4 +1,4 @@
-"""What drafters have in common that leave out layers of the target."""
+"""The base class of drafters that leave out layers of the target."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LayerDrafter(Drafter):
     """Drafts with some layers or sublayers of the target, in the same way in every round."""
 
     def __init__(self, layers: Sublayers, shape: Callable[[], Shape]) -> None:
-        """Take what every request drafts with.
+        """Create the drafter.
 
         Args:
             layers: the sublayers that draft.
-            shape: returns a new shape of drafts for a request.
+            shape: function that returns a new shape of drafts for a request.
         """
         shape()  # settings are checked before the first request
         self.layers, self._shape = layers, shape
@@ -32,7 +32,7 @@ class LayerDrafter(Drafter):
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        """Begin a request.
+        """Start a request.
 
         Raises:
             UnsupportedError: layers of the target cannot be left out after all.
@@ -41,9 +41,9 @@ class LayerDrafter(Drafter):
         return LayerSession(start, self.layers, self._shape())
 
     def try_layers(self, start: SessionRequest) -> None:
-        """Run one token through the layers, once in the drafter's life, so that what fails does before any draft."""
+        """Run one token through the layers before the first draft, so that failures show early."""
         target = start.target
-        assert target is not None  # lent by every path that decodes with a model
+        assert target is not None  # set by every path that decodes with a model
         if self._tried or not target.depth:
             return
         try:

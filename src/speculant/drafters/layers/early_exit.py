@@ -1,16 +1,16 @@
-"""LayerSkip: the first layers of the target draft, through its final norm and its head: `early-exit`.
+"""The method `early-exit`: the first layers of the target draft, with its final norm and output head (LayerSkip).
 
 Elhoushi et al.: "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL 2024, arXiv 2404.16710.
-Their checkpoints, such as facebook/layerskip-llama2-7B, are plain Llama checkpoints whose early layers were trained to
-exit: load one as any other model. With other checkpoints few drafts are accepted; an adapter makes up for that
-(`heads.exit`). The exit is a setting, since it is not part of these checkpoints; the authors run layerskip-llama2-7B
-with layer=8 and 6 tokens a draft (stop=fixed, length=6). The target's cache serves the draft, and the target's pass
-goes on from the rows of the first layers, as in the paper.
+Their checkpoints, such as facebook/layerskip-llama2-7B, are ordinary Llama checkpoints whose early layers were trained
+to exit; they load like any other model. With other checkpoints few drafts are accepted, unless an adapter is trained
+(`heads.exit`). The exit layer is a setting, since these checkpoints do not contain it; the authors run
+layerskip-llama2-7B with layer=8 and 6 tokens per draft (stop=fixed, length=6). Drafts use the target's cache, and the
+target's pass continues from the rows of the first layers, as in the paper.
 
-Two earlier methods are settings. `guesses` has Predictive Pipelined Decoding's tree. With `groups`, the first of G
-groups of layers drafts the G - 1 tokens that SPEED's pipeline has in flight (Hooper et al. 2023, arXiv 2310.12072),
-whose models run the same few layers in cycles; without shared layers nothing is gained by having the tokens at
-different stages, so one pass verifies them.
+Two earlier methods are settings. `tree=guesses` drafts the tree of Predictive Pipelined Decoding. With `groups`, the
+first of G groups of layers drafts the G - 1 tokens that SPEED's pipeline has in flight (Hooper et al. 2023, arXiv
+2310.12072), whose models run the same few layers in cycles. Without shared layers there is no gain in having the tokens
+at different stages, so one pass verifies them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class EarlyExitSettings:
     """Settings of `early-exit`.
 
     Attributes:
-        layer: how many of the first decoder layers draft; none for a third of them, for guesses half.
+        layer: number of first decoder layers that draft; none for a third of them, or half with tree=guesses.
         tree: "chain", or "guesses" for several next tokens, each continued (PPD).
-        guesses: how many; of tree=guesses.
-        groups: of layers, of which the first drafts a token for each other one (SPEED); none for `layer`.
-        stop: what ends a chain before the budget does: none, fixed, heuristic, confidence, joint or entropy.
-        threshold: of "confidence" (default 0.4), "joint" (0.1) and "entropy" (0.3).
-        length: tokens of a fixed draft, and of the schedule's first one; how deep guesses are continued.
+        guesses: number of next tokens with tree=guesses.
+        groups: number of groups of layers; the first group drafts one token for each other group (SPEED). None to use
+            `layer`.
+        stop: rule that ends a chain before the budget does: none, fixed, heuristic, confidence, joint or entropy.
+        threshold: threshold of "confidence" (default 0.4), "joint" (0.1) or "entropy" (0.3).
+        length: tokens of a fixed draft and of the schedule's first draft; depth of the tree with tree=guesses.
     """
 
     layer: int | None = None
@@ -55,13 +56,13 @@ class EarlyExitSettings:
 
 
 class EarlyExitDrafter(LayerDrafter):
-    """Drafts of the first layers: `early-exit`."""
+    """Drafts with the first layers of the target."""
 
     def __init__(self, *, layers: int, settings: EarlyExitSettings | None = None) -> None:
-        """Take the settings.
+        """Create the drafter.
 
         Args:
-            layers: decoder layers of the target; 0 where none can be left out.
+            layers: number of decoder layers of the target; 0 if none can be left out.
             settings: None for the defaults.
 
         Raises:
@@ -91,7 +92,7 @@ class EarlyExitDrafter(LayerDrafter):
 
 
 def _pipelined(s: EarlyExitSettings, count: int) -> tuple[Sublayers, Callable[[], Shape]]:
-    """Return the first group of layers, and chains of a token for each other group."""
+    """Return the first group of layers, and chains with one token for each other group."""
     groups = min(s.groups or 0, count)
     if s.layer is not None or s.tree != "chain":
         raise UsageError("groups says how many layers draft a chain; leave out `layer` and `tree`.")

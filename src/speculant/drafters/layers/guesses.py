@@ -1,11 +1,11 @@
-"""Predictive Pipelined Decoding: guesses of an intermediate layer start the next token early.
+"""Predictive Pipelined Decoding: an intermediate layer's guesses start the next token early.
 
 Yang et al.: "Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact LLM Decoding", 2023, arXiv
-2307.05908. While a token is still in the upper layers, the paper takes the top k of an intermediate layer and has k
-further devices begin the token after each of these guesses; when the last layer decides, the device that guessed right
-goes on, the others start anew. On one device nothing runs at the same time, so here the guesses are siblings below the
-root, each continued by the intermediate layer's own best token until the tree is `depth` deep, and one pass of all
-layers verifies the whole tree: k pipelines, batched.
+2307.05908. While a token is still in the upper layers, the paper takes the top k tokens of an intermediate layer, and k
+further devices begin the token after each of these guesses. When the last layer decides, the device with the right
+guess continues, and the others start again. One device cannot do this in parallel, so here the guesses are siblings
+below the root, each continued by the intermediate layer's most probable tokens until the tree is `depth` deep, and one
+pass through all layers verifies the tree: k pipelines in a batch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Guesses(Shape):
     choosing = True
 
     def __init__(self, acceptance: LevelAcceptance, *, top_k: int, depth: int) -> None:
-        """Take the limits.
+        """Create the shape.
 
         Args:
-            acceptance: shared by all requests.
-            top_k: nodes of each level.
-            depth: levels.
+            acceptance: acceptance by level, shared by all requests.
+            top_k: nodes per level.
+            depth: number of levels.
         """
         if not 1 <= top_k <= MAX_NODES:
             raise UsageError(f"guesses must be from 1 to {MAX_NODES}, not {top_k}.")

@@ -1,4 +1,4 @@
-"""Draft & Verify: the target drafts with some of its layers or sublayers left out: `layer-skip`.
+"""The method `layer-skip`: the target drafts without some of its layers or sublayers (Draft & Verify).
 
 Zhang et al.: "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding", ACL 2024,
 arXiv 2309.08168. What to skip, attention and MLP separately as in the paper or whole layers, is found once per model:
@@ -22,9 +22,9 @@ class LayerSkipSettings:
     Attributes:
         skipped: decoder layers that are left out, counted from 0, as in 3,5-8, or attention and MLPs of layers, as in
             "attention 1,3; mlp 1-5"; empty for every other layer between the first and the last.
-        threshold: a draft ends after the token at which no token has this probability.
-        adaptive: whether the threshold follows what is accepted.
-        longest: tokens of a draft at most.
+        threshold: a draft ends after the first position at which no token has this probability.
+        adaptive: whether the threshold follows acceptance.
+        longest: maximum tokens per draft.
     """
 
     skipped: str = ""
@@ -34,14 +34,14 @@ class LayerSkipSettings:
 
 
 class LayerSkipDrafter(LayerDrafter):
-    """Chains drafted without the skipped layers or sublayers: `layer-skip`."""
+    """Drafts chains without the skipped layers or sublayers."""
 
     def __init__(self, *, layers: int, whole_layers: str = "", settings: LayerSkipSettings | None = None) -> None:
-        """Take the settings.
+        """Create the drafter.
 
         Args:
-            layers: decoder layers of the target; 0 where none can be left out.
-            whole_layers: why only whole ones can; "" if attention and MLP can be left out separately.
+            layers: number of decoder layers of the target; 0 if none can be left out.
+            whole_layers: the reason why only whole layers can be left out; "" if attention and MLP can be separately.
             settings: None for the defaults.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The memory files of SWIFT: a search of the layers to skip, which goes on where it was."""
+"""The memory files of SWIFT: a search for the layers to skip, which continues where it stopped."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from speculant.memory.kind import Contents, MemoryKind, merge_limit_error
 
 
 def describe(memory: Memory) -> dict[str, int]:
-    """Return the layers of the model, those (or the sublayers) that are skipped, and the sets that were scored."""
+    """Return the numbers of layers, of skipped layers (or sublayers), and of scored sets."""
     skipped = sum(len(memory.arrays[name]) for name in ("attention", "skipped") if name in memory.arrays)
     return {"layers": memory.facts["layers"], "skipped": skipped, "sets scored": memory.facts["step"]}
 
 
 def empty(memory: Memory) -> Contents:
-    """Return a search of the same model that has scored nothing."""
+    """Return a search of the same model without any scores."""
     return fresh_search(space_of(memory.facts), memory.facts["size"])
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
-    """Add up what all searches of a model found, and keep the best set, of equal ones the last file's.
+    """Add up the scores of several searches of a model, and keep the best set; among equals, that of the last file.
 
     Raises:
-        UnsupportedError: they are of models or sets of different sizes, or exceed the limit.
+        UnsupportedError: their models or sets differ in size, or the result exceeds the limit.
     """
     shapes = {(space_of(memory.facts), memory.facts["size"]) for memory in memories}
     if len(shapes) > 1:

@@ -1,17 +1,17 @@
-"""SWIFT's search of the sublayers to skip, while text is decoded.
+"""SWIFT's search for the sublayers to skip, which runs during decoding.
 
 Xia et al.: "SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration", ICLR 2025, arXiv 2410.06916,
-section 4. Candidates are random sets of a fixed size, and in every `bayes_interval`-th step one that the scores so far
-make promising; a candidate's score is the share of recent tokens that it would have drafted rightly, and the best one
-so far drafts. The search ends when a score is high enough, when nothing better was found for long, or after so many
-steps. First and last layer are always run.
+section 4. Candidates are random sets of a fixed size, except that every `bayes_interval`-th one is chosen by the scores
+so far. A candidate's score is the share of recent tokens that it would have drafted correctly; the best candidate so
+far drafts. The search ends when a score is high enough, when no better one was found for `patience` steps, or after
+`steps` steps. The first and the last layer always run.
 
-As in the paper, a set's members are attention and MLP of the 2 (L - 2) sublayers between, or whole layers, if a layer
-cannot be split or the settings say so. The promising candidate comes from Bayesian linear regression of scores on the
-members (a Gaussian process with a linear kernel), the weights being drawn from their posterior (Thompson 1933). The
-best set of a fixed size for drawn weights is known exactly, so nothing has to be maximised numerically, and d^2 numbers
-are kept whatever the number of steps. The authors maximise an upper confidence bound under a Matern kernel on the unit
-cube and round to a set.
+As in the paper, the members of a set are the 2 (L - 2) attention and MLP sublayers in between, or whole layers if the
+layers cannot be split or the settings say so. The chosen candidate comes from a Bayesian linear regression of scores on
+members (a Gaussian process with a linear kernel), with weights drawn from their posterior (Thompson 1933). For given
+weights the best set of a fixed size is known exactly, so no numerical maximisation is needed, and d^2 numbers are kept
+for any number of steps. The authors maximise an upper confidence bound under a Matern kernel on the unit cube and round
+to a set.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from speculant.core.sublayers import Sublayers
 from speculant.drafters.layers.subsets import every_other, without
 
 KIND = "layer-search"
-NOISE = 1e-2  # variance of a score, as the authors' Gaussian process has it
-SPREAD = 0.25  # variance of the weights before any score
+NOISE = 1e-2  # variance of a score, as in the authors' Gaussian process
+SPREAD = 0.25  # prior variance of the weights
 
 
 Float64 = npt.NDArray[np.float64]
@@ -39,11 +39,11 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The sets that a search chooses from, whose members are numbered from 0.
+    """The sets that a search chooses from; their members are numbered from 0.
 
     Attributes:
-        layers: decoder layers of the target.
-        split: whether members are attention and MLP of each layer, in turns, or whole layers.
+        layers: number of decoder layers of the target.
+        split: whether members are alternately the attention and the MLP of each layer, rather than whole layers.
     """
 
     layers: int
@@ -63,7 +63,7 @@ class SearchSpace:
         return Sublayers(attention, mlp)
 
     def members_of(self, skipped: Sublayers) -> list[int]:
-        """Return the members of a set between the first and the last layer."""
+        """Return the members of a set, given the sublayers that it skips."""
         if not self.split:
             return [index - 1 for index in skipped.mlp]
         parts = (skipped.attention, skipped.mlp)
@@ -71,7 +71,7 @@ class SearchSpace:
 
 
 def fresh_search(space: SearchSpace, size: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return arrays and facts of a search that has scored nothing, see `LayerSearch.contents`."""
+    """Return arrays and facts of a search without any scores; see `LayerSearch.contents`."""
     skipped = every_other(space.layers)
     arrays: dict[str, npt.NDArray[Any]] = {
         **_skipped_arrays(skipped, space),
@@ -83,7 +83,7 @@ def fresh_search(space: SearchSpace, size: int) -> tuple[dict[str, npt.NDArray[A
 
 def space_of(facts: Mapping[str, Any]) -> SearchSpace:
     """Return the sets that a saved search chose from."""
-    return SearchSpace(facts["layers"], bool(facts.get("split", False)))  # earlier files have searched whole layers
+    return SearchSpace(facts["layers"], bool(facts.get("split", False)))  # earlier versions searched whole layers
 
 
 def _facts(space: SearchSpace, size: int) -> dict[str, Any]:
@@ -91,24 +91,24 @@ def _facts(space: SearchSpace, size: int) -> dict[str, Any]:
 
 
 def _skipped_arrays(skipped: Sublayers, space: SearchSpace) -> dict[str, npt.NDArray[Any]]:
-    """Return the skipped layers; of a split space the layers whose attention, and those whose MLP, is skipped."""
+    """Return the skipped layers; in a split space, those whose attention and those whose MLP is skipped."""
     mlp = np.array(skipped.mlp, np.int32)
     return {"attention": np.array(skipped.attention, np.int32), "skipped": mlp} if space.split else {"skipped": mlp}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """What SWIFT's search goes by; the defaults are the authors'.
+    """Settings of SWIFT's search; the defaults are the authors'.
 
     Attributes:
         sublayers: whether attention and MLP are skipped separately, where the model's layers can be split.
         skip_ratio: share of the layers or sublayers between the first and the last layer that is skipped.
-        window: tokens that a candidate is scored on.
-        interval: rounds from one candidate to the next.
-        bayes_interval: one candidate in so many is a promising one, the others are random.
-        enough: score that ends the search.
-        patience: candidates without a better score that end it.
-        steps: candidates that end it.
+        window: number of tokens on which a candidate is scored.
+        interval: number of rounds between candidates.
+        bayes_interval: every so many candidates, one is chosen by the scores so far; the others are random.
+        enough: score at which the search ends.
+        patience: number of consecutive candidates without a better score after which it ends.
+        steps: number of candidates after which it ends.
     """
 
     sublayers: bool = False
@@ -122,14 +122,14 @@ class SearchSettings:
 
 
 class LayerSearch:
-    """Looks for the set of sublayers without which the target drafts best; safe to share between threads."""
+    """Searches for the set of sublayers without which the target drafts best; safe to share between threads."""
 
     def __init__(self, count: int, settings: SearchSettings, *, split: bool = False) -> None:
-        """Begin with every other layer.
+        """Start by skipping every other layer.
 
         Args:
-            count: decoder layers of the target.
-            settings: what to go by.
+            count: number of decoder layers of the target.
+            settings: settings of the search.
             split: whether attention and MLP are skipped separately.
 
         Raises:
@@ -155,11 +155,11 @@ class LayerSearch:
 
     @property
     def layers(self) -> Sublayers:
-        """What drafts: all but the best set so far."""
+        """The sublayers that draft: all but the best set so far."""
         return self.without(self._skipped)
 
     def without(self, skipped: Sublayers) -> Sublayers:
-        """Return what drafts without these."""
+        """Return the sublayers that draft if these are skipped."""
         return without(skipped, self._space.layers)
 
     @property
@@ -168,7 +168,7 @@ class LayerSearch:
         return self._over
 
     def candidate(self, random: np.random.Generator) -> Sublayers:
-        """Return the next set to score, of sublayers to skip."""
+        """Return the next set of skipped sublayers to score."""
         with self._lock:
             if (self._step + 1) % self._settings.bayes_interval:
                 members = random.choice(self._space.members, self._size, replace=False)
@@ -179,7 +179,7 @@ class LayerSearch:
         return self._space.skipped(members)
 
     def observe(self, skipped: Sublayers, score: float) -> None:
-        """Take the share of tokens that a candidate would have drafted rightly."""
+        """Add a candidate's score: the share of tokens that it would have drafted correctly."""
         with self._lock:
             features = np.zeros(self._space.members + 1)  # 1 for each member that is skipped, and a constant 1
             features[[*self._space.members_of(skipped), -1]] = 1
@@ -193,7 +193,7 @@ class LayerSearch:
             self._over |= self._best > s.enough or self._since > s.patience or self._step >= s.steps
 
     def contents(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """Return arrays and facts from which `resume` goes on."""
+        """Return the arrays and facts from which `resume` continues."""
         with self._lock:
             arrays: dict[str, npt.NDArray[Any]] = {
                 **_skipped_arrays(self._skipped, self._space),
@@ -204,10 +204,10 @@ class LayerSearch:
             return arrays, {**_facts(self._space, self._size), **found}
 
     def resume(self, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        """Go on where a search of the same model was.
+        """Continue a saved search of the same model.
 
         Raises:
-            ForeignMemoryError: it was of another number of layers, or of sets of another kind or size.
+            ForeignMemoryError: it was for another number of layers, or for sets of another kind or size.
         """
         if (space := space_of(facts)) != self._space or facts["size"] != self._size:
             theirs, ours = (

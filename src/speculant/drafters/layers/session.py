@@ -1,8 +1,8 @@
-"""A request whose drafts come from a part of the target's own layers, on the target's own cache.
+"""Requests whose drafts come from some of the target's own layers, on the target's own cache.
 
-The cache holds the keys of all layers for all committed tokens but the root, so a draft begins with a pass over the
-root. Its rows have no keys in layers whose attention was left out. Those of the first layers wait for the target's
-pass, which goes on from them; others are dropped before it.
+The cache holds the keys of all committed tokens but the root, in all layers, so a draft begins with a pass over the
+root. Draft rows have no keys in layers whose attention was skipped. Rows of the first layers are kept for the target's
+pass, which continues from them; other rows are dropped before it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from speculant.drafters.models.shapes import Shape
 from speculant.drafters.models.warping import Warping
 
 
-class LentText(LevelText):
-    """The committed text on the target's cache, and the rows of the draft that grows below it.
+class TargetLayerText(LevelText):
+    """The committed text on the target's cache, and the rows of the draft below it.
 
     Attributes:
-        target: the cache, which stays the sequence's.
+        target: the cache, which belongs to the sequence.
         layers: the sublayers that draft.
     """
 
     def __init__(self, start: SessionRequest, layers: Sublayers) -> None:
-        assert start.target is not None  # lent by every path that decodes with a model
+        assert start.target is not None  # set by every path that decodes with a model
         self.target, self.layers, self._warping = start.target, layers, Warping(start.sampling)
         self._root, self._count = ROOT, 0
         self._first = layers.first or 0
@@ -60,10 +60,10 @@ class LentText(LevelText):
         self._root = int(verified.tokens[-1])
 
     def release(self) -> None:
-        """The cache stays the sequence's."""
+        """Do nothing: the cache belongs to the sequence."""
 
     def leave(self) -> None:
-        """Leave the cache to the target's pass."""
+        """Prepare the cache for the target's pass."""
         if self._exits is None or not self._exits.exits:
             self.target.rollback()
 
@@ -78,14 +78,14 @@ class LentText(LevelText):
 
 
 class LayerSession(LevelSession):
-    """One request: its text, and the shape that its drafts grow into."""
+    """One request: its text, and the shape of its drafts."""
 
     def __init__(self, start: SessionRequest, layers: Sublayers, shape: Shape) -> None:
-        self._lent = LentText(start, layers)
+        self._lent = TargetLayerText(start, layers)
         super().__init__(self._lent, start, shape)
 
     def propose(self, budget: Budget) -> DraftTree:
-        """Return a draft. Asked again before `observe`, it draws the same tokens again."""
+        """Return a draft. Repeated calls before `observe` draw the same tokens."""
         try:
             return super().propose(budget)
         finally:

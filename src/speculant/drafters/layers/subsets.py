@@ -1,4 +1,4 @@
-"""Which layers and sublayers of the target draft, and the settings that name them.
+"""The layers and sublayers of the target that draft, and the settings that name them.
 
 Layers are counted from 0. At least one sublayer is run and at least one is skipped.
 """
@@ -18,7 +18,7 @@ def check_layers(count: int) -> int:
     """Return the number of decoder layers of the target, if some can be left out.
 
     Raises:
-        UnsupportedError: there is one, or they cannot.
+        UnsupportedError: there is only one, or none can be left out.
     """
     if not count:
         raise UnsupportedError(
@@ -34,12 +34,12 @@ def first_layers(count: int, number: int, *, name: str) -> Sublayers:
     """Return the first layers of the target.
 
     Args:
-        count: how many the target has.
-        number: how many are wanted.
-        name: of the setting, for the message.
+        count: number of layers of the target.
+        number: number of layers to return.
+        name: name of the setting, for the error message.
 
     Raises:
-        UsageError: that is none of them, or all.
+        UsageError: the number is 0, or includes all layers.
     """
     if not 1 <= number < count:
         raise UsageError(
@@ -49,7 +49,7 @@ def first_layers(count: int, number: int, *, name: str) -> Sublayers:
 
 
 def every_other(count: int) -> Sublayers:
-    """Return every other layer between the first and the last; the last, if there is none between."""
+    """Return every other layer between the first and the last; the last layer if there is none in between."""
     return Sublayers.whole(tuple(range(1, count - 1, 2)) or (count - 1,))
 
 
@@ -59,18 +59,18 @@ def without(skipped: Sublayers, count: int) -> Sublayers:
 
 
 def parse_skipped(text: str, count: int, *, whole: str = "") -> Sublayers:
-    """Return the sublayers that a setting names; `every_other` layer if it is empty.
+    """Return the sublayers named by a setting, or `every_other` layer if it is empty.
 
     The setting is a list of layers, such as 3,5-8, or lists that follow "attention" and "mlp", separated by semicolons.
 
     Args:
         text: the setting.
         count: number of layers of the target.
-        whole: why only whole layers can be skipped; "" if attention and MLP can be skipped separately.
+        whole: the reason why only whole layers can be skipped; "" if attention and MLP can be skipped separately.
 
     Raises:
         UnsupportedError: it names sublayers, but only whole layers can be skipped.
-        UsageError: it names no layers of the target, one of them twice, or all of them.
+        UsageError: it names unknown layers, one of them twice, or all of them.
     """
     if not str(text).strip():
         return every_other(count)
@@ -121,7 +121,7 @@ def _parse_indices(given: str, text: str, count: int) -> list[int]:
 
 
 def _format_indices(indices: tuple[int, ...]) -> str:
-    """Return ascending indices with three or more in a row as ranges."""
+    """Format ascending indices, with three or more consecutive ones as a range."""
     runs = list[list[int]]()
     for index in indices:
         if runs and runs[-1][-1] == index - 1:

@@ -1,13 +1,13 @@
-"""SWIFT: the layers or sublayers to skip are searched while text is decoded: `swift`.
+"""The method `swift`: the layers or sublayers to skip are searched for during decoding.
 
 Xia et al., ICLR 2025, arXiv 2410.06916; the search is in `search`, the stop rule in `stopping`. A candidate is scored
-by one pass over the last tokens that the target generated; the authors' code scores on the first ones of the text.
-Beside the chain, they verify further top-k tokens at uncertain places of it; here a chain ends at the first such place,
-and further candidates of it take what room is left.
+by one pass over the last tokens that the target generated; the authors' code uses the first tokens of the text. In
+addition to the chain, they verify further top-k tokens at its uncertain positions; here a chain ends at the first such
+position, and further candidates for it take the remaining room.
 
-Greedy requests share one search, as the authors' do, so that it goes on from one text to the next, and, saved as the
-drafter's memory, from one process to the next. A request that samples searches for itself: its drafts are drawn from
-the layers found so far, and its text must depend on its seed alone.
+Greedy requests share one search, as in the authors' code, so that it continues from one text to the next and, saved as
+the drafter's memory, from one process to the next. A request that samples has a search of its own, since its drafts
+depend on the layers found so far, and its text must depend on its seed alone.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class SWIFTSettings(SearchSettings):
     Attributes:
         sublayers: whether attention and MLP are skipped separately, as in the paper, where the model's layers can be
             split.
-        skip_ratio: share of the layers or sublayers between the first and the last layer that is left out.
-        window: generated tokens that a set is scored on.
-        interval: rounds from one scored set to the next.
-        bayes_interval: one set in so many is a promising one by the scores so far, the others are random.
-        enough: score that ends the search.
-        patience: sets without a better score that end it.
-        steps: sets that end it.
-        threshold: a draft ends after the token at which no token has this probability.
-        longest: tokens of a chain at most.
-        wide: whether that token has siblings, the more the less probable the most probable one is.
+        skip_ratio: share of the layers or sublayers between the first and the last layer that is skipped.
+        window: number of generated tokens on which a set is scored.
+        interval: number of rounds between scored sets.
+        bayes_interval: every so many sets, one is chosen by the scores so far; the others are random.
+        enough: score at which the search ends.
+        patience: number of consecutive sets without a better score after which it ends.
+        steps: number of sets after which it ends.
+        threshold: a draft ends after the first position at which no token has this probability.
+        longest: maximum tokens per chain.
+        wide: whether the last token has siblings, more of them the less probable the most probable one is.
     """
 
     threshold: float = 0.8
@@ -57,21 +57,21 @@ class SWIFTSettings(SearchSettings):
 
 
 class SWIFTDrafter(LayerDrafter, Persistent):
-    """Chains drafted without what a search has found: `swift`. What is saved is the search.
+    """Drafts chains without the sublayers that a search selects; the search is what is saved.
 
     Attributes:
-        search: of greedy requests.
+        search: search of the greedy requests.
     """
 
     def __init__(
         self, *, layers: int, tokenizer: str = "", whole_layers: str = "", settings: SWIFTSettings | None = None
     ) -> None:
-        """Take the settings.
+        """Create the drafter.
 
         Args:
-            layers: decoder layers of the target; 0 where none can be left out.
+            layers: number of decoder layers of the target; 0 if none can be left out.
             tokenizer: fingerprint that saved searches are tied to.
-            whole_layers: why only whole layers can be left out; "" if attention and MLP can be separately.
+            whole_layers: the reason why only whole layers can be left out; "" if attention and MLP can be separately.
             settings: None for the defaults.
 
         Raises:
@@ -96,20 +96,20 @@ class SWIFTDrafter(LayerDrafter, Persistent):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the search takes now."""
+        """Current size of the search in bytes."""
         return sum(array.nbytes for array in self.search.contents()[0].values())
 
     def save(self, path: Path) -> None:
         """Write the search.
 
         Raises:
-            FileError: the file cannot be written; an older one is unchanged.
+            FileError: the file cannot be written; an existing file is left unchanged.
         """
         arrays, facts = self.search.contents()
         write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts=facts)
 
     def load(self, path: Path) -> None:
-        """Go on with the search of a file.
+        """Continue the search of a file.
 
         Raises:
             FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
@@ -127,16 +127,16 @@ class SWIFTDrafter(LayerDrafter, Persistent):
 
 
 class SWIFTSession(LayerSession):
-    """One request, whose rounds go on with the search."""
+    """One request, whose rounds continue the search."""
 
     def __init__(self, start: SessionRequest, shape: Shape, search: LayerSearch, settings: SearchSettings) -> None:
         super().__init__(start, search.layers, shape)
         self._search, self._settings = search, settings
         self._random = np.random.default_rng(start.seed)
-        self._recent: list[int] = []  # generated tokens, the window's and one more
+        self._recent: list[int] = []  # the last `window` + 1 generated tokens
 
     def observe(self, verified: Verified) -> None:
-        """Take what was generated, and score a set of layers on it."""
+        """Append the committed tokens, and score a set of layers on them."""
         super().observe(verified)
         window = self._settings.window
         self._recent = [*self._recent, *verified.tokens.tolist()][-window - 1 :]
@@ -147,7 +147,7 @@ class SWIFTSession(LayerSession):
         self._lent.layers = self._search.layers
 
     def _score(self, skipped: Sublayers) -> float:
-        """Return the share of the window's tokens that the target drafts rightly without these sublayers."""
+        """Return the share of the window's tokens that the target drafts correctly without these sublayers."""
         window = self._settings.window
         logits = self._lent.target.reread(window, self._search.without(skipped)).logits
         drafted: list[int] = logits.argmax(-1).tolist()

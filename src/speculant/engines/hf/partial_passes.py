@@ -68,13 +68,13 @@ class PartialPasses:
     def chosen(
         self, given: PassInput, cache: Any, run: Sublayers, *, needs: RequestedOutputs, total: int
     ) -> PassOutput | None:
-        """Run rows through some sublayers, appending to the cache; None if a view has to run them.
+        """Run rows through some sublayers, appending to the cache; return None if this needs a view.
 
         Args:
             given: n rows.
             cache: cache of the sequence.
             run: the sublayers.
-            needs: outputs; hidden states are left to views.
+            needs: requested outputs; with hidden states, a view is needed.
             total: see `ModelRunner.run`.
         """
         if needs.hidden_layers or not self._is_direct(given):
@@ -146,12 +146,12 @@ class PartialPasses:
 
 
 def _alone(own: nn.Module, layer: Any, only: Part) -> Callable[..., Any]:
-    """Return one sublayer of a Llama-like layer: compiled, if the layer is and has no hooks of its own.
+    """Return one sublayer of a Llama-like layer; compiled if the layer is compiled and has no hooks.
 
     Args:
         own: the model's layer.
         layer: the layer that the pass runs, which may be a shadow.
-        only: the sublayer.
+        only: the sublayer to return.
     """
     fused = getattr(layer, "_speculant_forward", None)
     hooked = "forward" in own.__dict__ or own._forward_hooks or own._forward_pre_hooks

@@ -1,9 +1,9 @@
-"""Where the attention and the MLP of each decoder layer are, and views of layers without one of them.
+"""The attention and the MLP of each decoder layer, and views of layers without one of them.
 
 A layer can be split if one child module is its attention and another one, the only other with matrices, its MLP, and if
-it adds the output of each to its input. The latter is tried in a pass over two tokens in which both return zeros: every
-layer must then return its input. This holds for parallel layers and mixtures of experts too, but not for layers that
-scale their output, as Gemma 4's, norm it, or compute their MLP themselves, as OPT's.
+adds the output of each to its input. The latter is tested in a pass over two tokens in which both return zeros; every
+layer must then return its input. Parallel layers and mixtures of experts pass; layers that scale their output (Gemma
+4), normalise it, or compute their MLP themselves (OPT) do not.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class LayerParts:
     """The sublayers of one layer.
 
     Attributes:
-        names: name of the child module that is each sublayer.
-        outputs: length of the tuple that it returns, the hidden states first; None if it returns no tuple.
+        names: name of each sublayer's child module.
+        outputs: length of the tuple that it returns, hidden states first; None if it does not return a tuple.
     """
 
     names: Mapping[Part, str]
@@ -46,7 +46,7 @@ class LayerParts:
 
 
 def whole_layers_reason(model: Any) -> str:
-    """Return why passes of a model can only skip whole layers; "" if attention and MLP can be skipped separately."""
+    """Return the reason why passes can only skip whole layers; "" if attention and MLP can be skipped separately."""
     try:
         find_layer_parts(base_model(model))
     except UnsupportedError as error:
@@ -55,7 +55,7 @@ def whole_layers_reason(model: Any) -> str:
 
 
 def find_layer_parts(model: Any) -> tuple[LayerParts, ...]:
-    """Return the sublayers of each decoder layer, after a pass over two tokens.
+    """Find the sublayers of each decoder layer and test them in a pass over two tokens.
 
     Raises:
         UnsupportedError: a layer cannot be split; the message gives the reason.
@@ -89,13 +89,13 @@ def find_layer_parts(model: Any) -> tuple[LayerParts, ...]:
 
 
 def split_layer(layer: nn.Module, running: nn.Module, parts: LayerParts, only: Part) -> nn.Module:
-    """Return a view of a layer that runs one sublayer only.
+    """Return a view of a layer that runs only one sublayer.
 
     Args:
-        layer: the model's own layer, whose class runs it.
+        layer: the model's own layer, whose class runs.
         running: the layer that a pass would run, which may be a shadow; its children run.
         parts: the layer's sublayers.
-        only: the one that runs.
+        only: the sublayer that runs.
     """
     children = {name: getattr(running, name) for name, child in layer._modules.items() if child is not None}
     [skipped] = (part for part in parts.names if part != only)
@@ -125,7 +125,7 @@ def _has_matrices(module: nn.Module) -> bool:
 
 
 def _silence(outputs: dict[Part, int | None], part: Part, output: Any) -> Any:
-    """Note the form of a sublayer's output; return zeros of that form."""
+    """Record the form of a sublayer's output; return zeros of that form."""
     outputs[part] = len(output) if isinstance(output, tuple) else None
     return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
 
