@@ -55,17 +55,24 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=12, help="windows of each domain")
     parser.add_argument("--seen", type=int, default=60_000, help="words of the domain that the memory has seen")
     parser.add_argument("--turns", type=int, default=15, help="repetitions of each pass")
+    parser.add_argument(
+        "--only", choices=("passes", "transcribe"), help="measure one part, and keep the other's results"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = Path(os.environ["SPECULANT_DATA"])
     encode = llama2_encoder(data / "tokenizers/llama2-32k.model")
-    found: dict[str, Any] = {"words_per_window": WORDS, "seen_words": arguments.seen, "environment": environment()}
-    found["passes"] = {name: passes(build(name), arguments.turns) for name in SHAPES}
-    found["transcribe"], model = {}, build("tiny")
-    for name, path in TEXTS.items():
-        text = (data / "text" / path).read_text("utf-8")
-        found["transcribe"][name] = transcribe(model, encode, text, arguments.windows, arguments.seen)
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    found: dict[str, Any] = json.loads(arguments.out.read_text("utf-8")) if arguments.out.exists() else {}
+    found["environment"] = environment()
+    if arguments.only != "transcribe":
+        found["passes"] = {name: passes(build(name), arguments.turns) for name in SHAPES}
+    if arguments.only != "passes":
+        found |= {"words_per_window": WORDS, "seen_words": arguments.seen, "transcribe": {}}
+        model = build("tiny")
+        for name, path in TEXTS.items():
+            text = (data / "text" / path).read_text("utf-8")
+            found["transcribe"][name] = transcribe(model, encode, text, arguments.windows, arguments.seen)
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def build(name: str) -> Any:
