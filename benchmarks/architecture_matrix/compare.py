@@ -80,14 +80,17 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
         return "not built", str(error)
     speculator.engine.probe()
     refusal = speculator.engine.capabilities.refusal
-    if failure := _failure(model):
+    try:
+        greedy = [write_plain(model, random_prompt(length), new, GREEDY) for length, new in TEXTS]
+    except Exception as error:  # whatever a class raises at these sizes
+        failure = f"{type(error).__name__}: {str(error).strip():.120}"
         return "not built", f"Its own `generate` fails at these sizes: {failure}"
-    for length, new in TEXTS:
+    for (length, new), text in zip(TEXTS, greedy, strict=True):
         prompt = random_prompt(length)
         for label, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
             place = f"{attention}, {label}, prompt of {length}"
             try:
-                plain = write_plain(model, prompt, new, options)
+                plain = text if options is GREEDY else write_plain(model, prompt, new, options)
                 ours, accepted = write_drafted(speculator, prompt, plain, new, options)
             except Exception as error:
                 found.mismatches.append(f"{place}: {type(error).__name__}: {str(error).strip():.200}")
@@ -101,16 +104,6 @@ def _compare(model: Any, attention: str, found: Found) -> tuple[str, str]:
         return "plain", refusal
     trees = speculator.engine.capabilities.trees
     return ("trees", "") if trees else ("chains", chains_reason(speculator))
-
-
-def _failure(model: Any) -> str:
-    """Return why the tiny model's own `generate` fails, as some classes do at these sizes; "" if it does not."""
-    try:
-        for length, new in TEXTS:
-            write_plain(model, random_prompt(length), new, GREEDY)
-    except Exception as error:  # whatever a class raises
-        return f"{type(error).__name__}: {str(error).strip():.120}"
-    return ""
 
 
 def _compare_batch(speculator: Speculator, model: Any, attention: str, found: Found) -> None:

@@ -46,7 +46,7 @@ def examine_with_source(group: str, name: str, attentions: Sequence[str] = ATTEN
 def _compare(model: Any, inputs: Mapping[str, Any], attention: str, found: Found) -> tuple[str, str]:
     """Add comparisons with one attention; return the verdict and its reason."""
     try:
-        _write(model, inputs, GREEDY)
+        greedy = _write(model, inputs, GREEDY)
     except Exception as error:
         return (
             "not built",
@@ -60,7 +60,7 @@ def _compare(model: Any, inputs: Mapping[str, Any], attention: str, found: Found
     for label, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
         place = f"{attention}, {label}"
         try:
-            plain = _write(model, inputs, options)
+            plain = greedy if options is GREEDY else _write(model, inputs, options)
             speculator.drafter = Guesses({}, plain[-_NEW:])
             ours = _write(model, inputs, options | {"custom_generate": speculator})
         except Exception as error:

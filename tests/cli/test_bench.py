@@ -112,7 +112,7 @@ def test_a_free_run(tmp_path: Path, tiny_folder: Path) -> None:
     assert found["settings"]["model"] == tiny_folder.name
 
 
-@pytest.mark.parametrize("option", ["--draft-model", "--assistant"])
+@pytest.mark.parametrize("option", ["--draft-model", pytest.param("--assistant", marks=pytest.mark.slow)])
 def test_methods_with_a_draft_model(option: str, tmp_path: Path, tiny_folder: Path) -> None:
     """They are timed beside the others and hf:assisted; sampled text is compared only where its tokens are promised."""
     task = write(tmp_path / "mine.jsonl", {"prompt": "The dog"}, {"prompt": "A cat"})
@@ -210,6 +210,7 @@ def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
         (["--methods", "recycling"], "without --forced"),
         (["--methods", "mxi"], "Did you mean 'mix'"),
         (["--draft-model", "an/other"], "--draft-model would be ignored"),
+        (["--assistant", "an/other"], "--draft-model would be ignored"),
         (["--methods", "draft-model", "--draft-model", "an/other"], "would have to continue the recorded text"),
         (["--set", "copied=3"], "has no setting 'copied'"),
         (["--methods", "mix,aded", "--set", "cut=0.3"], "fits mix and aded. Say which one: --set mix.cut=0.3"),

@@ -152,7 +152,9 @@ def test_a_closed_pipe_is_quiet(argv: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("command", ["methods", "replay", "memory", "help"])
+@pytest.mark.parametrize(
+    "command", ["replay", "help", *(pytest.param(name, marks=pytest.mark.slow) for name in ("methods", "memory"))]
+)
 def test_a_full_disk_under_standard_output(command: str, tmp_path: Path) -> None:
     """One line and exit code 1, whatever prints."""
     if not Path("/dev/full").exists():

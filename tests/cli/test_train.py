@@ -20,13 +20,22 @@ DRAFT = ["train", "draft-model"]
 SHORT = ["--steps", "4", "--evaluate-steps", "2", "--texts", "4", "--anchors", "4", "--threads", "1"]
 
 
-@pytest.fixture
-def texts(tmp_path: Path, tiny_folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """Return a folder of texts that the tiny model wrote."""
-    prompts = tmp_path / "prompts.txt"
+    folder = tmp_path_factory.mktemp("texts")
+    prompts = folder / "prompts.txt"
     prompts.write_text("Once upon a time\nTom had a dog\nThe cat sat\n")
-    assert main([*DATA, str(tiny_folder), "--prompts", str(prompts), "--out", str(tmp_path / "texts")]) == 0
-    return tmp_path / "texts"
+    assert main([*DATA, str(tiny_folder), "--prompts", str(prompts), "--out", str(folder / "texts")]) == 0
+    return folder / "texts"
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model with another vocabulary."""
+    folder = tmp_path_factory.mktemp("other")
+    tiny_model("llama").save_pretrained(folder)
+    return folder
 
 
 DATA = ["train", "data", "--texts", "12", "--rows", "6", "--new-tokens", "20", "--threads", "1", "--model"]
@@ -136,11 +145,16 @@ def test_a_draft_model_of_another_shape(texts: Path, tiny_folder: Path, tmp_path
     ],
 )
 def test_bad_requests_of_draft_models_name_the_reason(
-    arguments: list[str], reason: str, texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture
+    arguments: list[str],
+    reason: str,
+    texts: Path,
+    other_model: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+    capsys: CaptureFixture,
 ) -> None:
     """Guards cause and exit code, for draft models of another vocabulary too; nothing is left behind."""
-    tiny_model("llama").save_pretrained(tmp_path / "other")
-    given = [each.format(other=tmp_path / "other") for each in arguments]
+    given = [each.format(other=other_model) for each in arguments]
     out = tmp_path / "draft"
     assert main([*DRAFT, "--model", str(tiny_folder), "--data", str(texts), "--out", str(out), *given]) in (1, 2)
     assert reason in capsys.readouterr().err

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.errors import PromptError, TokenizerError, UsageError
 from speculant.options.retrieval import RetrievalOptions
@@ -60,19 +63,30 @@ def answers(speculator: Speculator, retriever: Any, sampling: SamplingOptions, *
     return [(each.ids, each.documents, each.finish_reason, each.text) for each in results]
 
 
-@pytest.mark.parametrize("changes", [0, 3, 10])
-@pytest.mark.parametrize(
-    "options",
-    [{"in_turn": True, "stride": 3}, {"in_turn": True}, {"stride": 5, "prefetch": 3}, {}, {"stride": 64}],
-    ids=["in turn, fixed", "in turn", "beside, fixed", "beside", "as long as it takes"],
-)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "in turn, fixed": {"in_turn": True, "stride": 3},
+    "beside, fixed": {"stride": 5, "prefetch": 3},
+    "in turn": {"in_turn": True},
+    "beside": {},
+    "as long as it takes": {"stride": 64},
+}
+SAMPLING = SamplingOptions(max_new_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def searched_each_time(speculator: Speculator) -> Callable[[int], list[Any]]:
+    """Return what gives the answers of searching each time, by how often the document changes."""
+    return cache(lambda changes: answers(speculator, Scripted(changes=changes), SAMPLING, sequential=True))
+
+
+# Guesses that are mostly right meet both ways of searching at fixed strides with those that always and hardly ever are.
+@pytest.mark.parametrize(("options", "changes"), in_turn(OPTIONS, [3, 10, 0], whole=2))
 def test_answers_are_those_of_searching_each_time(
-    speculator: Speculator, changes: int, options: dict[str, Any]
+    speculator: Speculator, searched_each_time: Callable[[int], list[Any]], options: str, changes: int
 ) -> None:
     """Guards identity where guesses are always, mostly and hardly ever right."""
-    sampling = SamplingOptions(max_new_tokens=30)
-    expected = answers(speculator, Scripted(changes=changes), sampling, sequential=True)
-    assert answers(speculator, Scripted(changes=changes, delay=0.002), sampling, **options) == expected
+    found = answers(speculator, Scripted(changes=changes, delay=0.002), SAMPLING, **OPTIONS[options])
+    assert found == searched_each_time(changes)
 
 
 def test_sampled_answers_are_those_of_searching_each_time(speculator: Speculator) -> None:

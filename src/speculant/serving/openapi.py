@@ -10,7 +10,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
+from speculant.serving.message_schemas import MessageError
 from speculant.serving.parameters import CHAT, COMPLETIONS, PARAMETERS
 from speculant.serving.responses import ErrorResponse
 from speculant.serving.room import PROBES
@@ -30,12 +32,18 @@ DESCRIPTIONS = {
 }
 READING = (401,)  # error statuses of requests without a body
 BODY = (400, 401, 404, 408, 413, 415)  # of requests with a body
+FORMATS = (ErrorResponse, MessageError)
+REFERENCE = "#/components/schemas/{model}"
 DECODING = (*BODY, 429, 499, 500, 503, 504)  # of requests for texts
 
 
 def errors(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of these statuses, with errors in OpenAI's or another format."""
-    return {status: {"model": model, "description": DESCRIPTIONS[status]} for status in statuses}
+    """Return the responses of these statuses, with errors in OpenAI's or another format of `FORMATS`.
+
+    They refer to the format, since FastAPI would compile a model anew for each status of each endpoint.
+    """
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}
+    return {status: {"content": content, "description": DESCRIPTIONS[status]} for status in statuses}
 
 
 def texts(data: str, *, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
@@ -66,6 +74,8 @@ def add_openapi(app: FastAPI, *, keys: bool) -> None:
 
 def _correct(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
     parts = schema["components"]
+    _, formats = models_json_schema([(each, "serialization") for each in FORMATS], ref_template=REFERENCE)
+    parts["schemas"] = dict(sorted((parts["schemas"] | formats["$defs"]).items()))
     for name in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(name, None)
     for name, endpoint in (("ChatRequest", CHAT), ("CompletionRequest", COMPLETIONS)):
