@@ -35,12 +35,12 @@ settings.load_profile("speculant")
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what collection imported and made, a million objects, from every later garbage collection."""
+    """Exempt the million objects that collection created from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_logfinish() -> None:
-    """Freeze objects again after a command, which unfreezes them at its end."""
+    """Freeze objects again after commands, which unfreeze them at their end."""
     if not gc.get_freeze_count():
         gc.freeze()

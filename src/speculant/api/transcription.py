@@ -37,10 +37,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPart:
-    """What a decoded window of a recording adds to its transcript.
+    """The part of a transcript that one decoded window of a recording adds.
 
     Attributes:
-        text: the texts of all parts, joined, are the transcript's text.
+        text: the transcript's text is that of all parts, joined.
         segments: as in the transcript; empty if no timestamps were requested.
     """
 
@@ -87,7 +87,7 @@ def transcribe(
         timestamps: whether to return segments; recordings longer than a window always use timestamps internally.
         options: further keywords of Whisper's `generate`, such as `temperature`, `logprob_threshold`,
             `compression_ratio_threshold`, `no_speech_threshold`, `condition_on_prev_tokens`.
-        received: called with what each window adds, as soon as no fallback can change it.
+        received: function called with each window's part, once no fallback can change it.
 
     Raises:
         UnsupportedError: the model is not a speech model.
@@ -127,17 +127,17 @@ def transcribe(
 
 
 class _Parts:
-    """Passes on what each window adds to a transcript."""
+    """Passes on the part of a transcript that each window adds."""
 
     def __init__(self, tokenizer: Any, timestamps: bool, received: Callable[[TranscriptPart], object]) -> None:
         self._tokenizer, self._timestamps, self._received = tokenizer, timestamps, received
         self._detokenizer = Detokenizer(tokenizer)
-        self._text, self._sent, self._segments = "", 0, 0  # characters and segments that were passed on
+        self._text, self._sent, self._segments = "", 0, 0  # numbers of characters and segments passed on so far
 
     def watch(self, model: Any) -> Any:
-        """Return a shallow copy of a model that shows the segments its windows end with; the model is unchanged.
+        """Return a shallow copy of a model that reports the segments of each window; the model is unchanged.
 
-        If another release of transformers obtains them in another way, all of the text is passed on at the end.
+        If another release of transformers obtains segments differently, all text is passed on at the end.
         """
         view, retrieve = copy.copy(model), getattr(model, "_retrieve_segment", None)
 
@@ -158,7 +158,7 @@ class _Parts:
         self._pass(self._text.rstrip(), found if self._timestamps else ())
 
     def end(self, text: str, segments: tuple[Segment, ...]) -> None:
-        """Pass on the rest of the whole text, such as a character that is never completed."""
+        """Pass on the rest of the text, such as a character that was never completed."""
         self._pass(text, segments[self._segments :])
 
     def _pass(self, text: str, segments: tuple[Segment, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Video files for models that see them: PyAV decodes the frames that the model's processor samples, and no others."""
+"""Video files: PyAV decodes only the frames that the model's processor samples."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speculant.core.errors import FileError, UnsupportedError
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg")
 FORMATS = "MP4, MOV, WebM, MKV and AVI"
-_PREPARED = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}  # not of sampling
-PADDING = 512  # pixels: more than decoders add around a frame, where its size may grow unannounced
-_MICROSECONDS = 1e-6  # in which containers state their length
+_PREPARED = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}  # not for sampling
+PADDING = 512  # pixels by which a frame may exceed its stated size: more than decoders add around a frame
+_MICROSECONDS = 1e-6  # unit of a container's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Video:
 
     Attributes:
         frames: UInt8[F, H, W, 3], RGB.
-        metadata: the fields of transformers' `VideoMetadata`, by which processors place the frames in time.
+        metadata: fields of transformers' `VideoMetadata`, from which processors derive the times of frames.
     """
 
     frames: np.ndarray[Any, Any]
@@ -34,14 +34,14 @@ class Video:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoLimits:
-    """Limits for videos of unknown origin, a few kilobytes of which can decode to gigabytes.
+    """Limits for untrusted videos, since a few kilobytes can decode to gigabytes.
 
     Attributes:
         seconds: maximum length.
-        frames: maximum number of frames; of more, as many are taken, evenly spaced.
+        frames: maximum number of frames; if more are sampled, this many of them are taken, evenly spaced.
         pixels: maximum pixels of a frame.
-        all_pixels: maximum pixels of all frames taken.
-        decoding_seconds: maximum time of decoding.
+        all_pixels: maximum pixels of all frames together.
+        decoding_seconds: maximum decoding time.
     """
 
     seconds: float
@@ -52,18 +52,18 @@ class VideoLimits:
 
 
 def read_video(source: str | Path | BinaryIO, processor: Any, *, limits: VideoLimits | None = None) -> Video:
-    """Read the frames of a video file that a processor samples; all, if it samples none.
+    """Read the frames of a video file that a processor samples, or all frames if it does not sample.
 
     Containers that can refer to other files or addresses, such as playlists, are not opened.
 
     Args:
         source: a path, or an open file.
         processor: the model's processor, whose video processor chooses the frames.
-        limits: None for files of the user's own.
+        limits: None for trusted files.
 
     Raises:
-        FileError: there is no such file, it is not a readable video, or it exceeds a limit.
-        UnsupportedError: the package that reads it is not installed.
+        FileError: the file does not exist, is not a readable video, or exceeds a limit.
+        UnsupportedError: PyAV is not installed.
     """
     try:
         import av
@@ -140,7 +140,7 @@ class _Reader:
         }
 
     def _decode(self, wanted: set[int], metadata: Mapping[str, Any]) -> dict[int, np.ndarray[Any, Any]]:
-        """Return the frames of these indices, of the size that the file states even if it changes later."""
+        """Return the frames with these indices, scaled to the size stated by the file."""
         found, last = dict[int, np.ndarray[Any, Any]](), max(wanted, default=-1)
         size = {"width": metadata["width"], "height": metadata["height"]}
         with self._open() as container:
@@ -164,18 +164,18 @@ class _Reader:
 
 
 def _sniff(head: bytes) -> str:
-    """Return FFmpeg's name of a container by its first 12 bytes."""
+    """Return FFmpeg's name of a container, given the file's first 12 bytes."""
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
     if head[:4] == b"\x1a\x45\xdf\xa3":
         return "matroska"
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         return "avi"
-    raise ValueError("its first bytes are of none of these formats")
+    raise ValueError("its first bytes match no supported format")
 
 
 def _sample(video_processor: Any, metadata: Mapping[str, Any]) -> Sequence[int]:
-    """Return the indices of the frames that a video processor samples, as its own `preprocess` asks for them."""
+    """Return the indices of the frames that a video processor samples, with the options of its own `preprocess`."""
     everything = range(metadata["total_num_frames"])
     if not getattr(video_processor, "do_sample_frames", False) or not everything:
         return everything
@@ -185,6 +185,6 @@ def _sample(video_processor: Any, metadata: Mapping[str, Any]) -> Sequence[int]:
     options = {name: getattr(video_processor, name, None) for name in known}
     try:
         found = video_processor.sample_frames(metadata=VideoMetadata(**metadata), **options)
-    except ValueError:  # it has fewer frames than are sampled
+    except ValueError:  # the video has fewer frames than are sampled
         return everything
     return [int(index) for index in found]

@@ -87,7 +87,7 @@ class Transcriber:
         self._thread.shutdown(cancel_futures=True)
 
     def stream(self, sound: Any, asked: Asked) -> TranscriptStream:
-        """Begin to transcribe samples Float32[N] part by part; see `transcribe`."""
+        """Start transcribing samples Float32[N], part by part; see `transcribe`."""
         return TranscriptStream(lambda received: self.transcribe(sound, asked, received))
 
     async def transcribe(
@@ -98,7 +98,7 @@ class Transcriber:
         Args:
             sound: the samples, at the rate of the model's feature extractor.
             asked: parameters of the request.
-            received: called on another thread with what each window adds.
+            received: function called on another thread with the part that each window adds.
 
         Raises:
             ApiError: the queue is full, it took too long, or the model refuses an option.
@@ -164,10 +164,10 @@ class Transcriber:
 
 
 class TranscriptStream:
-    """A transcript that is being decoded, part by part; it is decoded whether or not the parts are read."""
+    """A transcript that is being decoded part by part, whether or not the parts are read."""
 
     def __init__(self, decode: Callable[[Callable[[TranscriptPart], object]], Coroutine[Any, Any, Transcript]]) -> None:
-        """Begin; `decode` is a function of the callback for parts, which it calls on any thread."""
+        """Start decoding; `decode` takes the callback for parts, which it may call on any thread."""
         loop = asyncio.get_running_loop()
         self._parts: asyncio.Queue[TranscriptPart | None] = asyncio.Queue()  # None at the end
         self._begun = asyncio.Event()
@@ -180,7 +180,7 @@ class TranscriptStream:
 
     def _end(self, decoding: asyncio.Task[Transcript]) -> None:
         if not decoding.cancelled():
-            decoding.exception()  # marked as seen, since the client may have left
+            decoding.exception()  # marks it as retrieved, since the client may have left
         self._put(None)
 
     async def begin(self) -> None:
@@ -203,5 +203,5 @@ class TranscriptStream:
         return await self._decoding
 
     def close(self) -> None:
-        """End the decoding, if it has not ended."""
+        """Stop decoding, if it has not ended."""
         self._decoding.cancel()

@@ -132,7 +132,7 @@ def _respond(found: Transcript, asked: Asked) -> Response:
 
 
 async def _events(stream: TranscriptStream) -> AsyncIterator[bytes]:
-    """Yield OpenAI's events; those of segments, which have no known speaker, if their times were requested."""
+    """Yield OpenAI's events, including events of segments (without speakers) if their times were requested."""
     places = count(1)
     async for part in stream.parts():
         for each in part.segments:
