@@ -30,7 +30,7 @@ from speculant.cli.main import main
 def test_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards `--parameters`: the table, without a model."""
     assert main(["serve", "--parameters"]) == 0
-    assert "| `temperature` | honoured | honoured |" in capsys.readouterr().out
+    assert "| `temperature` | supported | supported |" in capsys.readouterr().out
 
 
 def test_what_is_refused_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from speculant.serving.parameters import CHAT, COMPLETIONS, PARAMETERS, check_honoured, parameter_table
+from speculant.serving.parameters import CHAT, COMPLETIONS, PARAMETERS, check_supported, parameter_table
 from speculant.serving.schemas import ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs" / "server-api.md"
@@ -32,13 +32,13 @@ def test_every_field_is_in_the_table(endpoint: str, schema: type[ChatRequest]) -
 def test_refused_parameters_are_refused() -> None:
     """Guards the check: every parameter that is refused raises, but for null and neutral values."""
     for each in PARAMETERS:
-        if each.honoured:
+        if each.supported:
             continue
         for endpoint in each.endpoints:
             for value in (None, *each.neutral):
-                check_honoured(endpoint, {each.name: value})
+                check_supported(endpoint, {each.name: value})
             with pytest.raises(Exception, match=each.name):
-                check_honoured(endpoint, {each.name: "something"})
+                check_supported(endpoint, {each.name: "something"})
 
 
 def test_documentation_has_the_table() -> None:

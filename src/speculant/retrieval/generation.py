@@ -125,7 +125,7 @@ class RetrievalGenerator:
         self._options = RetrievalOptions() if options is None else options
         self._prefixes = PrefixCache("256MB")
         self._known = LocalCache(retriever, self._options.cached_documents)
-        self._schedule = StrideScheduler(self._options.stride, beside=not self._options.in_turn)
+        self._schedule = StrideScheduler(self._options.stride, concurrent=not self._options.in_turn)
 
     def generate(self, question: str, sampling: SamplingOptions | None = None) -> RetrievalResult:
         """Return the whole answer; the parameters are those of `stream`."""
@@ -219,7 +219,7 @@ class _Answer:
         If searches run concurrently with decoding, one starts as soon as its last query is known, and guessing
         continues until it ends.
         """
-        beside, guesses = not self._options.in_turn, self._guesses
+        concurrent, guesses = not self._options.in_turn, self._guesses
         stride = max(self._schedule.stride, 1)
         searching: Future[tuple[Ids, float]] | None = None
         while True:
@@ -227,13 +227,13 @@ class _Answer:
             if searching is None and guesses and (last or len(guesses) >= stride):
                 searching = self._begin_search()
             if searching is not None and (
-                not beside or searching.done() or last or len(guesses) >= max(stride, MAX_GUESSES)
+                not concurrent or searching.done() or last or len(guesses) >= max(stride, MAX_GUESSES)
             ):
                 return searching.result()
             began = time.perf_counter()
             query = self._query()
             guesses.append(_Guess(query, self._known.guess(query)))
-            if beside and searching is None and len(guesses) >= stride:
+            if concurrent and searching is None and len(guesses) >= stride:
                 searching = self._begin_search()
             self._decode(guesses[-1])
             self._schedule.observe_guess(time.perf_counter() - began)

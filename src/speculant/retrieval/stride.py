@@ -21,14 +21,14 @@ class StrideScheduler:
     nearly all guesses are right; here 0.6 is only the prior.
     """
 
-    def __init__(self, stride: int | None, *, beside: bool) -> None:
+    def __init__(self, stride: int | None, *, concurrent: bool) -> None:
         """Start with one guess.
 
         Args:
             stride: a fixed number of guesses; None to choose it.
-            beside: whether verification runs concurrently with decoding.
+            concurrent: whether verification runs concurrently with decoding.
         """
-        self._fixed, self._beside = stride, beside
+        self._fixed, self._concurrent = stride, concurrent
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=WINDOW)  # guesses confirmed, and whether one was wrong
         self._guess = self._verification = 0.0  # seconds, exponential means
 
@@ -64,7 +64,7 @@ class StrideScheduler:
         confirmed = sum(accuracy**place for place in range(stride))
         all_right = accuracy**stride
         in_turn = stride * guess + verification
-        together = (stride - 1) * guess + max(guess, verification) if self._beside else in_turn
+        together = (stride - 1) * guess + max(guess, verification) if self._concurrent else in_turn
         return confirmed / (all_right * together + (1 - all_right) * (in_turn + guess))
 
 

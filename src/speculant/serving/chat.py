@@ -14,7 +14,7 @@ from speculant.serving.endpoint import respond
 from speculant.serving.exchange import Delta, Exchange
 from speculant.serving.keys import tenant_of
 from speculant.serving.logprobs import Entries, chat_logprobs
-from speculant.serving.parameters import CHAT, check_honoured
+from speculant.serving.parameters import CHAT, check_supported
 from speculant.serving.responses import AnswerMessage, ChatChoice, ChatResponse
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.streams import EventStream
@@ -27,7 +27,7 @@ async def create_chat(service: Service, body: ChatRequest, request: Request) -> 
     Raises:
         ApiError: the request cannot be fulfilled.
     """
-    check_honoured(CHAT, body.model_dump(exclude_unset=True))
+    check_supported(CHAT, body.model_dump(exclude_unset=True))
     plan = plan_turn(service, body)
 
     async def begin(exchange: Exchange) -> ChatAnswer:

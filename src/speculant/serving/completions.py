@@ -26,7 +26,7 @@ from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import format_of
 from speculant.serving.keys import tenant_of
 from speculant.serving.logprobs import PromptEntries, completion_logprobs, entries_of
-from speculant.serving.parameters import COMPLETIONS, check_honoured
+from speculant.serving.parameters import COMPLETIONS, check_supported
 from speculant.serving.responses import CompletionChoice, CompletionResponse
 from speculant.serving.schemas import CompletionRequest
 from speculant.serving.streams import EventStream
@@ -38,7 +38,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
     Raises:
         ApiError: the request cannot be fulfilled.
     """
-    check_honoured(COMPLETIONS, body.model_dump(exclude_unset=True))
+    check_supported(COMPLETIONS, body.model_dump(exclude_unset=True))
     if body.best_of not in (None, body.choices):
         message = "'best_of' must be equal to 'n': texts are not ranked."
         raise ApiError(400, message, param="best_of", code="unsupported_parameter")

@@ -80,7 +80,7 @@ class EngineLoop:
         prefix_cache: int = 0,
         prompt_chunk: int | None = None,
         refusal: str = "",
-        beside: SideWork | None = None,
+        side_work: SideWork | None = None,
         observer: Observer,
     ) -> None:
         """Create the loop; `start` starts it.
@@ -94,7 +94,7 @@ class EngineLoop:
             prefix_cache: size in bytes of the cache of prompt prefixes shared within a tenant; 0 for none.
             prompt_chunk: prompt tokens read between two rounds; None for a number that suits the device.
             refusal: why the model does not decode texts from prompts; "" if it does.
-            beside: other work of the thread.
+            side_work: other work of the decoding thread.
             observer: notified of every event.
 
         Raises:
@@ -102,7 +102,7 @@ class EngineLoop:
         """
         self.speculator, self.size = speculator, size
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
-        self._places, self._refusal, self._beside = size + queue, refusal, beside
+        self._places, self._refusal, self._side_work = size + queue, refusal, side_work
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used: Counter[str] = Counter()  # places in use by tenant; used by the event loop only
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
@@ -220,13 +220,13 @@ class EngineLoop:
 
         torch.set_num_threads(self._threads)  # PyTorch keeps it per thread
         with self._batch as batch:
-            while not (self._stopping and not self._active and not self._waiting and not self._busy_beside):
+            while not (self._stopping and not self._active and not self._waiting and not self._has_side_work):
                 try:
                     self._listen(batch)
                     self._expire(batch)
                     self._admit(batch)
                     self._step(batch)
-                    self._step_beside()
+                    self._step_side_work()
                 except Exception as error:
                     _LOG.exception("a round failed")
                     self._end_youngest(batch, error)
@@ -235,7 +235,7 @@ class EngineLoop:
     def _listen(self, batch: Batch) -> None:
         """Process commands; wait for one if there is nothing else to do, not even deltas of cancelled texts."""
         while True:
-            busy = self._active or self._waiting or self._deltas or self._stopping or self._busy_beside
+            busy = self._active or self._waiting or self._deltas or self._stopping or self._has_side_work
             try:
                 name, ticket = self._commands.get(block=not busy)
             except Empty:
@@ -247,8 +247,8 @@ class EngineLoop:
                 if name == "stop":
                     for each in [*self._waiting, *self._active.values()]:
                         self._drop(batch, each, _shutting_down())
-                    if self._beside is not None:
-                        self._beside.stop(_shutting_down())
+                    if self._side_work is not None:
+                        self._side_work.stop(_shutting_down())
             elif name == "cancel":
                 if not ticket.finished:
                     ticket.cancelled = True
@@ -329,18 +329,18 @@ class EngineLoop:
                 self._deltas.append((ticket, delta))
 
     @property
-    def _busy_beside(self) -> bool:
-        return self._beside is not None and self._beside.waiting
+    def _has_side_work(self) -> bool:
+        return self._side_work is not None and self._side_work.waiting
 
-    def _step_beside(self) -> None:
+    def _step_side_work(self) -> None:
         """Do a step of the other work; an error in it does not affect the texts."""
-        if self._beside is None or not self._beside.waiting:
+        if self._side_work is None or not self._side_work.waiting:
             return
         try:
-            self._beside.step()
+            self._side_work.step()
         except Exception as error:
-            _LOG.exception("work beside decoding failed")
-            self._beside.stop(error)
+            _LOG.exception("side work of the decoding thread failed")
+            self._side_work.stop(error)
 
     def _end_youngest(self, batch: Batch, error: Exception) -> None:
         """End the youngest request after an error that affects all, so that the others may continue."""

@@ -18,7 +18,7 @@ from speculant.serving.responses import ErrorResponse
 from speculant.serving.room import PROBES
 
 DESCRIPTIONS = {
-    400: "The request cannot be honoured; the message says why.",
+    400: "The request is invalid or not supported; the message gives the reason.",
     401: "A valid API key is needed.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
@@ -79,7 +79,7 @@ def _correct(schema: dict[str, Any], keys: bool) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(name, None)
     for name, endpoint in (("ChatRequest", CHAT), ("CompletionRequest", COMPLETIONS)):
-        notes = {each.name: each.note for each in PARAMETERS if endpoint in each.endpoints and each.honoured}
+        notes = {each.name: each.note for each in PARAMETERS if endpoint in each.endpoints and each.supported}
         for field, found in parts["schemas"][name]["properties"].items():
             found["description"] = notes.get(field, "Refused, but for values that ask for nothing.")
     for path, operations in schema["paths"].items():

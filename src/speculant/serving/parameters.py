@@ -26,7 +26,7 @@ class Parameter:
         name: name of its field.
         endpoints: endpoints that have it.
         note: what it does here, or why it is refused.
-        honoured: whether it is supported.
+        supported: whether it is supported.
         neutral: values without effect, accepted even if the parameter is refused; null always is.
         harmless: whether the text is the same without it, so that a lenient server may ignore it.
     """
@@ -34,7 +34,7 @@ class Parameter:
     name: str
     note: str
     endpoints: tuple[str, ...] = BOTH
-    honoured: bool = True
+    supported: bool = True
     neutral: tuple[Any, ...] = ()
     harmless: bool = False
 
@@ -42,7 +42,7 @@ class Parameter:
 def _refuse(
     name: str, note: str, *neutral: Any, endpoints: tuple[str, ...] = (CHAT,), harmless: bool = False
 ) -> Parameter:
-    return Parameter(name=name, note=note, endpoints=endpoints, honoured=False, neutral=neutral, harmless=harmless)
+    return Parameter(name=name, note=note, endpoints=endpoints, supported=False, neutral=neutral, harmless=harmless)
 
 
 _ONE_MODEL = "this server runs a single model that reads and writes text"
@@ -164,7 +164,7 @@ PARAMETERS = (
 )
 
 
-def check_honoured(endpoint: str, values: Mapping[str, Any]) -> None:
+def check_supported(endpoint: str, values: Mapping[str, Any]) -> None:
     """Check that an endpoint supports all parameters of a request.
 
     Args:
@@ -176,7 +176,7 @@ def check_honoured(endpoint: str, values: Mapping[str, Any]) -> None:
     """
     for parameter in PARAMETERS:
         value = values.get(parameter.name)
-        if parameter.honoured or endpoint not in parameter.endpoints or value is None or value in parameter.neutral:
+        if parameter.supported or endpoint not in parameter.endpoints or value is None or value in parameter.neutral:
             continue
         if parameter.harmless and (unused := unused_members()) is not None:
             unused.name(parameter.name)
@@ -194,11 +194,11 @@ def parameter_table() -> str:
     lines = ["| parameter | chat | completions | |", "|---|---|---|---|"]
     for parameter in PARAMETERS:
         marks = [
-            "" if endpoint not in parameter.endpoints else "honoured" if parameter.honoured else "refused"
+            "" if endpoint not in parameter.endpoints else "supported" if parameter.supported else "refused"
             for endpoint in BOTH
         ]
         note = parameter.note
-        if not parameter.honoured and parameter.neutral:
+        if not parameter.supported and parameter.neutral:
             neutral = ", ".join(f"`{json.dumps(value)}`" for value in parameter.neutral)
             note += f" (taken as {neutral})"
         if parameter.harmless:

@@ -1,7 +1,7 @@
 """Wire format of requests.
 
 Types are strict and unknown fields are errors, unless they are null, so that a misspelled parameter is not ignored.
-Refused parameters have fields too, so that `parameters.check_honoured` can give the reason.
+Refused parameters have fields too, so that `parameters.check_supported` can give the reason.
 """
 
 from __future__ import annotations

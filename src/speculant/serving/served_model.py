@@ -84,7 +84,7 @@ class ServedModel:
             prefix_cache=settings.prefix_cache,
             prompt_chunk=settings.prompt_chunk or None,
             refusal=HEARS if hears(speculator) else "",
-            beside=self.embeddings,
+            side_work=self.embeddings,
             observer=metrics,
         )
         media = MediaReader(speculator, settings)

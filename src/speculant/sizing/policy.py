@@ -280,9 +280,9 @@ class AdaptiveSizing:
         mean, queries = state.spent / state.rounds, state.queried / state.rounds
         maximum = max(1, min(round(mean + queries) or 1, len(self._latency.curve) - 1))
         one, some = self._latency.seconds(np.array([0, maximum]))
-        beside = f" and {queries:.1f} query rows" if queries else ""
+        extra = f" and {queries:.1f} query rows" if queries else ""
         text = (
-            f"{mean:.1f} nodes per round{beside}, none in {state.skipped / state.rounds:.0%} of rounds: a pass over "
+            f"{mean:.1f} nodes per round{extra}, none in {state.skipped / state.rounds:.0%} of rounds: a pass over "
             f"{maximum} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
         )
         if state.paused:

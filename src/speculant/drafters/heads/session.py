@@ -36,21 +36,21 @@ class HeadSession(HeadTextSession):
     def __init__(self, text: HeadText, start: SessionRequest, shape: Shape, calibration: Calibration) -> None:
         """Start a request; all requests share the calibration."""
         super().__init__(text, start, shape)
-        self._calibration, self._beside = calibration, 0.0  # extra time of further rows in a level, in levels
+        self._calibration, self._wide_levels = calibration, 0.0  # extra time of further rows in a level, in levels
         own = start.sampling
         # A temperature alone does not reorder tokens; filters such as top-k are left to PyTorch.
         self._temperature = own.temperature or 1.0
         self._uncut = not own.temperature or (own.top_k is None and own.top_p is None and own.min_p is None)
 
     def propose(self, budget: Budget) -> DraftTree:
-        self._beside = 0.0
+        self._wide_levels = 0.0
         [draft] = grow_whole_together([self], [budget])
         return super().propose(budget) if draft is None else draft
 
     @property
     def levels(self) -> float:
         """Time of the last draft, as an equivalent number of levels with one row."""
-        return 1 + len(self._shape.extended) + self._beside
+        return 1 + len(self._shape.extended) + self._wide_levels
 
     @property
     def temperature(self) -> float:
@@ -71,7 +71,7 @@ class HeadSession(HeadTextSession):
         self._shape.take_levels(grown.extended)
         if budget.level_price:  # every row yields `top_k` candidates; those of the root needed no row
             rows = len(grown.tokens) // plan.top_k - 1
-            self._beside = self.text.row_share * max(0, rows - len(grown.extended))
+            self._wide_levels = self.text.row_share * max(0, rows - len(grown.extended))
         draft = DraftTree.trusted(*heaviest_first(grown.tokens, grown.parents, grown.weights, budget.nodes))
         return draft.with_levels(self.levels)
 

@@ -26,7 +26,7 @@ class EncodedPrompt(Prompt):
     """The first tokens of a decoder, with the encoder's states in every pass."""
 
     whole = True
-    beside = True
+    extra_inputs = True
 
     def __init__(self, call: Call) -> None:
         """Take a call of one row prepared by `generate`.

@@ -83,7 +83,7 @@ class MediaPrompt(Prompt):
             by_axis = position[..., -1].flatten()
             self.shift = len(self) - int(by_axis[0])
             self._axes = by_axis - by_axis[0] if position.ndim > 2 else None
-        self.beside = not self.joins or self._axes is not None
+        self.extra_inputs = not self.joins or self._axes is not None
 
     @property
     def plain(self) -> bool:

@@ -68,12 +68,12 @@ class Prompt:
         shift: cache slot minus position for all tokens after the prompt.
         whole: whether it must be read in one pass.
         joins: whether rows after it can share a pass with rows after other prompts of its kind.
-        beside: whether passes after it read more than ids, a mask, and positions that continue the prompt's.
+        extra_inputs: whether passes after it read more than ids, a mask, and positions that continue the prompt's.
     """
 
     whole = False
     joins = True
-    beside = False
+    extra_inputs = False
 
     @property
     def media(self) -> MediaPrefix | None:

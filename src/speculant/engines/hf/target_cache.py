@@ -297,7 +297,7 @@ class HFTargetCache(PromptedCache):
         self, new: NewRows, needs: RequestedOutputs, layers: Sublayers | None, embeddings: Tensor | None = None
     ) -> PassOutput:
         capabilities = self._runner.capabilities
-        others = capabilities.window_by_cache or capabilities.states or self._prompt.beside
+        others = capabilities.window_by_cache or capabilities.states or self._prompt.extra_inputs
         graphs = None if others else self._runner.acceleration.graphs
         plain = layers is None and embeddings is None and not needs.hidden_layers
         if graphs is not None and plain and len(new.ids) == len(new.rows):
