@@ -21,7 +21,7 @@ and by the share of the weights that it reads. Requires optuna: pip install 'spe
 
 EXAMPLES = """
 speculant tune-layers your/model --prompts typical.jsonl
-speculant tune-layers your/model --prompts typical.jsonl --sublayers --trials 500
+speculant tune-layers your/model --prompts typical.jsonl --sublayers
 """
 
 

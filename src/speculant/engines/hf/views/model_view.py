@@ -230,8 +230,15 @@ def twin(module: nn.Module, *, modules: Mapping[str, nn.Module], own_forward: bo
 
 
 def _rebind(module: nn.Module, view: nn.Module) -> dict[str, Any] | None:
-    """Return the forward that accelerate's hooks set on a module, bound to its copy; None if it is another forward."""
+    """Return the forward that was set on a module, bound to its copy; None if it cannot be.
+
+    It can be if accelerate's hooks set it, or if it is the class's own, which older transformers leave on modules whose
+    hidden states were requested.
+    """
     forward, before = module.__dict__["forward"], module.__dict__.get("_old_forward")
+    if isinstance(forward, types.MethodType) and forward.__self__ is module:
+        own = forward.__func__ is type(module).forward
+        return {"forward": types.MethodType(forward.__func__, view)} if own else None
     partial = isinstance(forward, functools.partial) and forward.args == (module,)
     if not (partial and isinstance(before, types.MethodType) and before.__self__ is module):
         return None
