@@ -45,7 +45,7 @@ OPERATIONS = [
     ("GET", "/slots", 20),
 ]
 WITH_BODY = [each for each in OPERATIONS if each[0] == "POST" and "{" not in each[1]]
-REFUSED = {each.name for each in PARAMETERS if not each.honoured} | {"tools", "tool_choice", "parallel_tool_calls"}
+REFUSED = {each.name for each in PARAMETERS if not each.supported} | {"tools", "tool_choice", "parallel_tool_calls"}
 
 
 @pytest.fixture(scope="module")
