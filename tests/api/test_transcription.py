@@ -54,7 +54,7 @@ def test_transcripts_are_those_of_whisper(whisper: tuple[Any, Any], seconds: flo
     finally:
         del model.generate
     own_members = dict(vars(model))
-    for timestamps in (True, False):
+    for timestamps in (False, True, True):
         parts, decoded = list[TranscriptPart](), set[int]()
 
         def receive(part: TranscriptPart, parts: Any = parts, decoded: Any = decoded) -> None:
@@ -73,7 +73,7 @@ def test_transcripts_are_those_of_whisper(whisper: tuple[Any, Any], seconds: flo
     assert vars(model) == own_members
     stats = speculator.last_stats
     assert stats is not None
-    assert stats.mat > 1.3
+    assert stats.mat > 1.5
     assert plain
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from speculant.api.requests import Prompt
 from speculant.api.result import Stream
@@ -91,17 +91,17 @@ def search_skipped_layers(
     texts = [text for prompt in prompts if len((text := _decoded(speculator, prompt, tokens))[1]) > 1]
     if not texts:
         raise UsageError("the prompts give no text of two tokens or more; name prompts that the model continues.")
-    whole = whole_layers_reason(speculator.model) if sublayers else "it was not asked for"
-    parts: tuple[Part, ...] = ("attention", "mlp")
-    shares, found = sublayer_shares(speculator.model, split=not whole), dict[Sublayers, SkippedLayers]()
-    names = {f"skip {part} {index}": (part, index) for index in range(count) for part in parts}
-    if whole:
-        names = {f"skip {index}": ("attention", index) for index in range(count)}
+    whole = whole_layers_reason(speculator.model) if sublayers else ""
+    split, parts = sublayers and not whole, get_args(Part)
+    shares, found = sublayer_shares(speculator.model, split=split), dict[Sublayers, SkippedLayers]()
+    names: dict[str, tuple[Part, int]] = {f"skip {index}": ("attention", index) for index in range(count)}
+    if split:
+        names = {f"skip {part} {index}": (part, index) for index in range(count) for part in parts}
 
     def objective(trial: Any) -> float:
         chosen = [names[name] for name in names if trial.suggest_categorical(name, [False, True])]
         attention, mlp = (tuple(index for each, index in chosen if each == part) for part in parts)
-        skipped = Sublayers(attention, attention if whole else mlp)
+        skipped = Sublayers(attention, mlp if split else attention)
         advance()
         if skipped == Sublayers.whole(range(count)):
             return 0.0
@@ -116,7 +116,7 @@ def search_skipped_layers(
                 length=-length,
                 speed=speed,
                 trials=trials,
-                whole=whole if sublayers else "",
+                whole=whole,
             )
         return found[skipped].speed
 

@@ -1,7 +1,7 @@
 """The attention and the MLP of each decoder layer, and views of layers without one of them.
 
 A layer can be split if one child module is its attention and another one, the only other with matrices, its MLP, and if
-adds the output of each to its input. The latter is tested in a pass over two tokens in which both return zeros; every
+it adds the output of each to its input. This is tested in a pass over two tokens in which both return zeros; every
 layer must then return its input. Parallel layers and mixtures of experts pass; layers that scale their output (Gemma
 4), normalise it, or compute their MLP themselves (OPT) do not.
 """
