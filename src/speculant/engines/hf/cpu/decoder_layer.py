@@ -38,6 +38,7 @@ from speculant.engines.hf.cpu.layer_matching import (
     rotary_functions,
     window_option,
 )
+from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.pass_plan import CacheRows, LayerCall, PassPlans
 from speculant.engines.hf.cpu.products import Kernel
@@ -45,39 +46,6 @@ from speculant.engines.hf.quantized.modules import QuantizedLinear
 from speculant.engines.hf.views.layer_parts import split_layer
 
 _ONLY: dict[Sublayer, int] = {"attention": 1, "mlp": 2}  # constants of layer.h
-
-
-class LinearArguments(ctypes.Structure):
-    """The struct `Linear` of layer.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
-        *((name, ctypes.c_int) for name in ("narrow", "keep")),
-        ("quantized", ctypes.c_void_p),
-    )
-
-
-class LayerArguments(ctypes.Structure):
-    """The struct `Layer` of layer.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, LinearArguments) for name in LINEARS),
-        *((name, ctypes.c_int64) for name in ("hidden", "inner", "given")),
-        *((name, ctypes.c_float) for name in ("input_eps", "post_eps", "q_eps", "k_eps")),
-        *((name, ctypes.c_int) for name in ("is_bf16", "native_bf16", "only")),
-    )
-
-
-class PositionArguments(ctypes.Structure):
-    """The struct `Positions` of layer.h."""
-
-    _fields_ = (
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-        ("shared", ctypes.c_int),
-        ("rows", ctypes.c_void_p),
-    )
 
 
 class FusedLayer:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.gqa import MAX_QUERIES, TILE, AttentionArguments
 from speculant.engines.hf.cpu.layer_matching import LINEARS
+from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.linear import is_torch_linear, readable
 from speculant.engines.hf.cpu.products import DTYPES, Products
 from speculant.engines.hf.quantized.modules import QuantizedLinear

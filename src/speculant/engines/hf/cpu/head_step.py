@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.tree import Float32, Int32
-from speculant.engines.hf.cpu.decoder_layer import LayerArguments, LinearArguments
 from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear, find_quantized
+from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments
 from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
 from speculant.engines.hf.cpu.products import Products
 from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
