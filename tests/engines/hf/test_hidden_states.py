@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -192,6 +193,6 @@ def test_compiled_models_are_refused_by_name() -> None:
     """Guards passes that would run past the taps."""
     model = tiny_model("llama")
     engine = HFEngine(model)
-    model.model.forward = model.model.forward
+    model.model.forward = functools.partial(type(model.model).forward, model.model)
     with pytest.raises(UnsupportedError, match="forward of LlamaModel was replaced"):
         engine.forward([(opened(engine), 4, DraftTree.empty())], NEEDS)
