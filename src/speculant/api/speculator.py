@@ -7,17 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.api.bases import open_bases
 from speculant.api.decoder import Decoder
-from speculant.api.loading import bundled_head_folder, load_model, load_processor, means_bundled
-from speculant.api.options import check_alone, check_model_object, check_nodes
-from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
-from speculant.core.drafter import Persistent
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.api.loading import load_model, load_processor
 from speculant.drafters.checked import checked
-from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.options.drafting import DraftingKeywords, DraftingOptions
-from speculant.registry import BuildContext, build_drafter, build_verifier, default_method, find_method, method_of
+from speculant.registry import find_method
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,110 +39,25 @@ class Speculator(Decoder):
             UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
             MemoryFileError: the memory file cannot be used.
         """
-        from speculant.api.draft_caches import check_merged, drafts_of  # imported here, since these load the engine
-        from speculant.api.engines import can_verify, check_engine_can
+        from speculant.api.drafting import open_drafting  # imported here, since these load transformers
         from speculant.api.media_prompts import split_processor
-        from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
-        from speculant.engines.hf.cpu.accelerate import CpuAcceleration
-        from speculant.engines.hf.probe.capabilities import optional_layers
-        from speculant.engines.hf.views.layer_parts import whole_layers_reason
 
         tokenizer, processor = split_processor(tokenizer)
         asked = DraftingOptions(**options)
-        method, verifier, head, online, share = asked.method, asked.verifier, asked.head, asked.online, asked.share
-        draft_model, draft_tokenizer, drafter = asked.draft_model, asked.draft_tokenizer, asked.drafter
-        lossy, strict, fast, nodes, memory = asked.lossy, asked.strict, asked.fast, asked.nodes, asked.memory
-        settings, memory_limit, base = asked.settings, asked.memory_limit, asked.base
-        if drafter is not None:
-            made = {"method": method, "settings": settings, "draft_model": draft_model, "head": head, "online": online}
-            limit = None if memory_limit == MEMORY_LIMIT else memory_limit
-            check_alone(made | {"share": share, "memory_limit": limit})
-            drafter = checked(drafter)
-        if means_bundled(head):
-            head = bundled_head_folder(None if method is None else find_method(method))
-        check_engine_can(model, method=method, head=head)
-        check_model_object(model, tokenizer)
-        if drafter is None and not strict and not can_verify(model):
-            method = method or "mix"  # a memory is still loaded and saved
-            method = method if find_method(method).replayable else "none"
-            verifier, draft_model, draft_tokenizer, head, online, share = None, None, None, None, None, None
-        compiled = fast is not False
-        opened, notes = None, tuple[str, ...]()
-        if head is not None:
-            from speculant.api.heads import open_head  # imported here, since most methods need no head
-
-            opened = open_head(head, model, fast=compiled)
-        elif not online and all(each is None for each in (method, drafter, settings, draft_model, share)):
-            from speculant.api.native_heads import find_native_head
-
-            opened, notes = find_native_head(model, fast=compiled)
-        if method is None:
-            own = None if opened is None else opened.method
-            method = default_method(own, verifier=verifier, online=bool(online), settings=settings)
-        found = find_method(method) if drafter is None else method_of(drafter.inner)
-        method = found.name
-        if opened is None and found.heads:
-            from speculant.api.heads import own_head
-
-            opened = own_head(found, model, fast=compiled)
-        check_nodes(nodes)
-        if not (fast is None or isinstance(fast, bool | CpuAcceleration)):
-            raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {fast!r}.")
-        keeps = found.keeps_memory if drafter is None else isinstance(drafter, Persistent)
-        if memory is not None and not keeps and not online:
-            raise UnsupportedError(f"the method '{method}' keeps no memory; leave out `memory`, or use 'mix'.")
-        if share is not None:
-            from speculant.sharing.opening import check_sharing
-
-            check_sharing(found)
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        drafts = drafts_of(found, model, tokenizer, draft_model, draft_tokenizer)
-        rule = build_verifier(found, verifier, lossy=lossy)
-        fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
-        bases = open_bases(found, base, vocabulary=vocabulary, tokenizer=fingerprint)
-        drafter = drafter or build_drafter(
-            found,
-            BuildContext(
-                vocabulary=vocabulary,
-                tokenizer=fingerprint,
-                memory_limit=check_bytes(memory_limit),
-                bases=bases,
-                settings=settings,
-                open_cache=None if not drafts else drafts if len(drafts) > 1 else drafts[0],
-                translation=drafts[0].pair.translation if drafts else None,
-                layers=optional_layers(model) if found.takes_layers else 0,
-                whole_layers=whole_layers_reason(model) if found.takes_sublayers else "",
-                whole_cache=whole_cache_reason(model) if found.takes_rows else "",
-                head=opened,
-                sampled=rule.sampled,
-            ),
-        )
-        if len(drafts) > 1:
-            check_merged(verifier, lossy=lossy)
-        if online:
-            from speculant.api.online import open_online
-
-            drafter = open_online(
-                drafter, online, target=model, method=found, drafts=drafts, head=opened, tokenizer=fingerprint
-            )
-        if share is not None:
-            from speculant.sharing.opening import open_sharing
-
-            drafter = open_sharing(drafter, share, method=found, tokenizer=fingerprint, vocabulary=vocabulary)
-        notes = (*(note for each in drafts for note in each.notes), *(opened.notes if opened else notes))
+        drafting = open_drafting(model, tokenizer, asked)
         speculator = cls(
             model,
             tokenizer,
-            drafter,
-            method=method,
+            drafting.drafter,
+            method=drafting.method,
             options=asked,
-            verifier=rule,
-            notes=notes,
-            bases=bases,
+            verifier=drafting.verifier,
+            notes=drafting.notes,
+            bases=drafting.bases,
             processor=processor,
         )
-        if memory is not None and Path(memory).exists():
-            speculator.load(memory)
+        if asked.memory is not None and Path(asked.memory).exists():
+            speculator.load(asked.memory)
         return speculator
 
     @classmethod
