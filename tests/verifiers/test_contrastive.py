@@ -62,7 +62,8 @@ def test_every_token_follows_the_contrast_through_the_library() -> None:
         return contrast(p, q, 0.1, 0.5)[0].double().numpy()
 
     options: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-    texts = [speculator.generate(prompt, max_new_tokens=2, seed=seed, **options).ids for seed in range(samples)]
+    results = speculator.generate_batch([prompt] * samples, size=50, max_new_tokens=2, seed=0, **options)
+    texts = [result.ids for result in results]
     first, second = distribution(prompt), np.zeros(target.config.vocab_size)
     for token in np.flatnonzero(first > 1e-9):
         second += first[token] * distribution([*prompt, int(token)])

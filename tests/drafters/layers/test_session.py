@@ -103,12 +103,10 @@ def test_the_distribution_is_the_targets(method: str, settings: dict[str, Any] |
     """Guards sampled texts: three tokens, of which two follow from rounds with drafts, chi-square."""
     model, draws, counts = tiny_model("llama"), 250, Counter[tuple[int, ...]]()
     speculator = Speculator.from_transformers(model, method=method, nodes=3, settings=settings, fast=False)
-    drafted = 0
-    for seed in range(draws):
-        result = speculator.generate(PROMPTS[0], max_new_tokens=3, seed=seed, temperature=1.5, top_k=3)
-        counts[tuple(result.ids)] += 1
-        drafted += result.stats.drafted
-    assert drafted >= draws
+    options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 1.5, "top_k": 3}
+    results = speculator.generate_batch([PROMPTS[0]] * draws, size=50, seed=0, **options)
+    counts.update(tuple(result.ids) for result in results)
+    assert sum(result.stats.drafted for result in results) >= draws
     expected = {(): 1.0}
     for _ in range(3):
         expected = {

@@ -67,13 +67,13 @@ def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str) -> No
     target, draft = pair
     prompts = [PROMPT, [7], [11] * 9]
     plain = [
-        target.generate(torch.tensor([each]), max_new_tokens=30, do_sample=False)[0, len(each) :].tolist()
+        target.generate(torch.tensor([each]), max_new_tokens=20, do_sample=False)[0, len(each) :].tolist()
         for each in prompts
     ]
     for nodes in (9, "auto"):
         speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=nodes)
-        assert [speculator.generate(each, max_new_tokens=30, temperature=0).ids for each in prompts] == plain
-        results = speculator.generate_batch(prompts, size=3, max_new_tokens=30, temperature=0)
+        assert [speculator.generate(each, max_new_tokens=20, temperature=0).ids for each in prompts] == plain
+        results = speculator.generate_batch(prompts, size=3, max_new_tokens=20, temperature=0)
         assert [each.ids for each in results] == plain
         assert nodes == "auto" or sum(each.stats.accepted for each in results) > 5
 
