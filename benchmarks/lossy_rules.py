@@ -258,7 +258,7 @@ def measure(
         for name, total in sums.items():
             system, meter = named.get(name), meters.get(name)
             cold, top_p = (system.temperature, system.top_p) if system else (warm, 1.0)
-            sampling = {"top_k": 0, "top_p": top_p, "seed": place} if cold else {}
+            sampling: dict[str, Any] = {"top_k": 0, "top_p": top_p, "seed": place} if cold else {}
             before = (meter.nats, meter.seconds) if meter else (0.0, 0.0)
             began = time.process_time()
             text = built[name].generate(prompt.tolist(), max_new_tokens=tokens, temperature=cold, **sampling)
