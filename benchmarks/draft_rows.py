@@ -1,11 +1,9 @@
-"""Compare draft-model methods and lossy rules of the survey with plain decoding, in CPU time.
+"""Compare draft-model methods of the survey with plain decoding, in CPU time.
 
 Each system alternates with plain decoding on each held-out story, in one process with one thread. Both sides count the
 CPU time of all threads, so a pipeline gains nothing from idle cores and its overhead is visible. Draft sizes are
 automatic; MAT is given for those and for a fixed number of nodes, which says more about the drafts. For the fixed
-number, `draft_passes` counts draft-model passes per round after the first. For lossy systems, quality is the target's
-own score of the text with the fixed number of nodes: nats per token, compared with its own text, and the number of
-identical texts.
+number, `draft_passes` counts draft-model passes per round after the first.
 
     python benchmarks/draft_rows.py -o benchmarks/results/draft-rows.json
     python benchmarks/draft_rows.py -o FILE --boosted DIR --continued DIR    # additional draft models for specinfer
@@ -34,17 +32,16 @@ from speculant.cli.env import environment
 from speculant.cli.threads import set_threads
 from speculant.core.tree import Int32
 from speculant.drafters.models.draft_text import DraftText
-from speculant.registry import METHODS, VERIFIERS
+from speculant.registry import METHODS
 from targets import Pair, load_pair, story_prompts
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system to measure: method, settings and acceptance rule, temperature, additional draft models, nodes."""
+    """A system to measure: method and settings, temperature, additional draft models, nodes."""
 
     method: str
     settings: dict[str, Any] | None = None
-    verifier: str | None = None
     temperature: float = 0.0
     further: str = ""
     nodes: int = 8
@@ -88,15 +85,6 @@ SYSTEMS = {
     "staged, T=1": System("staged", temperature=1.0),
     "cs-drafting, T=1": System("cs-drafting", temperature=1.0),
     "pearl, T=1": System("pearl", temperature=1.0),
-    "lenience 0.5, T=1": System("draft-model", verifier="lenience:lenience=0.5", temperature=1.0),
-    "contrastive": System("contrastive"),
-    "bild, fallback 0.3, rollback 5": System("bild", {"fallback": 0.3}),
-    "bild, fallback 0.5, rollback 5": System("bild"),
-    "bild, fallback 0.5, rollback 2": System("bild", verifier="rollback:threshold=2"),
-    "bild, fallback 0.8, rollback 2": System("bild", {"fallback": 0.8}, "rollback:threshold=2"),
-    "typical": System("draft-model", verifier="typical"),
-    "top-beta": System("draft-model", verifier="top-beta"),
-    "blockwise k=2": System("draft-model", verifier="blockwise:k=2"),
 }
 
 
@@ -130,18 +118,15 @@ def main() -> None:
 
 def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, further: Any) -> dict[str, Any]:
     """Return the figures of a system and of plain decoding; the first two prompts are warm-up."""
-    options: dict[str, Any] = {"method": system.method, "settings": system.settings, "verifier": system.verifier}
+    options: dict[str, Any] = {"method": system.method, "settings": system.settings}
     method = METHODS[system.method]
-    rule = (system.verifier or method.verifier).partition(":")[0]
-    lossy = VERIFIERS[rule].lossy
     if method.takes_draft_model:
         options["draft_model"] = pair.draft_model if further is None else [pair.draft_model, further]
-    own = Speculator.from_transformers(pair.model, pair.tokenizer, lossy=lossy, **options)
-    fixed = Speculator.from_transformers(pair.model, pair.tokenizer, lossy=lossy, nodes=system.nodes, **options)
+    own = Speculator.from_transformers(pair.model, pair.tokenizer, **options)
+    fixed = Speculator.from_transformers(pair.model, pair.tokenizer, nodes=system.nodes, **options)
     plain = Speculator.from_transformers(pair.model, pair.tokenizer, method="none")
     ratios, same, reads = list[float](), 0, Reads()
     rounds, count = dict.fromkeys(("own", "fixed"), 0), dict.fromkeys(("own", "fixed"), 0)
-    nats: dict[str, list[float]] = {"own": [], "plain": []}
     for place, prompt in enumerate(prompts):
         texts, seconds = dict[str, list[int]](), dict[str, float]()
         for name, speculator in (("plain", plain), ("own", own), ("fixed", fixed)):
@@ -159,18 +144,13 @@ def measure(pair: Pair, system: System, prompts: Sequence[Int32], tokens: int, f
         if place < 2:
             continue
         ratios.append(seconds["plain"] / seconds["own"])
-        judged = texts["fixed" if lossy else "own"]  # with automatic sizes there may be no drafts, hence no loss
-        same += texts["plain"] == judged
-        if lossy:
-            for name, text in (("plain", texts["plain"]), ("own", judged)):
-                nats[name].append(nats_per_token(pair.model, prompt.tolist(), text))
+        same += texts["plain"] == texts["own"]
     quartiles = np.quantile(ratios, [0.25, 0.5, 0.75]).round(3).tolist()
     passes = {} if not reads.count else {"draft_passes": round(reads.count / rounds["fixed"], 2)}
     mats = {"mat": round(count["own"] / rounds["own"], 3), "mat_fixed": round(count["fixed"] / rounds["fixed"], 3)}
     result = {**mats, **passes, "speedup_quartiles": quartiles, "same": same, "texts": len(ratios)}
-    quality = {f"nats_{name}": round(float(np.mean(each)), 4) for name, each in nats.items() if each}
     settings = {"method": system.method, "settings": system.settings, "temperature": system.temperature}
-    return {**settings, "nodes": system.nodes, "verifier": system.verifier or method.verifier, **result, **quality}
+    return {**settings, "nodes": system.nodes, "verifier": method.verifier, **result}
 
 
 class Reads:
@@ -184,13 +164,6 @@ class Reads:
             return own(text, tokens, above)
 
         DraftText.read = read  # type: ignore[method-assign, assignment]
-
-
-def nats_per_token(model: Any, prompt: list[int], text: list[int]) -> float:
-    """Return the target's mean negative log-probability of a text."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
-    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(text)))
 
 
 if __name__ == "__main__":

@@ -172,6 +172,21 @@ def test_heads_have_no_options_of_draft_models(capsys: CaptureFixture) -> None:
         assert ("--feature-weight" in listed) is not has
 
 
+def test_heads_and_model_trained_together(
+    texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture
+) -> None:
+    """Guards --joint from the command to a whole model beside the heads, and that other kinds do not have it."""
+    out = tmp_path / "pair"
+    given = ["--data", str(texts), "--out", str(out), *SHORT, "--rank", "2", "--joint-from", "0.5"]
+    assert main(["train", "medusa", "--model", str(tiny_folder), *given]) == 2
+    assert "--joint-from would be ignored without --joint" in capsys.readouterr().err
+    assert main(["train", "medusa", "--model", str(tiny_folder), *given, "--joint"]) == 0
+    assert "nats of KL from the original" in capsys.readouterr().out
+    assert json.loads((out / "training.json").read_text())["settings"]["feature_weight"] == 5
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {each.name for each in (out / "model").iterdir()}
+    assert main(["train", "eagle", "--model", str(tiny_folder), *given, "--joint"]) == 2
+
+
 def test_ctrl_c_says_how_to_go_on(
     texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

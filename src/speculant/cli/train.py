@@ -24,6 +24,8 @@ from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
 from speculant.training.settings import TrainSettings
 
 DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", "temperature", "opening", "new_tokens")
+JOINT_ONLY = ("joint_from", "joint_rate", "joint_loss", "rank")
+JOINT_DEFAULTS = {"feature_weight": 5.0, "keep": "last"}  # 5 = 1 / lambda_0; the best acceptance would drift furthest
 HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths at once
 
 
@@ -35,17 +37,23 @@ class TrainCommand(Command):
     """
 
     lists = ("--data", "--before")
-    without: ClassVar[Sequence[str]] = DRAFT_ONLY
+    without: ClassVar[Sequence[str]] = (*DRAFT_ONLY, "joint", *JOINT_ONLY)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options for this kind."""
         return [param for param in super().get_params(ctx) if param.name not in self.without]
 
 
+class JointCommand(TrainCommand):
+    """The command for heads that can be trained together with their model."""
+
+    without = DRAFT_ONLY
+
+
 class DraftModelCommand(TrainCommand):
     """The command for draft models."""
 
-    without = HEADS_ONLY
+    without = (*HEADS_ONLY, "joint", *JOINT_ONLY)
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +64,7 @@ def register(app: typer.Typer) -> None:
     for kind in KINDS:
         group.command(
             kind.name,
-            cls=TrainCommand,
+            cls=JointCommand if kind.joint else TrainCommand,
             help=HEAD_HELP.format(name=kind.name, source=kind.source),
             short_help=f"train a head of kind {kind.name}",
             epilog=HEAD_EXAMPLES.format(name=kind.name),
@@ -125,7 +133,14 @@ def train(
             f"--{written[0].replace('_', '-')} would be ignored without --on-policy: it applies to texts that the "
             "draft model writes. Add --on-policy, or leave it out."
         )
+    if not given.get("joint") and (unused := [name for name in JOINT_ONLY if name in given]):
+        raise UsageError(
+            f"--{unused[0].replace('_', '-')} would be ignored without --joint: it applies to the model that is "
+            "trained together with the heads. Add --joint, or leave it out."
+        )
     own = {name: getattr(kind, name) for name in ("loss", "feature_weight", "depth", "decay", "lr", "anchors")}
+    if given.get("joint"):
+        own |= JOINT_DEFAULTS
     settings = TrainSettings(**(own | given))
     with importing("PyTorch and transformers"):
         from speculant.training.run import train_head
@@ -173,6 +188,13 @@ def train(
                 "Train for more --steps, with a lower --lr, or on more texts."
             )
         print(f"{kind.noun:<12}{place}")
+        if "joint" in record:
+            changes = record["joint"]
+            print(f"model       {place / 'model'}: a tuned copy, whose output the head keeps")
+            print(
+                f"change      {changes['kl']:.4f} nats of KL from the original, {changes['agreement']:.1%} equal most "
+                f"probable tokens, perplexity {changes['perplexity_tuned']:.3f} instead of {changes['perplexity']:.3f}"
+            )
         print(f"best        step {best['step']} of {record['steps']}, {record['seconds'] / 60:.1f} minutes")
         print(f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy")
         print(f"chain       {best['greedy']:.2f} tokens per round greedy, {best['sampled']:.2f} sampled (estimated)")

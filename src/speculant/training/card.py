@@ -17,6 +17,8 @@ def model_card(kind: TrainingKind, record: dict[str, Any]) -> str:
 def _head_intro(kind: TrainingKind, record: dict[str, Any]) -> str:
     """Describe a head and its use."""
     target = record["target"]
+    if "joint" in record:
+        return _joint_intro(kind, record)
     return f"""---
 library_name: speculant
 tags: [speculative-decoding, {kind.name}]
@@ -29,6 +31,28 @@ Method: {kind.source}.
 
 ```
 speculant generate "..." --model {target["source"]} --head THIS_FOLDER
+```
+"""
+
+
+def _joint_intro(kind: TrainingKind, record: dict[str, Any]) -> str:
+    """Describe heads that were trained together with a copy of their model, and what changed in it."""
+    target, found = record["target"], record["joint"]
+    return f"""---
+library_name: speculant
+tags: [speculative-decoding, {kind.name}]
+---
+
+# Drafting heads of kind {kind.name}, and {target["name"]} trained together with them
+
+`model` is a tuned copy of {target["name"]}, for which the heads draft. Drafts do not change the output of this copy, \
+but it is not that of {target["name"]}: on held-out texts, KL(original || tuned) is {found["kl"]:.4f} nats per token, \
+the most probable token is the same at {found["agreement"]:.1%} of the positions, and the perplexity of the original's \
+texts is {found["perplexity_tuned"]:.3f} instead of {found["perplexity"]:.3f}.
+Method: {kind.source}, section 2.2.2.
+
+```
+speculant generate "..." --model THIS_FOLDER/model --head THIS_FOLDER
 ```
 """
 
@@ -77,7 +101,8 @@ def _draft_model_rows(record: dict[str, Any]) -> str:
 def _figures(kind: TrainingKind, record: dict[str, Any]) -> str:
     """Return the training details and the gains."""
     target, settings, best = record["target"], record["settings"], record["best"]
-    weight = f" + {settings['feature_weight']:g} of the distance of hidden states" if settings["feature_weight"] else ""
+    own = f"the model's {settings['joint_loss']}" if "joint" in record else "the distance of hidden states"
+    weight = f" + {settings['feature_weight']:g} of {own}" if settings["feature_weight"] else ""
     depths = f", {settings['depth']} depths, weights {settings['decay']:g}^(depth - 1)" if not kind.draft_model else ""
     kept = "last ones" if settings["keep"] == "last" else "best by held-out acceptance"
     rows = "\n".join(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,13 +16,21 @@ from speculant.training.settings import OPTIMIZERS
 BETAS = (0.9, 0.95)
 
 
-def build_optimizers(module: nn.Module, name: str, *, lr: float, weight_decay: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    module: nn.Module,
+    name: str,
+    *,
+    lr: float,
+    weight_decay: float,
+    factors: Mapping[nn.Parameter, float] = MappingProxyType({}),
+) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a module's trainable weights.
 
     Args:
         module: the head.
         name: "adamw", or "muon" for the matrices, with AdamW for the other weights.
         lr, weight_decay: for both; vectors are not decayed.
+        factors: factors of the learning rate of some weights, which become the "factor" of their groups.
 
     Raises:
         UsageError: there is no such optimizer.
@@ -31,15 +40,15 @@ def build_optimizers(module: nn.Module, name: str, *, lr: float, weight_decay: f
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     matrices, vectors = [w for w in trained if w.ndim >= 2], [w for w in trained if w.ndim < 2]
     if name == "adamw":
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        return [torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=BETAS)]
+        groups = [*_groups(matrices, factors, weight_decay), *_groups(vectors, factors, 0.0)]
+        return [torch.optim.AdamW(groups, lr=lr, betas=BETAS)]
     named = dict(module.named_parameters())
     embeddings = [w for key, w in named.items() if w.requires_grad and w.ndim == 2 and _is_table(key)]
     chosen = {id(weight) for weight in embeddings} | {id(weight) for weight in matrices if weight.ndim != 2}
     others = [weight for weight in trained if weight.ndim < 2 or id(weight) in chosen]
     hidden = [weight for weight in matrices if id(weight) not in chosen]
-    found: list[torch.optim.Optimizer] = [Muon(hidden, lr=lr, weight_decay=weight_decay)] if hidden else []
-    return found + ([torch.optim.AdamW(others, lr=lr, betas=BETAS, weight_decay=0.0)] if others else [])
+    found: list[torch.optim.Optimizer] = [Muon(_groups(hidden, factors, weight_decay), lr=lr)] if hidden else []
+    return found + ([torch.optim.AdamW(_groups(others, factors, 0.0), lr=lr, betas=BETAS)] if others else [])
 
 
 class Muon(torch.optim.Optimizer):
@@ -50,7 +59,12 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: list[nn.Parameter], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        params: list[nn.Parameter] | list[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
@@ -79,6 +93,16 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     return x.mT if transposed else x
+
+
+def _groups(
+    weights: list[nn.Parameter], factors: Mapping[nn.Parameter, float], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Return weights in one group per factor of the learning rate."""
+    found: dict[float, list[nn.Parameter]] = {}
+    for weight in weights:
+        found.setdefault(factors.get(weight, 1.0), []).append(weight)
+    return [{"params": own, "weight_decay": weight_decay, "factor": factor} for factor, own in found.items()]
 
 
 def _is_table(name: str) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # importing torch would delay the report of an unusable folde
 
     from speculant.drafters.heads.head import TargetParts
 
-CARD = "README.md"
+CARD, TUNED = "README.md", "model"
 
 
 def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
@@ -49,7 +49,13 @@ def check_output(out: Path, *, resume: bool, noun: str = "head") -> bool:
 
 
 def write_head(
-    out: Path, head: nn.Module, kind: TrainingKind, target: TargetParts, record: dict[str, Any], tokenizer: Any = None
+    out: Path,
+    head: nn.Module,
+    kind: TrainingKind,
+    target: TargetParts,
+    record: dict[str, Any],
+    tokenizer: Any = None,
+    tuned: Any = None,
 ) -> None:
     """Write a head or draft model with card and figures; each file is replaced atomically.
 
@@ -59,7 +65,8 @@ def write_head(
         kind: kind of the head.
         target: target of the head.
         record: training data, settings and measurements.
-        tokenizer: tokenizer to write as well, or None.
+        tokenizer: tokenizer to write with a model, or None.
+        tuned: the model that was trained together with the head, written into a folder of its own, or None.
 
     Raises:
         FileError: they cannot be written.
@@ -69,11 +76,14 @@ def write_head(
         with tempfile.TemporaryDirectory(dir=out / FOLDER) as name:
             aside = Path(name)
             kind.save_head(head, aside, target)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(aside)
+            if tuned is not None:
+                tuned.save_pretrained(aside / TUNED)
+                shutil.rmtree(out / TUNED, ignore_errors=True)
+            if tokenizer is not None and (tuned is not None or kind.draft_model):
+                tokenizer.save_pretrained(aside / TUNED if tuned is not None else aside)
             (aside / CARD).write_text(model_card(kind, record), "utf-8")
             (aside / FIGURES).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-            for each in filter(Path.is_file, aside.iterdir()):
+            for each in filter(Path.is_file, aside.rglob("*")):
                 shutil.copymode(aside / CARD, each)  # safetensors restricts its files to the owner
             for each in sorted(aside.iterdir(), key=lambda file: file.name == FIGURES):  # figures mark completion
                 os.replace(each, out / each.name)

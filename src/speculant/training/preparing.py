@@ -27,11 +27,13 @@ HELD_OUT_SHARE = 0.1  # maximum share of the texts
 
 
 def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files) -> None:
-    """Refuse options for heads that only draft models support.
+    """Refuse options that a kind does not support.
 
     Raises:
         UsageError: there are such options.
     """
+    if settings.joint and not kind.joint:
+        raise UsageError(f"{kind.plural} are trained for a fixed model only; --joint trains heads of kind medusa.")
     given = {"on_policy": settings.on_policy, "like": files.like, "before": files.before}
     wrong = [name for name, value in given.items() if value]
     if wrong and not kind.draft_model:

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from speculant.drafters.heads.training.recipe import Recipe
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.checkpoints import state_file
 from speculant.training.files import Files, title
 from speculant.training.fingerprint import TargetIdentity, weights_digest
+from speculant.training.joint.changes import measure_changes
+from speculant.training.joint.recipe import JointRecipe, join_backbone
 from speculant.training.kind import TrainingKind
 from speculant.training.output import check_output, remove_state, write_head
 from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fix_model
@@ -68,7 +71,14 @@ def train_head(
     if files.resume and not unfinished:
         note(f"{files.out} holds no state of a training; it begins anew.")
     target = HFTargetParts(model)
-    head = build_head(kind, target, model, settings, files, data.texts, tokenizer)
+    heads = head = build_head(kind, target, model, settings, files, data.texts, tokenizer)
+    if settings.joint:
+        head = join_backbone(heads, model, settings)
+
+    def new_recipe(depth: int) -> Recipe:
+        recipe = kind.new_recipe(heads, depth)
+        return JointRecipe(head, recipe, settings) if settings.joint else recipe
+
     before = [fix_model(kind.load_head(source, target, tokenizer), model.device) for source in files.before]
     settings = fitting_depths(kind, head, settings)
     rooms = [longest, *(getattr(each, "positions", None) for each in (head, *before))]
@@ -93,7 +103,7 @@ def train_head(
     if before:
         about["before"] = [weights_digest(each) for each in before]
     trainer = Trainer(
-        lambda depth: kind.new_recipe(head, depth),
+        new_recipe,
         target,
         features[1],
         features[0],
@@ -111,14 +121,20 @@ def train_head(
         state = trainer.run()
         if kind.searches_tree:
             held = (features[0].held_out_batch(group) for group in range(len(features[0].groups)))
-            head.paths = find_tree(kind.new_recipe(head, settings.depth), held, target)
+            found = find_tree(new_recipe(settings.depth), held, target)
+            heads.paths = found or heads.paths  # none if no head was ever right
+        changes = measure_changes(head.backbone, features[0], target) if settings.joint else None
     workers.leave()
     if not workers.first:
         return None
-    record = _record(kind, head, data, identity, trainer.settings, state, len(held_out), workers.count, model.device)
+    record = _record(kind, heads, data, identity, trainer.settings, state, len(held_out), workers.count, model.device)
     record |= {"start": files.start(), "before": [title(source) for source in files.before]}
-    head = head.to(getattr(torch, files.dtype))
-    write_head(files.out, head, kind, target, record, tokenizer if kind.draft_model else None)
+    tuned = None
+    if changes is not None:
+        tuned = head.backbone.finish()
+        record["joint"] = {"model": weights_digest(tuned), **changes}
+    heads = heads.to(getattr(torch, files.dtype))
+    write_head(files.out, heads, kind, target, record, tokenizer, tuned)
     remove_state(files.out)
     return record
 

@@ -30,6 +30,7 @@ COUNTS = (  # 1 or more
 
 
 _option = partial(option.option, panel="Training")
+_joint = partial(option.option, panel="Joint training")
 _draft_model = partial(option.option, panel="Draft model")
 
 
@@ -41,7 +42,7 @@ class TrainSettings:
         steps: optimizer steps; None if limited by minutes. Without either, some passes over the data.
         minutes: time limit; the learning rate then follows the clock, and results are not reproducible.
         loss: see `training.losses`.
-        feature_weight: weight of the recipe's own loss.
+        feature_weight: weight of the recipe's own loss; with `joint`, of the model's.
         depth: number of depths trained.
         depth_from: share of the training after which more than the first depth is trained.
         decay: decay factor of the loss weight per depth.
@@ -56,6 +57,11 @@ class TrainSettings:
         patience: number of measurements without gain after which training ends; 0 for never.
         held_out: number of texts on which acceptance is measured.
         keep: the weights to keep: "best" by the tokens of a greedy round on held-out texts, or "last".
+        joint: whether a copy of the target is trained together with the heads (Medusa-2).
+        joint_from: share of the training after which the copy is trained.
+        joint_rate: its learning rate, relative to the heads'.
+        joint_loss: its loss, see `training.losses`: "kl" towards the target, "ce" towards the texts.
+        rank: rank of the low-rank weights that are trained in the copy; 0 to train all its weights.
         before_tokens: number of tokens that a draft model of `Files.before` must predict for a position to be skipped
             (Col-BT).
         on_policy: share of batches whose texts the draft model writes itself, spread evenly (DistillSpec).
@@ -76,7 +82,10 @@ class TrainSettings:
         kinds.name(metavar="LOSS"),
     )
     feature_weight: float = _option(
-        0.0, "loss weight of the distance between hidden states, for kinds that predict them", kinds.number(metavar="W")
+        0.0,
+        "loss weight of the distance between hidden states, for kinds that predict them; with medusa's --joint, of the "
+        "model's own loss: 5",
+        kinds.number(metavar="W"),
     )
     depth: int = _option(1, "number of drafted tokens to train; default: the kind's", kinds.whole(1, 64))
     depth_from: float = _option(
@@ -109,6 +118,23 @@ class TrainSettings:
         "weights to write: the best in greedy decoding on held-out texts (default), or the last",
         kinds.name(metavar="best|last"),
     )
+    joint: bool = _joint(
+        False,
+        "train a copy of the model together with the heads (Medusa-2); the drafts are lossless for that copy",
+        kinds.FLAG,
+    )
+    joint_from: float = _joint(
+        0.4, "train only the heads until this share of the training; default: 0.4", kinds.number(metavar="SHARE")
+    )
+    joint_rate: float = _joint(
+        0.25,
+        "learning rate of the model, relative to the heads'; default: 0.25",
+        kinds.number(above=True, metavar="SHARE"),
+    )
+    joint_loss: str = _joint(
+        "kl", "loss of the model: kl to the original (self-distillation), or as --loss", kinds.name(metavar="LOSS")
+    )
+    rank: int = _joint(32, "rank of the weights added to the model (LoRA); 0 trains all its weights", kinds.whole(0))
     before_tokens: int = _draft_model(
         1,
         "tokens in a row that a draft model of --before has to predict for a position to be left out; default: 1",
@@ -129,6 +155,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         parse_terms(self.loss)
+        parse_terms(self.joint_loss)
         for name, value, known in (
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("schedule", self.schedule, SCHEDULES),
@@ -140,6 +167,10 @@ class TrainSettings:
         for name in ("seed", *COUNTS):
             if getattr(self, name) < (bound := int(name in COUNTS)):
                 raise UsageError(f"{name} must be {bound} or more, not {getattr(self, name)}.")
+        if not 0 <= self.joint_from < 1:
+            raise UsageError(f"joint_from must be a share from 0 to below 1, not {self.joint_from}.")
+        if not 0 < self.joint_rate < math.inf or self.rank < 0:
+            raise UsageError("joint_rate must be above 0, and rank 0 or more.")
         if not 0 <= self.on_policy <= 1:
             raise UsageError(f"on_policy must be a share from 0 to 1, not {self.on_policy}.")
         if not 0 < self.temperature < math.inf:

@@ -23,6 +23,7 @@ from speculant.training.checkpoints import load_state, save_state
 from speculant.training.evaluate import Acceptance, measure_acceptance
 from speculant.training.features import Features
 from speculant.training.interrupts import defer_interrupts
+from speculant.training.joint.recipe import JointHead
 from speculant.training.losses import parse_loss
 from speculant.training.optimizers import build_optimizers
 from speculant.training.progress import Progress, TrainState
@@ -75,7 +76,11 @@ class Trainer:
         self._loss = parse_loss(settings.loss)
         self._device = next(self.head.parameters()).device
         self._optimizers = build_optimizers(
-            self.head, settings.optimizer, lr=settings.lr, weight_decay=settings.weight_decay
+            self.head,
+            settings.optimizer,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            factors=self.head.factors(settings.joint_rate) if isinstance(self.head, JointHead) else {},
         )
         self._sums = torch.zeros(settings.depth + 1, device=self._device)  # sums of losses by depth; last: batch count
         self._started = self._saved = time.monotonic()
@@ -186,6 +191,7 @@ class Trainer:
         """Train one step."""
         settings, state, workers = self.settings, self.state, self._workers
         recipe = self._recipes[settings.depth if done >= settings.depth_from else 1]
+        recipe.begin(done)
         for part in range(settings.accumulate):
             number = (state.step * settings.accumulate + part) * workers.count + workers.rank
             batch = self._features.training_batch(number)
@@ -212,7 +218,7 @@ class Trainer:
         self._whole = False
         for optimizer in self._optimizers:
             for weights in optimizer.param_groups:
-                weights["lr"] = settings.lr * factor
+                weights["lr"] = settings.lr * factor * weights.get("factor", 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         state.step, self._whole = state.step + 1, True

@@ -65,6 +65,7 @@ class HeadTraining:
         lr: learning rate.
         anchors: default maximum number of positions trained per text.
         searches_tree: whether its static tree is searched on held-out texts and saved with the head.
+        joint: whether it can be trained together with its target: its recipe reads only states after the final norm.
         source: paper and arXiv id.
     """
 
@@ -81,6 +82,7 @@ class HeadTraining:
     lr: float = 1e-3
     anchors: int = 32
     searches_tree: bool = False
+    joint: bool = False
     source: str
 
 

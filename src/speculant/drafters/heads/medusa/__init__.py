@@ -32,6 +32,7 @@ MEDUSA = HeadKind(
         depth=4,
         parts="heads",
         searches_tree=True,
+        joint=True,
         source="Cai et al. 2024, arXiv 2401.10774",
     ),
 )

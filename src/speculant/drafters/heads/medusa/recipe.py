@@ -1,6 +1,7 @@
 """Training of Medusa heads (heads.medusa): each predicts its own token from the anchor's state.
 
-The target stays unchanged, which the authors call Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1).
+The target stays unchanged, which the authors call Medusa-1 (Cai et al. 2024, arXiv 2401.10774, section 2.2.1); for
+Medusa-2, `training.joint` runs this recipe on a copy that learns as well.
 
 Residual blocks start as the identity, so a head starts with what the target itself predicts for the root.
 """

@@ -24,7 +24,7 @@ class TrainBatch:
         ids: Int64[B, T], padded on the right.
         lengths: Int64[B].
         hidden: [B, T, L', D], outputs of the layers that the head taps; without gradients.
-        final: [B, T, D], output of the last layer after the final norm.
+        final: [B, T, D], output of the last layer after the final norm; with gradients if the model is trained, too.
         anchors: Int64[A, 2], text and position of the row i after whose state f_i drafting is trained: its root is
             token i + 1, and the first drafted token i + 2. At least `depth` + 2 tokens of the text follow.
     """
@@ -63,6 +63,9 @@ class Recipe(Protocol):
 
     head: nn.Module
     depth: int
+
+    def begin(self, done: float) -> None:
+        """Start a step after a share of the training; most recipes are the same throughout."""
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         """Yield the output of each depth, 1 to `depth`, after the batch's anchors.

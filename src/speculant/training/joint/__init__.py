@@ -1,0 +1,1 @@
+"""Training of heads together with their model: a copy that learns, the recipe, what the training changed."""
