@@ -1,8 +1,8 @@
 """The encoder of a draft model that is an encoder-decoder, next to a target that is one.
 
-Distilled draft models often keep their teacher's encoder, as distil-whisper does (Gandhi et al. 2023, arXiv 2311.00430):
-they read the states that the target has computed. Other draft models run their own encoder, once for what it reads;
-Whisper's fallback to other temperatures decodes one window several times.
+Distilled draft models often keep their teacher's encoder, as distil-whisper does (Gandhi et al. 2023, arXiv
+2311.00430): they read the states that the target has computed. Other draft models run their own encoder, once for each
+input: Whisper's fallback to higher temperatures decodes one window several times.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ class DraftEncoder:
         """
         self._model, self._encoder = draft, draft.get_encoder()
         self.shared = same_weights(target.get_encoder(), self._encoder)
-        if not self.shared:
-            check_inputs(target, draft)
+        names = target.main_input_name, draft.main_input_name
+        if not self.shared and names[0] != names[1]:
+            raise UnsupportedError(
+                f"the target's encoder reads {names[0]} and the draft model's {names[1]}. Use a smaller model of the "
+                "target's family."
+            )
         self._read: tuple[Tensor, Tensor] | None = None  # the input that was read last, and its states
 
     def states(self, source: EncoderSource) -> Tensor:
@@ -52,9 +56,9 @@ class DraftEncoder:
         name = self._model.main_input_name
         if source.inputs is None or (given := source.inputs.get(name)) is None:
             raise UnsupportedError(
-                f"the draft model's encoder has other weights than the target's, so it needs `{name}`, which `generate` "
-                "does not pass on. Use custom_generate=speculator.bind(source=inputs), `Speculator.generate`, or for "
-                "speech `transcribe`."
+                f"the draft model's encoder has other weights than the target's, so it needs `{name}`, which "
+                "`generate` does not pass on. Use custom_generate=speculator.bind(source=inputs), "
+                "`Speculator.generate`, or for speech `transcribe`."
             )
         if self._read is None or not _equal(self._read[0], given):
             self._read = given, self._run(source.inputs)
@@ -86,36 +90,23 @@ def has_encoder(draft: Any, target: Any) -> bool:
     """Return whether a draft model is an encoder-decoder, given its config and its target's (None if not known).
 
     Raises:
-        UnsupportedError: it is one, and the target is not.
+        UnsupportedError: it is one, and the target is not, or their encoders read inputs of different sizes.
     """
-    found = bool(getattr(draft, "is_encoder_decoder", False))
-    if found and not getattr(target, "is_encoder_decoder", False):
+    if not getattr(draft, "is_encoder_decoder", False):
+        return False
+    if not getattr(target, "is_encoder_decoder", False):
         raise UnsupportedError(
             f"the draft model is an encoder-decoder ({draft.model_type}), but its target has no encoder. Use a smaller "
             "model of the target's family."
         )
-    return found
-
-
-def check_inputs(target: Any, draft: Any) -> None:
-    """Check that a draft model's encoder can read what the target's reads.
-
-    Raises:
-        UnsupportedError: it cannot.
-    """
-    names = [each.main_input_name for each in (target, draft)]
-    if names[0] != names[1]:
-        raise UnsupportedError(
-            f"the target's encoder reads {names[0]} and the draft model's {names[1]}. Use a smaller model of the "
-            "target's family."
-        )
     for name, title in INPUT_SIZES.items():
-        sizes = [getattr(each.config, name, None) for each in (target, draft)]
+        sizes = [getattr(config, name, None) or "no" for config in (target, draft)]
         if sizes[0] != sizes[1]:
             raise UnsupportedError(
-                f"the target has {sizes[0]} {title} and the draft model {sizes[1]}, so they cannot read the same input. "
-                "Use a draft model that was distilled from the target, or one with the same feature extractor."
+                f"the target's encoder has {sizes[0]} {title} and the draft model's {sizes[1]}, so they cannot read "
+                "the same input. Use a draft model that was distilled from the target, or one with the same input."
             )
+    return True
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
