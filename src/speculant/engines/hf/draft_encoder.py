@@ -52,7 +52,8 @@ class DraftEncoder:
         """
         device, dtype = self._model.device, self._model.dtype
         if self.shared:
-            return source.states.to(device, dtype)
+            found: Tensor = source.states.to(device, dtype)
+            return found
         name = self._model.main_input_name
         if source.inputs is None or (given := source.inputs.get(name)) is None:
             raise UnsupportedError(
