@@ -34,6 +34,7 @@ from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.draft_encoder import same_weights
 
 NOISE = 0.12  # share of a passage's words
 SHORTEST, LONGEST = 4, 32  # words per passage; the maximum rises from the first to the second
@@ -50,7 +51,12 @@ SYSTEMS = {  # method, and whether only chains are requested
 }
 
 
-DRAFTED = ("draft-model", "opt-tree", "mix-model")  # with the draft model, which has the target's encoder
+DRAFTED: dict[str, tuple[str, int | None]] = {  # method with the draft model, and nodes per draft; None for automatic
+    "draft-model": ("draft-model", None),
+    "draft-model, 4 nodes": ("draft-model", 4),
+    "mix-model": ("mix-model", None),
+    "mix-model, 8 nodes": ("mix-model", 8),
+}
 
 
 def main() -> None:
@@ -202,9 +208,10 @@ def measure(
     plain = Speculator.from_transformers(model, method="none")
     rows = list[dict[str, Any]]()
     for temperature in TEMPERATURES:
-        for name in () if draft is None else DRAFTED:
-            rule = "sample-then-follow"
-            speculator = Speculator.from_transformers(model, method=name, draft_model=draft, verifier=rule)
+        for name, (method, nodes) in ({} if draft is None else DRAFTED).items():
+            speculator = Speculator.from_transformers(
+                model, method=method, draft_model=draft, verifier="sample-then-follow", nodes=nodes
+            )
             rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
             print(rows[-1], flush=True)
         for name, (method, chains) in systems.items():
@@ -214,6 +221,9 @@ def measure(
             rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
             print(rows[-1], flush=True)
     sizes = {"d_model": model.config.d_model, "encoder": len(model.encoder.block), "decoder": len(model.decoder.block)}
+    if draft is not None:
+        shared = same_weights(model.get_encoder(), draft.get_encoder())
+        sizes |= {"draft_decoder": len(draft.decoder.block), "shared_encoder": shared}
     return {"model": sizes, "noise": NOISE, "words": LONGEST, "rows": rows, "environment": environment()}
 
 
