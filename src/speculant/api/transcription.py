@@ -137,6 +137,9 @@ class _Heard:
         self._encoder, self.forward = encoder, encoder.forward  # `generate` looks at its parameters
         self.inputs: dict[str, Any] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
     def get(self, modality: str | None = None) -> _Heard:
         """Return itself in place of the encoder; see transformers' `get_encoder`."""
         return self
