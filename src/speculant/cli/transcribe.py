@@ -30,7 +30,7 @@ EXAMPLES = """
 speculant transcribe talk.wav --model openai/whisper-small
 speculant transcribe talk.mp3 --model your/whisper --language de --timestamps
 speculant transcribe talk.flac --model your/whisper --memory talks.speculant
-speculant transcribe talk.wav --model your/whisper --draft-model your/distilled
+speculant transcribe talk.wav --model your/whisper --draft-model your/small
 """
 
 
