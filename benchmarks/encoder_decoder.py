@@ -2,10 +2,13 @@
 
 SAD, Blockwise Parallel Decoding and SpecDec were published on such models. `train` trains one within minutes on one
 core (the bundled model's tokenizer; words dropped, doubled, swapped or replaced); its weights are not distributed.
-`measure` rewrites held-out passages without and with drafts, greedily and sampled, with both sides alternating.
+`distil` trains a draft model for it, with the encoder and embeddings of the model and the first layer of its decoder,
+as distil-whisper keeps its teacher's encoder (Gandhi et al. 2023, arXiv 2311.00430). `measure` rewrites held-out
+passages without and with drafts, greedily and sampled, with both sides alternating.
 
     python benchmarks/encoder_decoder.py train MODEL
-    python benchmarks/encoder_decoder.py measure MODEL -o benchmarks/results
+    python benchmarks/encoder_decoder.py distil MODEL --draft DRAFT --minutes 2
+    python benchmarks/encoder_decoder.py measure MODEL --draft DRAFT -o benchmarks/results
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.draft_encoder import same_weights
 
 NOISE = 0.12  # share of a passage's words
 SHORTEST, LONGEST = 4, 32  # words per passage; the maximum rises from the first to the second
@@ -47,10 +51,20 @@ SYSTEMS = {  # method, and whether only chains are requested
 }
 
 
+DRAFTED: dict[str, tuple[str, int | None]] = {  # method with the draft model, and nodes per draft; None for automatic
+    "draft-model": ("draft-model", None),
+    "draft-model, 4 nodes": ("draft-model", 4),
+    "mix-model": ("mix-model", None),
+    "mix-model, 8 nodes": ("mix-model", 8),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("train", "measure"))
+    parser.add_argument("action", choices=("train", "distil", "measure"))
     parser.add_argument("model", type=Path, help="the model's folder")
+    parser.add_argument("--draft", type=Path, help="the draft model's folder")
+    parser.add_argument("--only-draft", action="store_true", help="measure the draft model, and keep the other results")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="CPU minutes of training")
     parser.add_argument("--texts", type=int, default=24, help="passages to rewrite")
     parser.add_argument("-o", "--out", type=Path, help="folder for encoder-decoder.json")
@@ -60,16 +74,29 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(Path(speculant.__file__).parent / "models/stories")
     if arguments.action == "train":
         texts = (stories / "train-a.txt").read_text("utf-8") + (stories / "train-b.txt").read_text("utf-8")
-        model = train(tokenizer, texts.split(SEPARATOR), arguments.minutes * 60)
+        model = train(new_model(tokenizer), tokenizer, texts.split(SEPARATOR), arguments.minutes * 60)
         model.save_pretrained(arguments.model)
+    elif arguments.action == "distil":
+        texts = (stories / "train-a.txt").read_text("utf-8")
+        draft = first_layer(T5ForConditionalGeneration.from_pretrained(arguments.model))
+        train(draft, tokenizer, texts.split(SEPARATOR), arguments.minutes * 60).save_pretrained(arguments.draft)
     else:
-        model = T5ForConditionalGeneration.from_pretrained(arguments.model, attn_implementation="sdpa").eval()
-        model.config.num_layers = (
-            model.config.num_decoder_layers
-        )  # transformers 5.23 sizes the decoder's cache by these
+        model = load(arguments.model)
+        draft = None if arguments.draft is None else load(arguments.draft)
         held = (stories / "heldout.txt").read_text("utf-8").split(SEPARATOR)
-        found = measure(model, tokenizer, held, arguments.texts)
-        (arguments.out / "encoder-decoder.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        systems = {} if arguments.only_draft else SYSTEMS
+        found = measure(model, tokenizer, held, arguments.texts, systems, draft)
+        out = arguments.out / "encoder-decoder.json"
+        if arguments.only_draft:
+            found = {**json.loads(out.read_text("utf-8")), "draft_models": found}
+        out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def load(folder: Path) -> Any:
+    model = T5ForConditionalGeneration.from_pretrained(folder, attn_implementation="sdpa").eval()
+    # transformers 5.23 sizes the decoder's cache by the number of the encoder's layers
+    model.config.num_layers = model.config.num_decoder_layers
+    return model
 
 
 def noised(words: Sequence[str], choice: random.Random, others: Sequence[str]) -> list[str]:
@@ -105,8 +132,8 @@ def encode(tokenizer: Any, words: Sequence[str]) -> list[int]:
     return [*ids, tokenizer.eos_token_id]
 
 
-def train(tokenizer: Any, stories: Sequence[str], seconds: float) -> T5ForConditionalGeneration:
-    """Return the model after `seconds` of CPU time."""
+def new_model(tokenizer: Any) -> T5ForConditionalGeneration:
+    """Return the model with random weights."""
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=len(tokenizer),
@@ -121,9 +148,28 @@ def train(tokenizer: Any, stories: Sequence[str], seconds: float) -> T5ForCondit
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
     )
-    model, choice, losses = T5ForConditionalGeneration(config).train(), random.Random(0), list[float]()
+    return T5ForConditionalGeneration(config)
+
+
+def first_layer(model: T5ForConditionalGeneration) -> T5ForConditionalGeneration:
+    """Return a model with the encoder, embeddings and first decoder layer of another; only its decoder is trained."""
+    config = T5Config.from_dict({**model.config.to_dict(), "num_decoder_layers": 1})
+    draft = T5ForConditionalGeneration(config)
+    draft.load_state_dict(model.state_dict(), strict=False)
+    for part in (draft.encoder, draft.shared):
+        part.requires_grad_(False)
+    return draft
+
+
+def train(
+    model: T5ForConditionalGeneration, tokenizer: Any, stories: Sequence[str], seconds: float
+) -> T5ForConditionalGeneration:
+    """Return the model after `seconds` of CPU time."""
+    choice, losses = random.Random(0), list[float]()
     others = " ".join(stories[:200]).split()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     began = time.process_time()
     while (done := (time.process_time() - began) / seconds) < 1:
         for group in optimizer.param_groups:
@@ -135,7 +181,7 @@ def train(tokenizer: Any, stories: Sequence[str], seconds: float) -> T5ForCondit
         loss = model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         losses.append(loss.item())
         if len(losses) % 100 == 0:
@@ -147,7 +193,14 @@ def _padded(rows: Sequence[list[int]], pad: int) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
 
 
-def measure(model: Any, tokenizer: Any, stories: Sequence[str], count: int) -> dict[str, Any]:
+def measure(
+    model: Any,
+    tokenizer: Any,
+    stories: Sequence[str],
+    count: int,
+    systems: Mapping[str, tuple[str, bool]],
+    draft: Any = None,
+) -> dict[str, Any]:
     """Return tokens per round, CPU time relative to plain decoding, and identity for each system and temperature."""
     choice = random.Random(1)
     others = " ".join(stories[:200]).split()
@@ -155,13 +208,22 @@ def measure(model: Any, tokenizer: Any, stories: Sequence[str], count: int) -> d
     plain = Speculator.from_transformers(model, method="none")
     rows = list[dict[str, Any]]()
     for temperature in TEMPERATURES:
-        for name, (method, chains) in SYSTEMS.items():
+        for name, (method, nodes) in ({} if draft is None else DRAFTED).items():
+            speculator = Speculator.from_transformers(
+                model, method=method, draft_model=draft, verifier="sample-then-follow", nodes=nodes
+            )
+            rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
+            print(rows[-1], flush=True)
+        for name, (method, chains) in systems.items():
             speculator = Speculator.from_transformers(model, method=method)
             if chains:
                 speculator.drafter = Chains(speculator.drafter)
             rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
             print(rows[-1], flush=True)
     sizes = {"d_model": model.config.d_model, "encoder": len(model.encoder.block), "decoder": len(model.decoder.block)}
+    if draft is not None:
+        shared = same_weights(model.get_encoder(), draft.get_encoder())
+        sizes |= {"draft_decoder": len(draft.decoder.block), "shared_encoder": shared}
     return {"model": sizes, "noise": NOISE, "words": LONGEST, "rows": rows, "environment": environment()}
 
 

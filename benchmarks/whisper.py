@@ -8,6 +8,8 @@ systems take turns, window by window, in one process. No Whisper tokenizer is at
 
 A draft model's acceptance would be meaningless under random weights. `passes` measures what its passes and the target's
 cost, and states the acceptance from which it pays: a distilled decoder of two layers that shares the encoder's states.
+`draft_models` decodes with such models, whose next token is the text's at a set rate: one with the target's encoder, as
+distil-whisper's, whose states are shared, and one of the shape tiny with an encoder of its own.
 
     OMP_NUM_THREADS=1 python benchmarks/whisper.py -o benchmarks/results/whisper.json
 """
@@ -19,6 +21,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,6 +49,8 @@ TEXTS = {"novels read aloud": "prose/sherlock.txt", "stories told": "tinystories
 HELD_OUT = 0.15
 LONGEST = 8  # tokens of a draft model's chain
 ACCEPTANCES = (0.7, 0.8, 0.9, 1.0)
+AGREEMENTS = (0.8, 0.9, 1.0)  # rates at which a draft model's next token is the text's
+DRAFTED_WINDOWS = {"tiny": 6, "small": 3}  # besides the first, which warms up
 
 
 def main() -> None:
@@ -56,7 +61,9 @@ def main() -> None:
     parser.add_argument("--seen", type=int, default=60_000, help="words of the domain that the memory has seen")
     parser.add_argument("--turns", type=int, default=15, help="repetitions of each pass")
     parser.add_argument(
-        "--only", choices=("passes", "transcribe"), help="measure one part, and keep the other's results"
+        "--only",
+        choices=("passes", "transcribe", "draft_models"),
+        help="measure one part, and keep the others' results",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -64,9 +71,14 @@ def main() -> None:
     encode = llama2_encoder(data / "tokenizers/llama2-32k.model")
     found: dict[str, Any] = json.loads(arguments.out.read_text("utf-8")) if arguments.out.exists() else {}
     found["environment"] = environment()
-    if arguments.only != "transcribe":
+    if arguments.only in (None, "passes"):
         found["passes"] = {name: passes(build(name), arguments.turns) for name in SHAPES}
-    if arguments.only != "passes":
+    if arguments.only in (None, "draft_models"):
+        story = (data / "text" / TEXTS["stories told"]).read_text("utf-8")
+        found["draft_models"] = {
+            name: draft_models(name, held_out(encode, story, windows)) for name, windows in DRAFTED_WINDOWS.items()
+        }
+    if arguments.only in (None, "transcribe"):
         found |= {"words_per_window": WORDS, "seen_words": arguments.seen, "transcribe": {}}
         model = build("tiny")
         for name, path in TEXTS.items():
@@ -119,10 +131,8 @@ def transcribe(
     model: Any, encode: Callable[[str], Sequence[int]], text: str, windows: int, seen: int
 ) -> list[dict[str, Any]]:
     """Return CPU times and tokens per pass for each system, over windows of a domain's held-out end."""
-    words = text.replace("<|endoftext|>", " ").split()
+    words, held = text.replace("<|endoftext|>", " ").split(), held_out(encode, text, windows)
     border = int(len(words) * (1 - HELD_OUT))
-    cut = [words[start : start + WORDS] for start in range(border, len(words) - WORDS, WORDS)]
-    held = [[*encode(" ".join(each))] for each in cut[:: max(1, len(cut) // (windows + 1))][: windows + 1]]
     earlier = [" ".join(words[start : start + WORDS]) for start in range(max(0, border - seen), border, WORDS)]
     first = np.array([START, NO_TIMES], np.int32)
     before = [Recording(first, np.array(encode(each), np.int32)) for each in earlier]
@@ -168,6 +178,116 @@ def transcribe(
         }
         for name in names
     ]
+
+
+def held_out(encode: Callable[[str], Sequence[int]], text: str, windows: int) -> list[list[int]]:
+    """Return the tokens of windows of a domain's held-out end, and of one more to warm up."""
+    words = text.replace("<|endoftext|>", " ").split()
+    cut = [words[start : start + WORDS] for start in range(int(len(words) * (1 - HELD_OUT)), len(words) - WORDS, WORDS)]
+    return [[*encode(" ".join(each))] for each in cut[:: max(1, len(cut) // (windows + 1))][: windows + 1]]
+
+
+class AgreeingWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]
+    """A draft model at its real cost, whose most probable next token is a text's at a set rate.
+
+    Attributes:
+        text: the text.
+        rate: how often they agree, at random positions.
+        first: number of tokens in front of the text.
+    """
+
+    text: Sequence[int] = ()
+    rate = 1.0
+    first = 2
+
+    @wraps(WhisperForConditionalGeneration.forward)
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Run the pass, then put the text's next token, or another, before all others."""
+        positions, cache = options.get("decoder_position_ids"), options.get("past_key_values")
+        before = 0 if cache is None else cache.get_seq_length()
+        output = super().forward(*args, **options)
+        rows = options["decoder_input_ids"].shape[1]
+        places = [*range(before, before + rows)] if positions is None else positions[0].tolist()
+        output.logits = torch.zeros_like(output.logits)
+        for row, place in enumerate(places[-output.logits.shape[1] :]):
+            known, agrees = [*self.text, END], np.random.default_rng(place).random() < self.rate
+            token = known[min(max(0, place + 1 - self.first), len(known) - 1)]
+            output.logits[0, row, token if agrees else (token + 1) % END] = 20.0
+        return output
+
+
+def draft_models(name: str, held: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return CPU times and tokens per pass without and with draft models of set agreement, over windows."""
+    model = build(name)
+    distilled = WhisperConfig.from_dict({**model.config.to_dict(), "decoder_layers": DRAFT_LAYERS})
+    drafts = {"shared encoder": AgreeingWhisper(distilled).eval()}
+    drafts["shared encoder"].model.encoder.load_state_dict(model.model.encoder.state_dict())
+    drafts["own encoder, of tiny"] = AgreeingWhisper(build("tiny").config).eval()
+    encodings = dict.fromkeys(drafts, 0)
+
+    def count(key: str) -> Callable[..., None]:
+        def counted(*_: Any) -> None:
+            encodings[key] += 1
+
+        return counted
+
+    for key, draft in drafts.items():
+        draft.generation_config = model.generation_config
+        draft.get_encoder().register_forward_hook(count(key))
+    systems: dict[tuple[str, float], Any] = {("no drafts", 0.0): Speculator.from_transformers(model, method="none")}
+    for key, draft in drafts.items():
+        for rate in AGREEMENTS:
+            systems[key, rate] = Speculator.from_transformers(model, method="draft-model", draft_model=draft)
+    seconds, rounds, tokens = dict.fromkeys(systems, 0.0), dict.fromkeys(systems, 0), 0
+    for place, ids in enumerate(held):
+        features = torch.randn(1, model.config.num_mel_bins, 2 * model.config.max_source_positions)
+        for draft in drafts.values():
+            draft.text = ids
+        for (key, rate), system in [*systems.items()][:: 1 if place % 2 else -1]:
+            if key in drafts:
+                drafts[key].rate = rate
+            forcing, decode = [Forcing(ids)], system.bind(source={"input_features": features})
+            began = time.process_time()
+            output = model.generate(input_features=features, logits_processor=forcing, custom_generate=decode)
+            spent = time.process_time() - began
+            assert [token for token in output[0].tolist() if token < END] == ids, key
+            if place:
+                seconds[key, rate] += spent
+                rounds[key, rate] += system.last_stats.rounds
+        tokens += (len(ids) + 1) * bool(place)
+    plain, windows, encoded = seconds["no drafts", 0.0], len(held) - 1, dict(encodings)
+    encoding = encoder_seconds(model, features)
+    return {
+        "windows": windows,
+        "tokens": tokens,
+        "encoder_seconds": {
+            "target": encoding,
+            "tiny": encoder_seconds(drafts["own encoder, of tiny"], features),
+        },
+        "encodings_of_draft_models": encoded,
+        "systems": [
+            {
+                "draft_model": key,
+                "agreement": rate,
+                "mat": tokens / rounds[key, rate],
+                "tokens_per_cpu_second": tokens / seconds[key, rate],
+                "speedup": plain / seconds[key, rate],
+                "speedup_without_the_encoder": (plain - windows * encoding) / (seconds[key, rate] - windows * encoding),
+            }
+            for key, rate in systems
+        ],
+    }
+
+
+def encoder_seconds(model: Any, features: torch.Tensor) -> float:
+    """Return the CPU time of an encoder's pass over a window: the median of three, after one to warm up."""
+    found = list[float]()
+    for _ in range(4):
+        began = time.process_time()
+        with torch.inference_mode():
+            model.get_encoder()(features)
+        found.append(time.process_time() - began)
+    return median(found[1:])
 
 
 def passes(model: Any, turns: int) -> dict[str, Any]:

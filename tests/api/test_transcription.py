@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+from engines.hf.test_draft_encoder import count_encodings, perturbed
 from models import tiny_model
 from speculant import Speculator
 from speculant.api.transcription import TranscriptPart, read_sound, transcribe
@@ -97,6 +98,42 @@ def test_command(whisper: tuple[Any, Any], tmp_path: Path, capsys: pytest.Captur
     ]
     assert main(["transcribe", str(tmp_path / "none.wav"), "--model", str(tmp_path)]) == 1
     assert "no audio file" in capsys.readouterr().err
+
+
+def test_a_draft_model_of_whisper(whisper: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards draft models: the transcript is the same through windows and fallbacks, each window is encoded once."""
+    model, processor = whisper
+    options = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.35}
+    draft = perturbed(model, 0.02, encoder=True)
+
+    def decode(speculator: Speculator) -> Any:
+        torch.manual_seed(0)
+        return transcribe(speculator, processor, _sound(1.6), timestamps=True, options=options)
+
+    expected = decode(Speculator.from_transformers(model, method="none", fast=False))
+    encodings, heard = count_encodings(draft), count_encodings(model)
+    found = decode(
+        Speculator.from_transformers(
+            model, method="draft-model", draft_model=draft, verifier="sample-then-follow", nodes=5, fast=False
+        )
+    )
+    assert (found.text, found.segments) == (expected.text, expected.segments)
+    assert len(encodings) < len(heard)  # a fallback decodes a window again
+    assert found.stats is not None
+    assert found.stats.accepted > 0
+    for name, each in (("target", model), ("draft", draft)):
+        each.save_pretrained(tmp_path / name)
+        processor.save_pretrained(tmp_path / name)
+    soundfile.write(tmp_path / "talk.wav", _sound(0.8), RATE)
+    command = ["transcribe", str(tmp_path / "talk.wav"), "--model", str(tmp_path / "target"), "--no-fast"]
+    assert main(command) == 0
+    expected = capsys.readouterr().out
+    assert main([*command, "--draft-model", str(tmp_path / "draft")]) == 0
+    assert capsys.readouterr().out == expected
+    config = tmp_path / "draft" / "config.json"
+    config.write_text(config.read_text("utf-8").replace('"num_mel_bins": 8', '"num_mel_bins": 80'), "utf-8")
+    assert main([*command, "--draft-model", str(tmp_path / "draft")]) == 2
+    assert "8 mel bins and the draft model's 80" in capsys.readouterr().err
 
 
 def test_faults(whisper: tuple[Any, Any], tmp_path: Path) -> None:

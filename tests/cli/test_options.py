@@ -90,7 +90,7 @@ def test_the_draft_model_and_the_acceptance_rule_arrive(tiny_folder: Path) -> No
     ("argv", "message"),
     [
         (["--verifier", "sample-then-folow"], "Did you mean 'sample-then-follow'?"),
-        (["--method", "draft-model", "--draft-model", "o/d", "--verifier", "sample-then-follow"], "drawn with"),
+        (["--method", "specinfer", "--draft-model", "o/d", "--verifier", "sample-then-follow"], "drawn with"),
         (["--method", "lookup", "--draft-model", "o/d"], "the method 'lookup' takes no draft model"),
         (
             ["--method", "draft-model", "--draft-model", "o/d", "--draft-model", "o/e"],

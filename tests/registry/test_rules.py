@@ -51,7 +51,7 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="chosen, which the verifier 'k-seq' does not support"):
         build_verifier("mix", "k-seq")
     with pytest.raises(UnsupportedError, match="with replacement, which the verifier 'sample-then-follow' does"):
-        build_verifier("draft-model", "sample-then-follow")
+        build_verifier("specinfer", "sample-then-follow")
     with pytest.raises(UnsupportedError, match="without replacement, which the verifier 'k-seq'"):
         build_verifier("mcsd", "k-seq")
     with pytest.raises(UnsupportedError, match="contrastive decoding"):

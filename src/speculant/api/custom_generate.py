@@ -7,7 +7,7 @@ they are split into calls of one row each, decoded together, and recombined as `
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -52,7 +52,7 @@ class Bound:
         reads_padding: returns whether padding in front of a row affects its text.
         parts: returns the components that decode a request by itself.
         batch: returns an empty batch of a given size.
-        streamer, stop, seed, tokenizer: see `Speculator.bind`.
+        streamer, stop, seed, tokenizer, source: see `Speculator.bind`.
     """
 
     begin: Callable[..., Generation]
@@ -64,6 +64,7 @@ class Bound:
     stop: str | Sequence[str] | None
     seed: int | None
     tokenizer: Any
+    source: Mapping[str, Any] | None
 
     def __call__(
         self,
@@ -91,6 +92,7 @@ class Bound:
         """
         call = Call()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        call.source = self.source
         if input_ids.shape[0] > 1 and not self.drafts(call):
             return self._plainly(call)
         rows = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)

@@ -8,7 +8,7 @@ same starting from transformers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,6 +210,7 @@ class Decoder:
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         tokenizer: Any = None,
+        source: Mapping[str, Any] | None = None,
     ) -> Bound:
         """Return a callable for `model.generate(custom_generate=...)` with the options `generate` drops for callables.
 
@@ -218,6 +219,8 @@ class Decoder:
             stop: strings that end the text.
             seed: seed of a separate random stream; with several rows, row i samples with seed + i.
             tokenizer: tokenizer for `stop`; None for the speculator's own.
+            source: what the encoder of an encoder-decoder reads, by name; for prompt lookup, and for draft models with
+                an encoder of their own. `generate` passes on only the states of the target's encoder.
         """
         from speculant.api.custom_generate import Bound
 
@@ -231,6 +234,7 @@ class Decoder:
             stop=stop,
             seed=seed,
             tokenizer=tokenizer or self.tokenizer,
+            source=source,
         )
 
     def __call__(

@@ -11,12 +11,15 @@ import torch
 
 from speculant.api.loading import bundled_draft_model, find_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
+from speculant.core.drafter import EncoderSource
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import Int32
 from speculant.drafters.models.pairs import Pair, check_pair, compare_pair
 from speculant.drafters.models.translated_cache import TranslatedCache
 from speculant.engines.hf.cpu.accelerate import prepare_model
+from speculant.engines.hf.draft_encoder import DraftEncoder, has_encoder
+from speculant.engines.hf.encoded import encoded_call
 from speculant.engines.hf.engine import HFEngine
 from speculant.registry import Method, find_rule
 
@@ -30,6 +33,7 @@ class DraftCaches:
         pair: its vocabulary and the target's.
         tokenizer, draft_tokenizer: tokenizers of the target and of the draft model, or None.
         text: whether prompts are in the draft model's own tokens, for methods that draft through text.
+        encoder: the draft model's encoder, if both models have one; else None.
         notes: messages for the user about the pair.
     """
 
@@ -38,14 +42,20 @@ class DraftCaches:
     tokenizer: Any = None
     draft_tokenizer: Any = None
     text: bool = False
+    encoder: DraftEncoder | None = None
     notes: tuple[str, ...] = ()
 
-    def __call__(self, prompt: Int32) -> TargetCache:
+    def __call__(self, prompt: Int32, source: EncoderSource | None = None) -> TargetCache:
         """Return a cache for a prompt Int32[T], which is not read yet.
 
         It takes the target's tokens, translating them if the draft model has others; with `text`, it takes the draft
-        model's.
+        model's. A draft model with an encoder reads the source, and in place of the prompt its decoder's first tokens.
+
+        Raises:
+            UnsupportedError: drafts of this draft model cannot follow a source; the message gives the reason.
         """
+        if self.encoder is not None and source is not None:
+            return self._open_encoded(source, self.encoder)
         if self.text or self.pair.relation != "different" or self.pair.translation is None:
             return self._open(prompt)
 
@@ -53,13 +63,23 @@ class DraftCaches:
 
     def _open(self, prompt: Int32) -> TargetCache:
         """Return a cache; of a prompt that fills most of the model's positions, only the first token and the end."""
+        return self.engine.open(self._ids(prompt, self.engine.capabilities.positions))
+
+    def _open_encoded(self, source: EncoderSource, encoder: DraftEncoder) -> TargetCache:
+        ids = self._ids(source.prompt, self.engine.capabilities.slots)
+        call = encoded_call(self.engine.model, ids, encoder.states(source))
+        if reason := self.engine.obstacle(call):
+            raise UnsupportedError(f"this draft model cannot draft behind an encoder's states: {reason}.")
+        return self.engine.open_prepared(call, plain=False)
+
+    def _ids(self, prompt: Int32, positions: int | None) -> torch.Tensor:
+        """Return ids Int64[1, T'] of a prompt that a model with these positions can read with room for drafts."""
         known = self.engine.capabilities.vocabulary
         if prompt.size and int(prompt.max()) >= known:  # padding ids of the target's vocabulary, which no text has
             prompt = np.where(prompt < known, prompt, 0).astype(np.int32)
-        positions = self.engine.capabilities.positions
         if positions is not None and len(prompt) > (maximum := max(2, 3 * positions // 4)):
             prompt = np.concatenate([prompt[:1], prompt[len(prompt) - maximum + 1 :]])
-        return self.engine.open(torch.from_numpy(prompt).long()[None].to(self.engine.model.device))
+        return torch.from_numpy(prompt).long()[None].to(self.engine.model.device)
 
 
 def default_draft_model(target: Any) -> tuple[Any, Any]:
@@ -80,6 +100,7 @@ def open_draft_caches(
     *,
     tokenizer: Any = None,
     draft_tokenizer: Any = None,
+    target: Any = None,
     text: bool = False,
     every: bool = False,
 ) -> DraftCaches:
@@ -91,6 +112,7 @@ def open_draft_caches(
         vocabulary: vocabulary size V of the target.
         tokenizer: the target's tokenizer, or None.
         draft_tokenizer: the draft model's tokenizer; None for the one loaded with it, if any.
+        target: the target; needed only if the draft model is an encoder-decoder, for comparing their encoders.
         text: whether the method drafts through text.
         every: whether it needs the draft model's probability of every target token.
 
@@ -109,15 +131,26 @@ def open_draft_caches(
     else:
         model = draft_model
     check_model_object(model, draft_tokenizer)
+    encoded = has_encoder(model.config, None if target is None else target.config)
     own = model.config.get_text_config(decoder=True).vocab_size
     pair = compare_pair(tokenizer, draft_tokenizer, vocabulary=vocabulary, draft_vocabulary=own, always=text)
     note = check_pair(pair, vocabulary=vocabulary, draft_vocabulary=own, text=text, every=every)
+    if encoded and (text or pair.relation == "different"):
+        raise UnsupportedError(
+            "a draft model that is an encoder-decoder needs the target's vocabulary, and a method that drafts tokens. "
+            "Use a smaller model of the target's family, with the method 'draft-model'."
+        )
+    encoder = None
+    if encoded:
+        known = draft_model.encoder if isinstance(draft_model, DraftCaches) else None
+        encoder = known or DraftEncoder(target, model)
     return DraftCaches(
         engine=HFEngine(model, acceleration=prepare_model(model, None)) if engine is None else engine,
         pair=pair,
         tokenizer=tokenizer,
         draft_tokenizer=draft_tokenizer,
         text=text,
+        encoder=encoder,
         notes=(note,) if note else (),
     )
 
@@ -153,6 +186,7 @@ def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draf
             model.config.get_text_config(decoder=True).vocab_size,
             tokenizer=tokenizer,
             draft_tokenizer=its,
+            target=model,
             text=method.drafts_text,
             every=method.samples == "scored",
         )

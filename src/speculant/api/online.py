@@ -66,6 +66,8 @@ def open_online(
             "online distillation compares the two models' probabilities of every token, so they need one vocabulary. "
             "Use a smaller model of the target's family."
         )
+    if draft.encoder is not None:
+        raise UnsupportedError("a draft model that is an encoder-decoder cannot learn online; leave out online=.")
     engine = draft.engine
     return open_learning(
         drafter, online, model=engine.model, keeps_logits=engine.capabilities.keeps_logits, tokenizer=tokenizer

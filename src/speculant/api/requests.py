@@ -25,6 +25,7 @@ from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.engines.hf.encoded import find_source
 from speculant.engines.hf.media import media_tokens
 from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
 from speculant.engines.hf.sampling.logprobs import TopLogprobs
@@ -173,6 +174,7 @@ class Preparation:
             constraint=grammar,
             tenant=tenant,
             prediction=np.array([] if prediction is None else prediction, np.int32),
+            source=None if undrafted else find_source(call),
         )
         notes = list(engine.notes)
         if undrafted and engine.capabilities.drafts:
@@ -302,7 +304,8 @@ def _read_by_drafters(call: Call, ids: torch.Tensor, unread: Sequence[int]) -> I
 
     Tokens `unread` are placeholders of media, hidden from drafters; memories would learn their repetition.
     """
-    read = ids if call.source is None else torch.cat([call.source[0], ids])
+    source = None if call.source is None else call.source.get("input_ids")
+    read = ids if source is None else torch.cat([source[0], ids])
     text = read.to(torch.int32).cpu().numpy().astype(np.int32)
     kept = text[~np.isin(text, unread)] if len(unread) else text
     return kept if len(kept) else text

@@ -107,15 +107,19 @@ def transcribe(
         **({"truncation": False, "padding": "longest"} if len(sound) > window else {}),
     ).to(model.device, model.dtype)
     asked = {name: value for name, value in (("language", language), ("task", task)) if value is not None}
+    view, heard = copy.copy(model), _Heard(model.get_encoder())  # the model itself is unchanged
+    view.get_encoder = heard.get
     parts = None if received is None else _Parts(processor.tokenizer, timestamps, received)
+    if parts is not None:
+        parts.watch(view)
     try:
-        found = (model if parts is None else parts.watch(model)).generate(
+        found = view.generate(
             **features,
             **asked,
             **(options or {}),
             return_timestamps=timestamps or len(sound) > window,
             return_segments=True,
-            custom_generate=lambda _, *given, **inputs: speculator(model, *given, **inputs),
+            custom_generate=lambda _, *given, **inputs: speculator.bind(source=heard.inputs)(model, *given, **inputs),
         )
     except (ValueError, TypeError) as error:
         raise UsageError(f"Whisper refuses this: {error}") from error
@@ -126,6 +130,25 @@ def transcribe(
     return Transcript(text=text, segments=segments, seconds=len(sound) / rate, stats=speculator.last_stats)
 
 
+class _Heard:
+    """Notes what the encoder reads, window by window, for draft models with an encoder of their own."""
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder, self.forward = encoder, encoder.forward  # `generate` looks at its parameters
+        self.inputs: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+    def get(self, modality: str | None = None) -> _Heard:
+        """Return itself in place of the encoder; see transformers' `get_encoder`."""
+        return self
+
+    def __call__(self, **inputs: Any) -> Any:
+        self.inputs = inputs
+        return self._encoder(**inputs)
+
+
 class _Parts:
     """Passes on the part of a transcript that each window adds."""
 
@@ -134,12 +157,12 @@ class _Parts:
         self._detokenizer = Detokenizer(tokenizer)
         self._text, self._sent, self._segments = "", 0, 0  # numbers of characters and segments passed on so far
 
-    def watch(self, model: Any) -> Any:
-        """Return a shallow copy of a model that reports the segments of each window; the model is unchanged.
+    def watch(self, view: Any) -> None:
+        """Let a shallow copy of a model report the segments of each window.
 
         If another release of transformers obtains segments differently, all text is passed on at the end.
         """
-        view, retrieve = copy.copy(model), getattr(model, "_retrieve_segment", None)
+        retrieve = getattr(view, "_retrieve_segment", None)
 
         def show(*given: Any, **named: Any) -> Any:
             assert retrieve is not None
@@ -149,7 +172,6 @@ class _Parts:
 
         if retrieve is not None:
             view._retrieve_segment = show
-        return view
 
     def _add(self, segments: Sequence[Mapping[str, Any]]) -> None:
         found = tuple(_segments(self._tokenizer, segments))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculant.cli.prompts import Prompt, encode_prompt
+from speculant.core.errors import UnsupportedError
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
@@ -31,6 +32,11 @@ def report_pair(
     model, tokenizer, _ = load(loading, needed="the report reads the config of transformers")
     [name] = drafting.draft_model
     draft_model, draft_tokenizer = load_draft_model(name, drafting, loading)
+    if getattr(draft_model.config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            "this report is for draft models without an encoder. Decode with it: --method draft-model reports whether "
+            "it fits, and its acceptance."
+        )
     import numpy as np
 
     from speculant.api.draft_caches import open_draft_caches

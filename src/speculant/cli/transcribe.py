@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,13 +22,15 @@ HELP = """\
 Transcribe a recording of any length with a Whisper model.
 
 The text is written to standard output, window by window as it is decoded, everything else to standard error. It equals
-plain decoding's: segments, timestamps and the fallback to higher temperatures are transformers'. Requires
-speculant[media]."""
+plain decoding's: segments, timestamps and the fallback to higher temperatures are transformers'. With --draft-model
+and no --method, the method is draft-model under the rule sample-then-follow; a draft model that kept the target's
+encoder reads its states. Requires speculant[media]."""
 
 EXAMPLES = """
 speculant transcribe talk.wav --model openai/whisper-small
 speculant transcribe talk.mp3 --model your/whisper --language de --timestamps
 speculant transcribe talk.flac --model your/whisper --memory talks.speculant
+speculant transcribe talk.wav --model your/whisper --draft-model your/small
 """
 
 
@@ -52,7 +54,7 @@ def transcribe(
         str | None, typer.Option("--json", metavar="FILE", help="write text and segments as JSON; - prints it instead")
     ] = None,
     *,
-    drafting: Annotated[DraftingOptions, Take(without=("head", "draft_model", "draft_dtype", "draft_device"))],
+    drafting: Annotated[DraftingOptions, Take(without=("head",))],
     model: ModelOptions,
 ) -> int:
     """Check the options, load the model, transcribe."""
@@ -69,6 +71,8 @@ def transcribe(
         check_writable(drafting.memory)
         check_no_input("--memory", drafting.memory, [audio])
     check_result("--json", json, JSON, [audio, drafting.memory])
+    if drafting.draft_model and drafting.method is None and drafting.drafter is None:
+        drafting = replace(drafting, method="draft-model", verifier=drafting.verifier or "sample-then-follow")
     check_drafting(drafting)
     check_named(model, drafting)
     loaded = load_speculator(model, drafting)

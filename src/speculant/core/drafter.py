@@ -8,7 +8,7 @@ same tree.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.engine import RequestedOutputs, TargetCache
+from speculant.core.engine import Array, RequestedOutputs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
@@ -54,6 +54,21 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncoderSource:
+    """What the encoder of an encoder-decoder target has read, for draft models that have an encoder too.
+
+    Attributes:
+        prompt: Int32[T], the decoder's first tokens.
+        states: [1, S, D], the output of the target's encoder, without those of padding.
+        inputs: what the encoder read, by name, such as `input_ids` or `input_features`; None if it is not known.
+    """
+
+    prompt: Int32
+    states: Array
+    inputs: Mapping[str, Array] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionRequest:
     """The inputs of a new session.
 
@@ -66,6 +81,8 @@ class SessionRequest:
         constraint: which tokens are forbidden or forced, if the output is constrained; else None.
         tenant: whose memory to draft from, if a server keeps several; "" for the shared one.
         prediction: Int32[P], a text that the answer is expected to resemble; empty for none.
+        source: what the target's encoder has read, if it has one; else None. A text that it read precedes the decoder's
+            tokens in `prompt`.
     """
 
     prompt: Int32
@@ -75,6 +92,7 @@ class SessionRequest:
     constraint: DraftFilter | None = None
     tenant: str = ""
     prediction: Int32 = field(default_factory=EMPTY_PATH.copy)
+    source: EncoderSource | None = None
 
     def round_seed(self, number: int) -> int:
         """Return the seed of a round's random numbers, with which the same draft can be drawn again."""

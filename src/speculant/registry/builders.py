@@ -58,6 +58,11 @@ def build_draft_model(kind: Callable[..., Drafter], context: BuildContext) -> Dr
     return kind(context.open_cache, vocabulary=context.vocabulary, settings=context.settings)
 
 
+def build_draft_chain(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
+    """Build a drafter that runs a draft model, and whose tokens are drawn or chosen as the acceptance rule demands."""
+    return kind(context.open_cache, vocabulary=context.vocabulary, settings=context.settings, sampled=context.sampled)
+
+
 def build_bare_draft_model(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
     """Build a drafter that runs a draft model and has no settings."""
     return kind(context.open_cache, vocabulary=context.vocabulary)

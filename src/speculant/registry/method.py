@@ -39,7 +39,8 @@ class Method:
         verifier: the acceptance rule it uses by default.
         samples: how it draws siblings if the target samples: "iid" with replacement, "distinct" without, "mixed" with
             replacement next to chosen ones, "scored" with replacement and with q after every node; "either" with
-            replacement if the acceptance rule compares probabilities, otherwise chosen; "" if it chooses them.
+            replacement if the acceptance rule compares probabilities, otherwise chosen; "by rule" with replacement if
+            the rule takes such drafts, otherwise chosen; "" if it chooses them.
         several: whether it takes several draft models.
         heads: the kinds of trained heads that it drafts with; "*" for any, () for a method without a head.
         trainable: whether `speculant train` can train such heads; False if they are only published with their target.
@@ -68,7 +69,7 @@ class Method:
     corpus: str | None = None
     exactness: str = "lossless"
     verifier: str = "sample-then-follow"
-    samples: Literal["", "iid", "distinct", "mixed", "scored", "either"] = ""
+    samples: Literal["", "iid", "distinct", "mixed", "scored", "either", "by rule"] = ""
     several: bool = False
     heads: tuple[str, ...] = ()
     trainable: bool = True
@@ -136,6 +137,8 @@ class Method:
         """Names of the acceptance rules that can verify its drafts."""
         kinds = {"": {"chosen"}, "either": {"chosen"}, "mixed": {"chosen", "iid"}}
         needed = kinds.get(self.samples, {self.samples})
+        if self.samples == "by rule":
+            return tuple(rule.name for rule in VERIFIERS.values() if {"chosen", "iid"} & set(rule.drafts))
         return tuple(rule.name for rule in VERIFIERS.values() if needed <= set(rule.drafts))
 
     @property

@@ -114,6 +114,7 @@ def build_systems(
             model.config.get_text_config(decoder=True).vocab_size,
             tokenizer=tokenizer,
             draft_tokenizer=draft_tokenizer,
+            target=model,
             text=all(find_method(name).drafts_text for name in drafting),
         )
 

@@ -4,7 +4,7 @@ Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Dec
 Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampling", 2023, arXiv 2302.01318; trees as in
 `shapes`. The draft model has its own `TargetCache`, on any engine, which is kept in step with the target's text. When
 the target samples, tokens are sampled from q, which is warped like the target's p; otherwise they are the draft model's
-most probable ones.
+most probable ones, as for rules that take chosen tokens only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from speculant.core.drafter import Drafter, Session, SessionRequest
 from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
+from speculant.core.sampler import GREEDY
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
@@ -113,14 +114,25 @@ class BestTreeSettings:
 class DraftModelDrafter(Drafter):
     """Drafter of chains: `draft-model`."""
 
-    def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: ChainSettings | None = None) -> None:
+    _sampled = True
+
+    def __init__(
+        self,
+        open_cache: OpenCache,
+        *,
+        vocabulary: int,
+        settings: ChainSettings | None = None,
+        sampled: bool = True,
+    ) -> None:
         """Set up the draft model.
 
         Args:
             open_cache: returns an unread cache of the draft model for a prompt Int32[T].
             vocabulary: V of the target; the draft model's logits beyond it are dropped, missing ones count as -inf.
             settings: None for the defaults.
+            sampled: whether tokens are drawn from q when the target samples; else the most probable ones are chosen.
         """
+        self._sampled = sampled
         chosen, acceptance = settings or ChainSettings(), LevelAcceptance()
         self._setup(open_cache, vocabulary, lambda: Chain(acceptance, chosen.stop, chosen.threshold, chosen.length))
 
@@ -140,7 +152,8 @@ class DraftModelDrafter(Drafter):
         return DraftText.open(self._open_cache, start, self._vocabulary)
 
     def open(self, start: SessionRequest) -> Session:
-        return LevelSession(self.open_text(start), start, self._shape())
+        asked = start if self._sampled else replace(start, sampling=GREEDY)
+        return LevelSession(self.open_text(start), asked, self._shape())
 
 
 class BiLDDrafter(DraftModelDrafter):

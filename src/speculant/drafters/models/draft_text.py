@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.drafter import SessionRequest, Verified
+from speculant.core.drafter import EncoderSource, SessionRequest, Verified
 from speculant.core.engine import Array, TargetCache
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, Int32
 from speculant.drafters.models.warping import Warping
 
-OpenCache = Callable[[Int32], TargetCache]
+
+class OpenCache(Protocol):
+    """Returns an unread cache of a draft model."""
+
+    def __call__(self, prompt: Int32, source: EncoderSource | None = None, /) -> TargetCache:
+        """Return a cache for a prompt Int32[T], and what the target's encoder has read, if it has one."""
 
 
 class DraftText:
@@ -43,11 +49,11 @@ class DraftText:
         """Read a request's prompt and return its text.
 
         Args:
-            open_cache: returns an unread cache of the draft model for a prompt Int32[T].
+            open_cache: opens the draft model's cache.
             start: the request.
             vocabulary: V of the target.
         """
-        cache = open_cache(start.prompt)
+        cache = open_cache(start.prompt) if start.source is None else open_cache(start.prompt, start.source)
         read = cache.prefill()
         text = cls(cache, start.sampling, vocabulary)
         if read is not None:
@@ -56,8 +62,8 @@ class DraftText:
 
     @property
     def depth(self) -> int:
-        """Maximum depth of a draft: the draft model needs positions for all tokens but the last."""
-        return self._cache.depth + 1 - len(self._unread)
+        """Maximum depth of a draft: the draft model needs positions and rows for all tokens but the last."""
+        return min(self._cache.depth, self._cache.room) + 1 - len(self._unread)
 
     @property
     def trees(self) -> bool:

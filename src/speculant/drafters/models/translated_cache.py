@@ -7,7 +7,7 @@ corresponds to one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,6 @@ from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, Tar
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import ROOT, DraftTree, Int32
-from speculant.drafters.models.draft_text import OpenCache
 from speculant.drafters.models.translation import Translation
 
 
@@ -42,7 +41,7 @@ class _Row:
 class TranslatedCache(TargetCache):
     """A draft model's cache that takes tokens of the target and returns logits over the target's vocabulary."""
 
-    def __init__(self, prompt: Int32, translation: Translation, open_cache: OpenCache) -> None:
+    def __init__(self, prompt: Int32, translation: Translation, open_cache: Callable[[Int32], TargetCache]) -> None:
         """Open the draft model's cache; the prompt is not read yet.
 
         Args:

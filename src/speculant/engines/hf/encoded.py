@@ -7,13 +7,16 @@ prompt and never change, so only rows of the decoder's self-attention are kept o
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from speculant.core.drafter import EncoderSource
 from speculant.engines.hf.forward_pass import PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, copy_encoded, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import Call
@@ -64,6 +67,30 @@ class EncodedPrompt(Prompt):
     def following(self, ids: Tensor, positions: Tensor, mask: Any) -> PassInput:
         """Return the input of any pass: rows of the decoder, and the source."""
         return PassInput(ids, positions, mask, self._others, self._cross)
+
+
+def find_source(call: Call) -> EncoderSource | None:
+    """Return what the target's encoder has read, for draft models; None if the model has no encoder."""
+    states = call.inputs.get("encoder_outputs")
+    if states is None:
+        return None
+    prompt = call.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
+    return EncoderSource(prompt=prompt, states=unpadded(states, call.inputs.get("attention_mask")), inputs=call.source)
+
+
+def encoded_call(model: Any, ids: Tensor, states: Tensor) -> Call:
+    """Return the call of a decoder's first tokens Int64[1, T] that follow an encoder's states [1, S, D]."""
+    call, outputs = Call(), BaseModelOutput(last_hidden_state=states)
+    call(model, ids, [], [], model.generation_config, encoder_outputs=outputs, use_cache=True)
+    return call
+
+
+def unpadded(outputs: Mapping[str, Any], mask: Tensor | None) -> Tensor:
+    """Return an encoder's states [1, S, D], given its output, without those of padding by a mask of its input."""
+    inputs = {"encoder_outputs": outputs, "attention_mask": mask}
+    _cut_padding(inputs)
+    states: Tensor = inputs["encoder_outputs"][0]  # type: ignore[index]
+    return states
 
 
 def _cut_padding(inputs: dict[str, Any]) -> None:

@@ -177,7 +177,8 @@ class HFEngine:
         given = {} if cache is None else {self.capabilities.cache_argument: cache}
         call = prepare_call(self.entry, ids, max_new_tokens=max_new_tokens, **given, **options)
         if self.model.config.is_encoder_decoder:
-            call.source = ids
+            given = {name: value for name, value in options.items() if isinstance(value, Tensor)}
+            call.source = {"input_ids": ids, **given}
         return call
 
     def obstacle(self, prepared: Call) -> str:

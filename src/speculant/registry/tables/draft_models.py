@@ -5,6 +5,7 @@ from __future__ import annotations
 from speculant.registry.builders import (
     build_bare_draft_model,
     build_cascade,
+    build_draft_chain,
     build_draft_model,
     build_draft_model_and_memory,
     build_translated_draft_model,
@@ -17,12 +18,12 @@ DRAFT_MODELS = (
         family="independent drafting, smaller model",
         summary="a smaller model with the same vocabulary drafts a chain",
         drafter="speculant.drafters.models.draft_model:DraftModelDrafter",
-        builder=build_draft_model,
+        builder=build_draft_chain,
         settings="speculant.drafters.models.draft_model:ChainSettings",
         takes_draft_model=True,
         source="Leviathan et al. 2023, arXiv 2211.17192, 2302.01318",
         verifier="speculative-sampling",
-        samples="iid",
+        samples="by rule",
         requires="a draft model",
     ),
     Method(

@@ -30,7 +30,7 @@ class Call:
     """Replaces the decoding loop: stores its arguments and decodes nothing.
 
     Ids Int64[1, T] before `start` are padding that the target need not read; processors and criteria see it. `source`
-    has the ids that an encoder reads, if known. `inputs` are all inputs of the model, `others` those unknown to our
+    has what an encoder reads, by name, if known. `inputs` are all inputs of the model, `others` those unknown to our
     loop, and `prepare_inputs` is a replacement of the model's own `prepare_inputs_for_generation`, else None.
     """
 
@@ -43,7 +43,7 @@ class Call:
     cache: Any
     padding: Tensor | None
     positions: Tensor | None
-    source: Tensor | None = None
+    source: Mapping[str, Tensor] | None = None
     others: dict[str, Any]
     inputs: dict[str, Any]
     prepare_inputs: Any
