@@ -10,7 +10,7 @@ processes show the effect of a process's memory layout.
 With `--model`, plain rounds of `Batch` on a model instead, passes included; sizes are numbers of requests.
 
     python benchmarks/step_overhead.py --before OLD/src --after src --model src/speculant/models/stories \
-        --pairs 2 --turns 5 -o benchmarks/results/batch-rounds.json
+        --pairs 1 --turns 6 -o benchmarks/results/batch-rounds.json
 """
 
 from __future__ import annotations
