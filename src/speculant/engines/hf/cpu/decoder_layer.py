@@ -246,10 +246,8 @@ class FusedLayer:
             own = self._own_attention((batch, self._heads, rows, self._head), cache, mask, options)
             if own is None:
                 return None
-        if own is None:
-            cached, calls = None, as_array(AttentionArguments(batch=batch, n=rows, heads=self._heads, head=self._head))
-        else:
-            cached, calls = own
+        sizes = AttentionArguments(batch=batch, n=rows, heads=self._heads, head=self._head)
+        cached, calls = (None, as_array(sizes)) if own is None else own
         arguments = (*self._arguments(kernel, embeddings), calls)
         return LayerCall(self._native, cached, arguments, len(calls), weights, self._dtype)
 
