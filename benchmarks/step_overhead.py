@@ -6,6 +6,11 @@ order of requests. A turn is timed in CPU seconds of the process, with the garba
 processes show the effect of a process's memory layout.
 
     python benchmarks/step_overhead.py --before OLD/src --after src -o benchmarks/results/step-overhead.json
+
+With `--model`, plain rounds of `Batch` on a model instead, passes included; sizes are numbers of requests.
+
+    python benchmarks/step_overhead.py --before OLD/src --after src --model src/speculant/models/stories \
+        --pairs 1 --turns 6 -o benchmarks/results/batch-rounds.json
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -25,6 +31,7 @@ import numpy as np
 
 VOCABULARY, NODES = 1000, 16
 DRAFTERS, SIZES = ("none", "lookup", "mix"), (1, 8)
+MODEL_SIZES, MODEL_ROUNDS = (1, 4, 16, 64), 32  # of `--model`
 ROUNDS = {"none": 800, "lookup": 400, "mix": 200}  # per turn, so that turns take about the same time
 
 
@@ -35,6 +42,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes, one after the other")
     parser.add_argument("--turns", type=int, default=25, help="turns of each case in each process")
+    parser.add_argument("--model", help="a model's folder: time rounds of `Batch` on it")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -43,6 +51,9 @@ def main() -> None:
     if args.before is None or args.after is None:
         parser.error("name both versions: --before and --after")
     cases = {f"{drafter}, {size}": (drafter, size) for drafter in DRAFTERS for size in SIZES}
+    if args.model:
+        folder = str(Path(args.model).resolve())
+        cases = {f"plain, {size}": (folder, size) for size in MODEL_SIZES}
     met: dict[str, list[list[dict[str, float]]]] = {name: [] for name in cases}
     for _ in range(args.pairs):
         pair = [Worker(args.before), Worker(args.after)]
@@ -51,6 +62,8 @@ def main() -> None:
         for worker in pair:
             worker.close()
     report = {"nodes": NODES, "pairs": args.pairs, "turns": args.turns, "clock": "process_time"}
+    if args.model:
+        report["model"], report["rounds"] = args.model, MODEL_ROUNDS
     report["cases"] = {name: compare(found) for name, found in met.items()}
     for name, case in report["cases"].items():
         print(f"{name:10} {case['microseconds']} after/before {case['ratio']} {case['quartiles']} {case['by_pair']}")
@@ -124,7 +137,14 @@ def serve() -> None:
 
 
 def timed_turn(name: str, size: int) -> float:
-    """Return the CPU seconds per round of `size` sequences, measured over many rounds."""
+    """Return the CPU seconds per round of `size` sequences, measured over many rounds.
+
+    Args:
+        name: a drafter, or the folder of a model to decode with.
+        size: number of sequences.
+    """
+    if Path(name).is_dir():
+        return timed_batch(name, size)
     from speculant.bench.replay import player
     from speculant.decoding import step as decoding
     from speculant.drafters.copying.lookup import LookupDrafter
@@ -157,6 +177,36 @@ def timed_turn(name: str, size: int) -> float:
     gc.enable()
     assert all(sequence.active for sequence in sequences)
     return seconds / rounds
+
+
+def timed_batch(folder: str, size: int) -> float:
+    """Return the CPU seconds per round of a batch of `size` requests on a model, after their prompts were read."""
+    speculator = loaded(folder)
+    with speculator.batch(size) as batch:
+        for place in range(size):
+            prompt = f"Once upon a time there was a child who had {place} toys and" + " and more" * (place % 5)
+            batch.add(prompt, max_new_tokens=MODEL_ROUNDS + 14, temperature=0)
+        while len(dict(batch.step())) < size:  # some prompts are not read yet
+            pass
+        gc.collect()
+        gc.disable()
+        began = time.process_time()
+        tokens = sum(len(piece.tokens) for _ in range(MODEL_ROUNDS) for _, piece in batch.step())
+        seconds = time.process_time() - began
+        gc.enable()
+        assert tokens == size * MODEL_ROUNDS
+    return seconds / MODEL_ROUNDS
+
+
+@cache
+def loaded(folder: str) -> Any:
+    """Return a model for plain decoding in float32."""
+    from speculant.cli.loading import load_speculator
+    from speculant.options.drafting import DraftingOptions
+    from speculant.options.model import ModelOptions
+
+    loading = ModelOptions(model=folder, dtype="float32", device="cpu", attention=None, fast=None, threads=1)
+    return load_speculator(loading, DraftingOptions(method="none")).speculator
 
 
 def recording(seed: int, length: int) -> Any:

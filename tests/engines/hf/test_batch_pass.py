@@ -16,7 +16,9 @@ from pairwise import in_turn
 from passes import greedy_texts, opened, plain_text
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
-from speculant.engines.hf.batch_attention import NAME
+from speculant.engines.hf.batch_attention import NAME, BatchCache
+from speculant.engines.hf.caches import in_place_layer
+from speculant.engines.hf.cpu import decoder_layer
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -43,6 +45,41 @@ def test_texts_of_a_batch_are_those_of_plain_decoding(name: str, fast: bool) -> 
     engine = HFEngine(model, acceleration=prepare_model(model, fast))
     assert greedy_texts(engine, PROMPTS, texts) == texts
     assert not engine.batch_note
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_layers_of_a_batch_in_one_call_equal_those_sequence_by_sequence(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards trees, padding, windows and full caches of several sequences in the compiled layer, to the last bit."""
+    monkeypatch.setattr(in_place_layer, "MIN_ROWS", 1)  # so that the caches are full after the prompt
+    model = tiny_model(name, num_key_value_heads=1).to(dtype)
+    engine = HFEngine(model, acceleration=prepare_model(model, True))
+    random, padding = np.random.default_rng(4), torch.tensor([[0] * 5 + [1] * 25])
+    drafts = [random_draft(random, place * 2, 61) for place in range(len(PROMPTS))]
+
+    def passes() -> tuple[list[torch.Tensor], int]:
+        caches = [opened(engine, ids, padding=padding if ids.shape[1] == 30 else None) for ids in PROMPTS]
+        logits, calls = list[torch.Tensor](), list[int]()
+        with monkeypatch.context() as patch:
+            own = BatchCache.attended_elsewhere
+            patch.setattr(BatchCache, "attended_elsewhere", lambda *args: (calls.append(1), own(*args)))
+            for _ in range(3):
+                requests = [(cache, 5 + place, drafts[place]) for place, cache in enumerate(caches)]
+                logits += [each.logits for each in engine.forward(requests)]
+                for cache in caches:
+                    cache.keep([0])
+        return logits, len(calls)
+
+    found, calls = passes()
+    assert calls == 3 * model.config.num_hidden_layers
+    monkeypatch.setattr(decoder_layer, "batch_calls", lambda *_: None)
+    expected, calls = passes()
+    assert not calls
+    assert not engine.batch_note
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

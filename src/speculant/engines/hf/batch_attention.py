@@ -78,6 +78,7 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
         self._layer, self._updates, self._attended, self._crossed = 0, 0, 0, 0
         self._sources = sources
         self._returned: tuple[Tensor, Tensor] | None = None
+        self.prepared: dict[Any, Any] = {}  # what compiled layers share in this pass
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append the rows and return them unchanged: `attend` reads the caches itself."""
@@ -131,6 +132,21 @@ class BatchCache(RecordedStates, DynamicCache):  # type: ignore[misc]
             outputs.append(own(module, rows, *self.held_rows(cache), mask, **kwargs)[0])
         self._attended += 1
         return torch.cat(outputs, dim=1), None
+
+    def sequences(self, own: str, kind: int) -> list[tuple[DynamicCache, int, Any]] | None:
+        """Return each sequence's cache, rows and mask for compiled layers; None if they cannot replace `attend`.
+
+        Args:
+            own: the attention function that compiled layers replace.
+            kind: the kind of layer, FULL or SLIDING.
+        """
+        if own != self._own or self._sources is not None or kind not in self._masks:
+            return None
+        return list(zip(self._caches, self._counts, self._masks[kind], strict=True))
+
+    def attended_elsewhere(self, layer: int) -> None:
+        """Record that compiled code appends the rows of a layer to each sequence's cache and attends to it alone."""
+        self._layer, self._updates, self._attended = layer, self._updates + 1, self._attended + 1
 
     def held_rows(self, cache: Any) -> tuple[Tensor, Tensor]:
         """Return a sequence's keys and values in the layer that was updated last."""

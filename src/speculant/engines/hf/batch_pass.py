@@ -6,7 +6,8 @@ attention keeps sequences apart: keys and values go into the caches of their seq
 runs once per sequence, in the shapes it has when the sequence is decoded alone.
 
 The rows are separated at two extension points of transformers, the cache's `update` and the attention function that
-the config names (`batch_attention.py`). A model that does not use them is run sequence by sequence.
+the config names (`batch_attention.py`), or by compiled layers (`cpu/batch_rows.py`). A model that uses neither is run
+sequence by sequence.
 """
 
 from __future__ import annotations

@@ -125,6 +125,14 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
                 return None
         return keys[..., :end, :], values[..., :end, :]
 
+    def reserve(self, count: int) -> None:
+        """Make room for `count` further rows, as `update` would."""
+        length = self.keys.shape[-2]
+        room = max(length + count, MIN_ROWS, 2 * length)
+        key_rows, keys = _copy_rows(self.keys, length, room)
+        value_rows, values = _copy_rows(self.values, length, room)
+        self._key_rows, self._value_rows, self._held = key_rows, value_rows, (keys, values)
+
     def reset(self) -> None:
         """Drop all rows; the buffers stay."""
         self.is_initialized, self._held = False, _NOTHING

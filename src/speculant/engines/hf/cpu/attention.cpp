@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include "attention.h"
 #include "vectors.h"
@@ -127,22 +128,39 @@ static void attend(const Attention &a, int64_t batch, int64_t kv_head, int64_t f
   }
 }
 
+struct Group {
+  const Attention *a;
+  int64_t batch, head, from, to;  // rows from..to of the group of a key-value head
+};
+
 template <class T>
-static void attend_all(const Attention *a, int threads) {
-  const int64_t rows = a->heads / a->kv_heads * a->n, vectors = (rows + WIDTH - 1) / WIDTH;
-  const int64_t wanted = (threads + a->batch * a->kv_heads - 1) / (a->batch * a->kv_heads);
-  const int64_t parts = std::max((vectors + MOST - 1) / MOST, std::min(vectors, wanted));
+static void attend_all(const Attention *each, int64_t count, int threads) {
+  static thread_local std::vector<Group> kept;  // fresh memory costs more
+  int64_t groups = 0;
+  for (const Attention *a = each; a < each + count; a++) groups += a->batch * a->kv_heads;
+  const int64_t wanted = (threads + groups - 1) / groups;
+  kept.clear();
+  for (const Attention *a = each; a < each + count; a++) {
+    const int64_t rows = a->heads / a->kv_heads * a->n, vectors = (rows + WIDTH - 1) / WIDTH;
+    const int64_t parts = std::max((vectors + MOST - 1) / MOST, std::min(vectors, wanted));
+    for (int64_t batch = 0; batch < a->batch; batch++)
+      for (int64_t head = 0; head < a->kv_heads; head++)
+        for (int64_t part = 0; part < parts; part++)
+          kept.push_back({a, batch, head, rows * part / parts, rows * (part + 1) / parts});
+  }
+  const Group *tasks = kept.data();
+  const int64_t all = kept.size();
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t task = 0; task < a->batch * a->kv_heads * parts; task++) {
-    const int64_t part = task % parts, head = task / parts % a->kv_heads, batch = task / parts / a->kv_heads;
-    const int64_t from = rows * part / parts, to = rows * (part + 1) / parts, wide = (to - from + WIDTH - 1) / WIDTH;
-    if (wide == 1) attend<1, T>(*a, batch, head, from, to);
-    else if (wide == 2) attend<2, T>(*a, batch, head, from, to);
-    else attend<3, T>(*a, batch, head, from, to);
+  for (int64_t i = 0; i < all; i++) {
+    const Group &t = tasks[i];
+    const int64_t wide = (t.to - t.from + WIDTH - 1) / WIDTH;
+    if (wide == 1) attend<1, T>(*t.a, t.batch, t.head, t.from, t.to);
+    else if (wide == 2) attend<2, T>(*t.a, t.batch, t.head, t.from, t.to);
+    else attend<3, T>(*t.a, t.batch, t.head, t.from, t.to);
   }
 }
 
-extern "C" void attention(const Attention *a, int threads) {
-  if (a->is_bf16) attend_all<BFloat16>(a, threads);
-  else attend_all<float>(a, threads);
+extern "C" void attention(const Attention *each, int64_t count, int threads) {
+  if (each->is_bf16) attend_all<BFloat16>(each, count, threads);
+  else attend_all<float>(each, count, threads);
 }

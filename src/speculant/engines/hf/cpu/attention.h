@@ -15,4 +15,5 @@ struct Attention {
   int causal;   // whether a row attends only to the keys up to its own
 };
 
-extern "C" void attention(const Attention *a, int threads);
+// Attention of one sequence, or of several, each to its own cache; all of one dtype.
+extern "C" void attention(const Attention *each, int64_t count, int threads);

@@ -28,6 +28,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.sublayers import Part as Sublayer
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.cpu.batch_rows import as_array, batch_calls
 from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa
 from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_matching import (
@@ -40,7 +41,7 @@ from speculant.engines.hf.cpu.layer_matching import (
 )
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
-from speculant.engines.hf.cpu.pass_plan import CacheRows, LayerCall, PassPlans
+from speculant.engines.hf.cpu.pass_plan import AppendedRows, CacheRows, LayerCall, PassPlans
 from speculant.engines.hf.cpu.products import Kernel
 from speculant.engines.hf.quantized.modules import QuantizedLinear
 from speculant.engines.hf.views.layer_parts import split_layer
@@ -210,18 +211,20 @@ class FusedLayer:
             self._own_attention(shape, past_key_values, attention_mask, options),
         )
         if own is not None and own[0].take():
-            call = own[1]
-            call.q = query.data_ptr()
-            self._project(layer, hidden_states, positions, call, kernel)
-            attended = hidden_states.new_empty((batch, rows, self._heads * self._head))
-            call.y = attended.data_ptr()
-            self._native.attention(ctypes.byref(call), torch.get_num_threads())
+            _, calls = own
+            attended, size = hidden_states.new_empty((batch, rows, self._heads * self._head)), query.element_size()
+            start = 0
+            for call in calls:
+                place, start = start * self._heads * self._head * size, start + call.batch * call.n
+                call.q, call.y = query.data_ptr() + place, attended.data_ptr() + place
+            self._project(layer, hidden_states, positions, calls, kernel)
+            self._native.attention(ctypes.byref(calls), len(calls), torch.get_num_threads())
         else:
             key, value = (query.new_empty((batch, self._kv_heads, rows, self._head)) for _ in range(2))
             sizes = (batch, self._heads, self._kv_heads, rows, rows, self._head)
             pointers = (query.data_ptr(), key.data_ptr(), value.data_ptr(), None, None)
             call = AttentionArguments(*pointers, *sizes, *key.stride()[:2], *value.stride()[:2])
-            self._project(layer, hidden_states, positions, call, kernel)
+            self._project(layer, hidden_states, positions, as_array(call), kernel)
             attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
 
@@ -244,8 +247,9 @@ class FusedLayer:
             if own is None:
                 return None
         sizes = AttentionArguments(batch=batch, n=rows, heads=self._heads, head=self._head)
-        arguments = (*self._arguments(kernel, embeddings), sizes if own is None else own[1])
-        return LayerCall(self._native, None if own is None else own[0], arguments, weights, self._dtype)
+        cached, calls = (None, as_array(sizes)) if own is None else own
+        arguments = (*self._arguments(kernel, embeddings), calls)
+        return LayerCall(self._native, cached, arguments, len(calls), weights, self._dtype)
 
     def _arguments(
         self, kernel: Kernel | None, embeddings: tuple[Tensor, Tensor]
@@ -260,12 +264,12 @@ class FusedLayer:
         layer: LayerArguments,
         x: Tensor,
         positions: PositionArguments,
-        call: AttentionArguments,
+        calls: ctypes.Array[AttentionArguments],
         kernel: Kernel | None,
     ) -> None:
-        """Write the queries and the new rows of keys and values to where the attention's arguments point."""
+        """Write the queries and the new rows of keys and values to where each sequence's arguments point."""
         native, threads = self._native, torch.get_num_threads()
-        pointers = ctypes.byref(positions), ctypes.byref(call)
+        pointers = ctypes.byref(positions), ctypes.byref(calls), len(calls)
         if kernel is not None:
             native.before_attention(ctypes.byref(layer), x.data_ptr(), *pointers, threads)
             return
@@ -325,12 +329,19 @@ class FusedLayer:
 
     def _own_attention(
         self, shape: tuple[int, ...], cache: Any, mask: Tensor | None, options: dict[str, Any]
-    ) -> tuple[CacheRows, AttentionArguments] | None:
-        """Return the rows and arguments for our own attention; None if another one is needed."""
+    ) -> tuple[AppendedRows, ctypes.Array[AttentionArguments]] | None:
+        """Return the rows, and each sequence's arguments, for our own attention; None if another one is needed."""
         attend = self._gqa
         if attend is None or self._attention.config._attn_implementation != "sdpa" or not is_plain_sdpa():
             return None
         index = self._attention.layer_idx
+        if type(cache) is BatchCache:
+            stand_in = None if mask is None or shape[0] != 1 else mask.shape[-1]
+            return (
+                None
+                if stand_in is None
+                else batch_calls(attend, self._attention, cache, stand_in, shape, self._dtype, options)
+            )
         layer = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
         if not isinstance(layer, InPlaceLayer) or not layer.is_initialized or layer.keys.shape[0] != shape[0]:
             return None
@@ -338,7 +349,7 @@ class FusedLayer:
         if rows is None or not attend.serves(self._attention, shape, rows[0], mask, options):
             return None
         call = attend.arguments(shape, *rows, mask, self._attention.scaling)
-        return None if call is None else (CacheRows(layer, layer.held, rows), call)
+        return None if call is None else (CacheRows(layer, layer.held, rows), as_array(call))
 
     def _supports(self, x: Tensor, embeddings: tuple[Tensor, Tensor], kernel: Kernel | None) -> bool:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):

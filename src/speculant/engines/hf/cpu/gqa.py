@@ -141,7 +141,7 @@ class GQAttention:
         batch, heads, rows, head = query.shape
         query, output = query.contiguous(), query.new_empty((batch, rows, heads, head))
         call.q, call.y = query.data_ptr(), output.data_ptr()
-        self._native.attention(ctypes.byref(call), torch.get_num_threads())
+        self._native.attention(ctypes.byref(call), 1, torch.get_num_threads())
         return output, None
 
 

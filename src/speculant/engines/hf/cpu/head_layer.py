@@ -141,7 +141,7 @@ class HeadLayer:
             0, 0 if seen is None else length, weights.head**-0.5, weights.arguments.is_bf16,
         )  # fmt: skip
         positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), 1)
-        pointers = ctypes.byref(positions), ctypes.byref(call), y.data_ptr()
+        pointers = ctypes.byref(positions), ctypes.byref(call), 1, y.data_ptr()
         self._native.layer(
             ctypes.byref(weights.arguments), x.data_ptr(), given.data_ptr(), *pointers, torch.get_num_threads()
         )

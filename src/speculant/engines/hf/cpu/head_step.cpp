@@ -98,7 +98,7 @@ static void step(const Step *s, const Text *texts, int64_t count, const void *gi
       const Attention a{queries + row * width, held.keys, held.values, t->seen, attended + row * width, 1, s->heads,
                         s->kv_heads, t->n, t->length, s->head, 0, held.step, 0, held.step, 0, t->seen ? t->length : 0,
                         1 / std::sqrt((float)s->head), s->is_bf16};
-      attention(&a, threads);
+      attention(&a, 1, threads);
     }
     if (l.layer.inner) {
       after_attention(&l.layer, residual, attended, y, n, width, threads);

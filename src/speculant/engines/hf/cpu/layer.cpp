@@ -15,21 +15,47 @@
 
 constexpr int64_t AT_ONCE = 256;  // rows processed at a time: bounds the memory for prompts
 
+static int64_t count_rows(const Attention *each, int64_t count) {
+  int64_t rows = 0;
+  for (const Attention *a = each; a < each + count; a++) rows += a->batch * a->n;
+  return rows;
+}
+
+// Writes the queries, keys and values of rows `first` and following of all sequences to where each one's arguments
+// point.
 template <class T>
-static void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
-  const int64_t head = a->head, past = (a->length - a->n) * head, q_width = a->heads * head, width = a->kv_heads * head;
-  for (int64_t first = 0; first < a->batch * a->n; first += AT_ONCE) {
-    const int64_t rows = std::min(AT_ONCE, a->batch * a->n - first), size = rows * l->given;
+static void write_rows(const Layer *l, const float *q, const float *k, const float *v, const Positions *p,
+                       const Attention *each, int64_t count, int64_t first, int64_t rows) {
+  int64_t start = 0;  // of the sequence
+  for (const Attention *a = each; a < each + count; start += a->batch * a->n, a++) {
+    const int64_t from = std::max(first, start), to = std::min(first + rows, start + a->batch * a->n);
+    if (from >= to) continue;
+    const int64_t head = a->head, past = (a->length - a->n) * head, skipped = from - first;
+    const int64_t q_width = a->heads * head, width = a->kv_heads * head;
+    Positions own = *p;
+    if (own.rows) own.rows += start;
+    else own.cos = (const T *)p->cos + start * head, own.sin = (const T *)p->sin + start * head;
+    write_heads<T>(q + skipped * q_width, a->q, a->n * q_width, a->n * head, l->q_norm, l->q_eps, &own, from - start,
+                   to - from, a->n, a->heads, head);
+    write_heads<T>(k + skipped * width, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_eps, &own,
+                   from - start, to - from, a->n, a->kv_heads, head);
+    write_heads<T>(v + skipped * width, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr,
+                   from - start, to - from, a->n, a->kv_heads, head);
+  }
+}
+
+template <class T>
+static void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *each, int64_t count,
+                             int threads) {
+  const int64_t q_width = each->heads * each->head, width = each->kv_heads * each->head, all = count_rows(each, count);
+  for (int64_t first = 0; first < all; first += AT_ONCE) {
+    const int64_t rows = std::min(AT_ONCE, all - first), size = rows * l->given;
     float *normed = scratch<0>(2 * size + rows * (q_width + 2 * width)), *input = normed + size;
     float *q = input + size, *k = q + rows * q_width, *v = k + rows * width;
     const float *from = as_floats((const T *)x + first * l->given, input, size);
     if (l->input_norm) rms_norm<T>(from, l->input_norm, l->input_eps, normed, rows, l->given), from = normed;
     project_all<T>(l, {{&l->q, q, q_width}, {&l->k, k, width}, {&l->v, v, width}}, from, rows, l->given, threads);
-    write_heads<T>(q, a->q, a->n * q_width, a->n * head, l->q_norm, l->q_eps, p, first, rows, a->n, a->heads, head);
-    write_heads<T>(k, (T *)a->k + past, a->k_batch_step, a->k_head_step, l->k_norm, l->k_eps, p, first, rows, a->n,
-                   a->kv_heads, head);
-    write_heads<T>(v, (T *)a->v + past, a->v_batch_step, a->v_head_step, nullptr, 0, nullptr, first, rows, a->n,
-                   a->kv_heads, head);
+    write_rows<T>(l, q, k, v, p, each, count, first, rows);
   }
 }
 
@@ -71,15 +97,18 @@ static void after_attention(const Layer *l, const void *input, const void *atten
 
 template <class T>
 static void whole(const Layer *l, const void *x, const void *given, const Positions *p, const Attention *arguments,
-                  void *y, int threads) {
-  Attention a = *arguments;
-  const int64_t rows = a.batch * a.n, width = a.heads * a.head;
-  a.q = scratch<1>(2 * rows * width), a.y = (T *)a.q + rows * width;
+                  int64_t count, void *y, int threads) {
+  static thread_local std::vector<Attention> each;
+  each.assign(arguments, arguments + count);
+  const int64_t rows = count_rows(arguments, count), width = arguments->heads * arguments->head;
+  T *q = (T *)scratch<1>(2 * rows * width), *attended = q + rows * width;
+  int64_t start = 0;
+  for (Attention &a : each) a.q = q + start * width, a.y = attended + start * width, start += a.batch * a.n;
   if (l->only != MLP) {
-    before_attention<T>(l, given, p, &a, threads);
-    attention(&a, threads);
+    before_attention<T>(l, given, p, each.data(), count, threads);
+    attention(each.data(), count, threads);
   }
-  after_attention<T>(l, x, a.y, y, rows, width, threads);
+  after_attention<T>(l, x, attended, y, rows, width, threads);
 }
 
 // The steps between products that are computed elsewhere, on values already rounded to T.
@@ -93,15 +122,13 @@ static void norm(const Layer *l, const T *x, T *y, int64_t rows) {
 }
 
 template <class T>
-static void split_heads(const Layer *l, const T *q, const T *k, const T *v, const Positions *p, const Attention *a) {
-  const int64_t rows = a->batch * a->n, head = a->head, past = (a->length - a->n) * head;
-  float *buffer = scratch<0>(rows * std::max(a->heads, a->kv_heads) * head);
-  write_heads<T>(as_floats(q, buffer, rows * a->heads * head), a->q, a->heads * a->n * head, a->n * head, l->q_norm,
-                 l->q_eps, p, 0, rows, a->n, a->heads, head);
-  write_heads<T>(as_floats(k, buffer, rows * a->kv_heads * head), (T *)a->k + past, a->k_batch_step, a->k_head_step,
-                 l->k_norm, l->k_eps, p, 0, rows, a->n, a->kv_heads, head);
-  write_heads<T>(as_floats(v, buffer, rows * a->kv_heads * head), (T *)a->v + past, a->v_batch_step, a->v_head_step,
-                 nullptr, 0, nullptr, 0, rows, a->n, a->kv_heads, head);
+static void split_heads(const Layer *l, const T *q, const T *k, const T *v, const Positions *p, const Attention *each,
+                        int64_t count) {
+  const int64_t rows = count_rows(each, count), q_size = rows * each->heads * each->head;
+  const int64_t size = rows * each->kv_heads * each->head;
+  float *wide = scratch<0>(q_size + 2 * size);
+  write_rows<T>(l, as_floats(q, wide, q_size), as_floats(k, wide + q_size, size),
+                as_floats(v, wide + q_size + size, size), p, each, count, 0, rows);
 }
 
 template <class T>
@@ -124,9 +151,12 @@ static void gate(const T *gated, const T *up, T *y, int64_t count, int threads) 
   for (int64_t i = 0; i < count; i++) y[i] = convert<T>(g[i]);
 }
 
-// Queries, keys and values of x[batch, n, given]: a's queries, and the last n rows of its keys and values.
-extern "C" void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *a, int threads) {
-  l->is_bf16 ? before_attention<BFloat16>(l, x, p, a, threads) : before_attention<float>(l, x, p, a, threads);
+// Queries, keys and values of the rows of `count` sequences, x[batch, n, given] of each: its queries, and the last n
+// rows of its keys and values. Positions with several sequences: those of all rows, [1, rows, head].
+extern "C" void before_attention(const Layer *l, const void *x, const Positions *p, const Attention *each,
+                                 int64_t count, int threads) {
+  l->is_bf16 ? before_attention<BFloat16>(l, x, p, each, count, threads)
+             : before_attention<float>(l, x, p, each, count, threads);
 }
 
 // The layer's output y[rows, hidden] from its input x and the output of its attention, [rows, width] (unread by an MLP
@@ -139,22 +169,24 @@ extern "C" void after_attention(const Layer *l, const void *x, const void *atten
 
 // The whole layer with the attention of attention.cpp, whose queries and output are allocated here. The attention reads
 // `given`, [rows, given], which is x itself in ordinary layers; its output is added to x.
-extern "C" void layer(const Layer *l, const void *x, const void *given, const Positions *p, const Attention *a, void *y,
-                      int threads) {
-  l->is_bf16 ? whole<BFloat16>(l, x, given, p, a, y, threads) : whole<float>(l, x, given, p, a, y, threads);
+extern "C" void layer(const Layer *l, const void *x, const void *given, const Positions *p, const Attention *each,
+                      int64_t count, void *y, int threads) {
+  l->is_bf16 ? whole<BFloat16>(l, x, given, p, each, count, y, threads)
+             : whole<float>(l, x, given, p, each, count, y, threads);
 }
 
 struct LayerCall {
   const Layer *layer;
   const Positions *positions;
-  const Attention *attention;
+  const Attention *attention;  // [sequences]
+  int64_t sequences;
   void *y;
 };
 
 // Consecutive layers, each reading the output of the previous one.
 extern "C" void layers(const LayerCall *calls, int64_t count, const void *x, int threads) {
   for (const LayerCall *c = calls; c < calls + count; x = c->y, c++)
-    layer(c->layer, x, x, c->positions, c->attention, c->y, threads);
+    layer(c->layer, x, x, c->positions, c->attention, c->sequences, c->y, threads);
 }
 
 // y = RMSNorm(x), before attention; [rows, hidden].
@@ -162,11 +194,11 @@ extern "C" void norm(const Layer *l, const void *x, void *y, int64_t rows) {
   l->is_bf16 ? norm(l, (const BFloat16 *)x, (BFloat16 *)y, rows) : norm(l, (const float *)x, (float *)y, rows);
 }
 
-// Projections q, k, v [batch * n, heads * head] to a's queries and the last n rows of its keys and values.
+// Projections q, k, v [rows, heads * head] to each sequence's queries and the last n rows of its keys and values.
 extern "C" void split_heads(const Layer *l, const void *q, const void *k, const void *v, const Positions *p,
-                            const Attention *a) {
-  l->is_bf16 ? split_heads(l, (const BFloat16 *)q, (const BFloat16 *)k, (const BFloat16 *)v, p, a)
-             : split_heads(l, (const float *)q, (const float *)k, (const float *)v, p, a);
+                            const Attention *each, int64_t count) {
+  l->is_bf16 ? split_heads(l, (const BFloat16 *)q, (const BFloat16 *)k, (const BFloat16 *)v, p, each, count)
+             : split_heads(l, (const float *)q, (const float *)k, (const float *)v, p, each, count);
 }
 
 // sum = x + attended; y = RMSNorm(sum), before the MLP; [rows, hidden].

@@ -3,7 +3,7 @@
 Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects included:
 the same lines take seven times as long there as in a loop over the layers. So at its start a pass prepares the calls of
 all its layers at once. A layer uses its prepared call if it belongs to the same pass: with the same position
-embeddings, mask and cache; otherwise, as in a batch, the layer looks everything up itself.
+embeddings, mask and cache; otherwise the layer looks everything up itself.
 
 In passes over few rows that run layers in sequence, all of them or some, the first also computes the following ones.
 They return the computed result if they are given the very tensor that the previous layer returned, which holds unless a
@@ -17,13 +17,14 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.sublayers import Sublayers
+from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 
 MAX_AHEAD = 64  # maximum rows: the outputs of all layers are kept
@@ -51,10 +52,21 @@ class CacheRows:
         return True
 
 
+class AppendedRows(Protocol):
+    """The cache rows that a call writes to."""
+
+    def take(self) -> bool:
+        """Append the new rows, which the caller writes; False if rows were appended or dropped meanwhile."""
+
+
 class CallArguments(ctypes.Structure):
     """The struct `LayerCall` of layer.cpp."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("layer", "positions", "attention", "y"))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layer", "positions", "attention")),
+        ("sequences", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -64,15 +76,17 @@ class LayerCall:
     Attributes:
         native: the compiled code.
         cached: the cache rows that it writes to; None without attention.
-        arguments: the structs of layer, positions and attention.
+        arguments: the structs of layer and positions, and that of the attention or an array of several sequences'.
+        sequences: number of sequences.
         weights: the tensors they point to, kept alive.
         dtype: dtype of inputs and outputs.
         ahead: an input and its output, if computed ahead of time.
     """
 
     native: ctypes.CDLL
-    cached: CacheRows | None
-    arguments: tuple[ctypes.Structure, ctypes.Structure, ctypes.Structure]
+    cached: AppendedRows | None
+    arguments: tuple[ctypes.Structure, ctypes.Structure, ctypes.Structure | ctypes.Array[Any]]
+    sequences: int
     weights: Sequence[Any]
     dtype: torch.dtype
     ahead: tuple[Tensor, Tensor] | None = None
@@ -86,7 +100,8 @@ class LayerCall:
         if self.ahead is not None and self.ahead[0] is x:
             return self.ahead[1]
         y, (layer, positions, call) = torch.empty_like(x), map(ctypes.byref, self.arguments)
-        self.native.layer(layer, x.data_ptr(), x.data_ptr(), positions, call, y.data_ptr(), torch.get_num_threads())
+        given, threads = x.data_ptr(), torch.get_num_threads()
+        self.native.layer(layer, given, given, positions, call, self.sequences, y.data_ptr(), threads)
         return y
 
 
@@ -95,6 +110,7 @@ def run_ahead(calls: Sequence[LayerCall], x: Tensor) -> None:
     structs, given = (CallArguments * len(calls))(), x
     for call, struct, y in zip(calls, structs, torch.empty(len(calls), *x.shape, dtype=x.dtype), strict=True):
         struct.layer, struct.positions, struct.attention = map(ctypes.addressof, call.arguments)
+        struct.sequences = call.sequences
         struct.y, call.ahead, given = y.data_ptr(), (given, y), y
     calls[0].native.layers(ctypes.byref(structs), len(calls), x.data_ptr(), torch.get_num_threads())
 
@@ -144,7 +160,7 @@ class PassPlans:
         """
         held = self._local.__dict__
         layers = held.get("layers", self.layers)
-        if type(cache) is not DynamicCache or embeddings is None or layer not in layers:
+        if type(cache) not in (DynamicCache, BatchCache) or embeddings is None or layer not in layers:
             return None
         if held.get("embeddings") is not embeddings:  # they belong to another pass
             held["embeddings"], held["plans"] = embeddings, []
