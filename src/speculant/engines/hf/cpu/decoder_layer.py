@@ -336,12 +336,9 @@ class FusedLayer:
             return None
         index = self._attention.layer_idx
         if type(cache) is BatchCache:
-            stand_in = None if mask is None or shape[0] != 1 else mask.shape[-1]
-            return (
-                None
-                if stand_in is None
-                else batch_calls(attend, self._attention, cache, stand_in, shape, self._dtype, options)
-            )
+            if mask is None or shape[0] != 1:
+                return None
+            return batch_calls(attend, self._attention, cache, mask.shape[-1], shape, self._dtype, options)
         layer = cache.layers[index] if type(cache) is DynamicCache and index < len(cache.layers) else None
         if not isinstance(layer, InPlaceLayer) or not layer.is_initialized or layer.keys.shape[0] != shape[0]:
             return None
