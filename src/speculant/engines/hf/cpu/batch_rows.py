@@ -80,13 +80,13 @@ def batch_calls(
         layer = held.layers[index] if index < len(held.layers) else None
         if type(layer) is not InPlaceLayer or not layer.is_initialized or layer.keys.dtype is not dtype:
             return None
-        rows = layer.extend(count)
-        if rows is None:  # its buffers are full
+        extended = layer.extend(count)
+        if extended is None:  # its buffers are full
             layer.reserve(count)
-            rows = layer.extend(count)
-        if rows is None:
+            extended = layer.extend(count)
+        if extended is None:
             return None
-        each.append(CacheRows(layer, layer.held, rows))
+        each.append(CacheRows(layer, layer.held, extended))
     groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
     key = (kind, *shape, groups, causal, module.scaling, dtype, *sorted(options))
     known = cache.prepared.get(key)
@@ -95,8 +95,9 @@ def batch_calls(
             _arguments(attend, module, rows.rows, count, mask, shape, options)
             for rows, (_, count, mask) in zip(each, sequences, strict=True)
         ]
-        if all(found):
-            known = [rows.rows[0].shape for rows in each], (AttentionArguments * len(found))(*found)
+        served = [call for call in found if call is not None]
+        if len(served) == len(found):
+            known = [rows.rows[0].shape for rows in each], (AttentionArguments * len(served))(*served)
         cache.prepared[key] = known or ()
     if not known:
         return None
