@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--files", default=",".join(FILES), help="recorded outputs in $SPECULANT_DATA/traces")
     parser.add_argument("--requests", type=int, default=20, help="requests per file")
     parser.add_argument("--tokens", type=int, default=120, help="maximum tokens per output")
-    parser.add_argument("--most-prompt", type=int, default=1024, help="maximum prompt tokens; longer ones are skipped")
+    parser.add_argument("--max-prompt", type=int, default=1024, help="maximum prompt tokens; longer ones are skipped")
     parser.add_argument("--rounds", type=int, default=7, help="passes per number of rows")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--first-token", metavar="SYSTEM,FORMAT", help="measure one system in part `prompt`")
@@ -86,8 +86,9 @@ def main() -> None:
         if "forced" in parts:
             found.setdefault("forced", {})
             for file in args.files.split(","):
-                found["forced"][file] = decode_all(systems, file, args)
-                args.out.write_text(json.dumps(report, indent=1) + "\n")
+                for results in decode_all(systems, file, args):
+                    found["forced"][file] = results
+                    args.out.write_text(json.dumps(report, indent=1) + "\n")
         del systems
         gc.collect()
 
@@ -119,8 +120,8 @@ def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
     return found
 
 
-def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the results of decoding along the outputs of a file, by system and method, with tokens per second."""
+def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Decode along the outputs of a file; after each, yield the results so far, by system and method."""
     path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{file}.jsonl"
     short = [each for each in read_recordings(path) if len(each.prompt) <= args.max_prompt]
     vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
@@ -134,7 +135,7 @@ def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespac
             name, method = label.split()
             totals[label].add(systems[name].decode(method, each.prompt, output))
         print(file, place + 1, {label: round(run.tokens / run.cpu, 1) for label, run in totals.items()}, flush=True)
-    return {"requests": len(recordings), "systems": {label: rates(run) for label, run in totals.items()}}
+        yield {"requests": place + 1, "systems": {label: rates(run) for label, run in totals.items()}}
 
 
 def rates(run: Run) -> dict[str, float]:

@@ -34,7 +34,8 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   std::vector<int> form_of(count);
   for (int i = 0; i < count; i++) {
     const Quantized &w = *ws[i];
-    const Form form{keep != 0, w.group < STEP ? 2 : 1, keep ? 0 : w.offset};
+    const int subtracted = w.bits == 8 || w.table ? CENTRE : 0;
+    const Form form{keep != 0, w.group < STEP ? 2 : 1, keep ? 0 : w.offset - subtracted};
     form_of[i] = (int)(std::find(forms.begin(), forms.end(), form) - forms.begin());
     if (form_of[i] == (int)forms.size()) forms.push_back(form);
   }

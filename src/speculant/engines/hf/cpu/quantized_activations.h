@@ -17,7 +17,7 @@ template <int R, int SUB>
 struct Rounded {
   int8_t q[R][STEP];
   float scale[R];
-  int32_t start[SUB][R];  // initial integer sums: -offset * sum of q
+  int32_t start[SUB][R];  // initial integer sums: (CENTRE - offset) * sum of q, or -offset * sum of q for half-bytes
   float total[SUB][R];    // scale * sum of q
 };
 template <int R, int SUB>

@@ -12,7 +12,12 @@
 #define INLINE __attribute__((always_inline)) inline
 constexpr int ROWS = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
 constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produce long code
-constexpr int AHEAD = 8192;                   // prefetch distance in bytes
+// Prefetch distance in bytes, and the minimum rows for prefetching.
+#if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
+constexpr int AHEAD = 4096, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // its processors gain from one row on
+#else
+constexpr int AHEAD = 8192, FETCHED_BYTES = 5, FETCHED_HALVES = 2;
+#endif
 
 // 16 outputs of a matrix.
 struct Panel {
@@ -36,11 +41,11 @@ constexpr int BYTES_OF_STEP = FORMAT == BYTES ? STEP * 16 : STEP * 8;
 template <int R, int REGISTERS>
 constexpr int TOGETHER = R * PARTS * REGISTERS <= 8 ? PARTS : 1;
 
-// Hardware prefetches a memory stream by itself, and works best undisturbed if a product is memory-bound, as with few
-// rows. With more computation it does not run far enough ahead: then values and scales, two streams, are prefetched by
-// the same distance in inputs.
+// Hardware prefetches a memory stream by itself, and on processors with VNNI works best undisturbed if a product is
+// memory-bound, as with few rows. With more computation it does not run far enough ahead: then values and scales, two
+// streams, are prefetched by the same distance in inputs.
 template <Format FORMAT>
-constexpr int FETCHED = FORMAT == BYTES ? 5 : 2;  // minimum rows for prefetching
+constexpr int FETCHED = FORMAT == BYTES ? FETCHED_BYTES : FETCHED_HALVES;
 template <int R, Format FORMAT>
 INLINE static void fetch_ahead(const Panel &p, const uint8_t *values, int64_t step) {
   if (R < FETCHED<FORMAT> || !p.fetch) return;

@@ -6,7 +6,7 @@
 // |---|---|---|
 // | AVX512-VNNI | 16 | vpdpbusd, unsigned weights |
 // | AVX-VNNI, or SPECULANT_WIDTH=8 | 8 | the same |
-// | AVX2 | 8 | maddubs and 16-bit additions; bytes in halves |
+// | AVX2 | 8 | maddubs: half-bytes with 16-bit additions, bytes as signs and magnitudes |
 // | others | 4 | 32-bit multiplications, with generic compiler vectors |
 
 #pragma once
@@ -101,7 +101,14 @@ static inline Words load_values(const uint8_t *values, int quads, int odd, Words
   return FORMAT == TABLE ? translate(table, halves) : halves;
 }
 
-// An integer sum of products of unsigned values, plus `start`.
+// Subtracted from bytes, and from values of a table, before they are multiplied.
+#if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
+constexpr int CENTRE = 128;
+#else
+constexpr int CENTRE = 0;
+#endif
+
+// An integer sum of products of values, unsigned or minus CENTRE, plus `start`.
 #if defined(QUANTIZED_AVX512) || defined(QUANTIZED_VNNI)
 
 template <Format>
@@ -129,31 +136,31 @@ struct Sum {
 
 #elif defined(QUANTIZED_AVX2)
 
-// Products of half-bytes with activations, at most 15 * 127, are added in 16 bits: 16 of them fit. The sum is formed
-// with each product: the compiler would otherwise wait for all products, which do not fit the registers.
-static inline void add_pairs(__m256i &pairs, __m256i halves, const int8_t *q) {
-  pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(halves, (__m256i)spread(four(q))));
-  asm("" : "+x"(pairs));
-}
+// Forms a sum now: the compiler would otherwise wait for all products, which do not fit the registers.
+static inline void settle(__m256i &sum) { asm("" : "+x"(sum)); }
 
+// Bytes, minus 128. Two products of magnitudes with activations are at most 2 * 128 * 127, which fits 16 bits.
 template <Format>
 struct Weights {
-  __m256i low, high;
+  __m256i w, magnitude;
   Weights() = default;
-  explicit Weights(Words u) : low((__m256i)(u & 0x0F0F0F0F)), high((__m256i)(u >> 4 & 0x0F0F0F0F)) {}
+  explicit Weights(Words u) : w(_mm256_xor_si256((__m256i)u, _mm256_set1_epi8(-128))), magnitude(_mm256_abs_epi8(w)) {}
 };
 
 template <Format FORMAT>
 struct Sum {
-  __m256i low, high;
-  void begin(int32_t) { low = high = _mm256_setzero_si256(); }
-  void add(const Weights<FORMAT> &w, const int8_t *q) { add_pairs(low, w.low, q), add_pairs(high, w.high, q); }
-  Ints total(int32_t start) const {
-    const __m256i sixteens = _mm256_madd_epi16(high, _mm256_set1_epi16(16));
-    return (Ints)_mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), sixteens) + spread(start);
+  __m256i sum;
+  void begin(int32_t start) { sum = (__m256i)spread(start); }
+  void add(const Weights<FORMAT> &w, const int8_t *q) {
+    const __m256i signs = _mm256_sign_epi8((__m256i)spread(four(q)), w.w);
+    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, signs);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    settle(sum);
   }
+  Ints total(int32_t) const { return (Ints)sum; }
 };
 
+// Products of half-bytes with activations, at most 15 * 127, are added in 16 bits: 16 of them fit.
 template <>
 struct Weights<NIBBLES> {
   __m256i u;
@@ -165,7 +172,10 @@ template <>
 struct Sum<NIBBLES> {
   __m256i pairs;
   void begin(int32_t) { pairs = _mm256_setzero_si256(); }
-  void add(const Weights<NIBBLES> &w, const int8_t *q) { add_pairs(pairs, w.u, q); }
+  void add(const Weights<NIBBLES> &w, const int8_t *q) {
+    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w.u, (__m256i)spread(four(q))));
+    settle(pairs);
+  }
   Ints total(int32_t start) const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) + spread(start); }
 };
 
