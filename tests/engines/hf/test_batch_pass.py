@@ -49,16 +49,16 @@ def test_texts_of_a_batch_are_those_of_plain_decoding(name: str, fast: bool) -> 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize(("name", "nodes"), [("llama", 2), ("mistral", 2), ("qwen3", 2), ("llama", 6)])
 def test_layers_of_a_batch_in_one_call_equal_those_sequence_by_sequence(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, nodes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards trees, padding, windows and full caches of several sequences in the compiled layer, to the last bit."""
+    """Guards trees, padding, windows, full caches and many rows of several sequences, to the last bit."""
     monkeypatch.setattr(in_place_layer, "MIN_ROWS", 1)  # so that the caches are full after the prompt
     model = tiny_model(name, num_key_value_heads=1).to(dtype)
     engine = HFEngine(model, acceleration=prepare_model(model, True))
     random, padding = np.random.default_rng(4), torch.tensor([[0] * 5 + [1] * 25])
-    drafts = [random_draft(random, place * 2, 61) for place in range(len(PROMPTS))]
+    drafts = [random_draft(random, place * nodes, 61) for place in range(len(PROMPTS))]
 
     def passes() -> tuple[list[torch.Tensor], int]:
         caches = [opened(engine, ids, padding=padding if ids.shape[1] == 30 else None) for ids in PROMPTS]

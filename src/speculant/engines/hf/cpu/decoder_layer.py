@@ -189,7 +189,9 @@ class FusedLayer:
             return output
         weights = self.ready()  # kept alive until the end, in case they are replaced meanwhile
         kernel = self._table.one_call(self._dtype, self._shapes, hidden_states[..., 0].numel())
-        supported = position_embeddings is not None and self._supports(hidden_states, position_embeddings, kernel)
+        supported = position_embeddings is not None and self._supports(
+            hidden_states, position_embeddings, kernel, together=type(past_key_values) is BatchCache
+        )
         if position_embeddings is None or not weights or not supported or (self.only == "mlp" and kernel is None):
             own_layer = shadow if self.only is None else split_layer(self.module, shadow, SUBLAYERS, self.only)
             answer: Tensor = type(self.module).forward(
@@ -348,12 +350,15 @@ class FusedLayer:
         call = attend.arguments(shape, *rows, mask, self._attention.scaling)
         return None if call is None else (CacheRows(layer, layer.held, rows), as_array(call))
 
-    def _supports(self, x: Tensor, embeddings: tuple[Tensor, Tensor], kernel: Kernel | None) -> bool:
+    def _supports(
+        self, x: Tensor, embeddings: tuple[Tensor, Tensor], kernel: Kernel | None, *, together: bool = False
+    ) -> bool:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         if self.module.training or self._attention.training:
             return False
-        if kernel is None and not self._table.measured(self._dtype, self._shapes):
+        # Without faster products, only the attention of several sequences in one call is worth the calls.
+        if kernel is None and not together and not self._table.measured(self._dtype, self._shapes):
             return False
         batch, rows, _ = x.shape
         shape = (embeddings[0].shape[0], rows, self._head)
