@@ -135,7 +135,7 @@ def test_wrong_pairs_are_refused(pair: tuple[Any, Any]) -> None:
     with pytest.raises(UsageError, match="takes no draft model"):
         Speculator.from_transformers(target, method="lookup", draft_model=draft)
     with pytest.raises(UnsupportedError, match="drawn with replacement"):
-        Speculator.from_transformers(target, method="draft-model", draft_model=draft, verifier="sample-then-follow")
+        Speculator.from_transformers(target, method="specinfer", draft_model=draft, verifier="sample-then-follow")
     other = tiny_model("llama")
     other.config.vocab_size = 5000
     with pytest.raises(TokenizerError, match="tokens differ"):
