@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from speculant.api.loading import (
     means_bundled,
 )
 from speculant.cli.compiling import compilation_announced
+from speculant.cli.draft_encoders import check_draft_encoders
 from speculant.cli.gguf_loading import (
     check_gguf_options,
     check_no_gguf_options,
@@ -31,7 +31,7 @@ from speculant.cli.gguf_loading import (
 from speculant.cli.head_file import find_head, read_head
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
-from speculant.core.errors import FileError, MemoryFileError, ModelNotFoundError, UnsupportedError, UsageError
+from speculant.core.errors import FileError, MemoryFileError, UnsupportedError, UsageError
 from speculant.core.hub import asking
 from speculant.memory.bases import find_base, read_base_header
 from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
@@ -101,7 +101,8 @@ def load_speculator(
             method.check_head(None if found is None else found.format.kind)
         if found is not None and not is_gguf_model(loading.model):
             found.check(find_model(loading.model))
-        check_draft_encoders(loading.model, named_drafts)
+        if named_drafts:
+            check_draft_encoders(loading.model, named_drafts)
         from speculant.api.engines import check_engine_can, find_layer_use
         from speculant.api.speculator import Speculator
     model, tokenizer, threads = load(loading, needed=find_layer_use(method=method.name, head=found))
@@ -244,24 +245,6 @@ def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) 
         find_head(drafting.head)
     for base in () if drafting.base == AUTOMATIC else drafting.base:
         read_base_header(find_base(base))
-
-
-def check_draft_encoders(name: str | None, drafts: Sequence[str]) -> None:
-    """Check the configs of draft models that have an encoder, before any weights are loaded.
-
-    Raises:
-        UnsupportedError: the target has none, or theirs cannot read what the target's reads.
-    """
-    from speculant.engines.hf.draft_encoder import has_encoder
-
-    for draft in drafts:
-        if is_gguf_model(draft) or is_gguf_model(name):
-            continue
-        try:
-            configs = load_config(find_draft_model(draft)), load_config(find_model(name))
-        except ModelNotFoundError:  # such as the folder of an adapter; loading it says what is missing
-            continue
-        has_encoder(*configs)
 
 
 def check_placement(dtype: str | None, device: str | None, *, prefix: str = "") -> None:

@@ -61,9 +61,10 @@ class DraftEncoder:
                 "`generate` does not pass on. Use custom_generate=speculator.bind(source=inputs), "
                 "`Speculator.generate`, or for speech `transcribe`."
             )
-        if self._read is None or not _equal(self._read[0], given):
-            self._read = given, self._run(source.inputs)
-        return self._read[1]
+        read = self._read  # other threads may replace it meanwhile
+        if read is None or not _equal(read[0], given):
+            read = self._read = given, self._run(source.inputs)
+        return read[1]
 
     @torch.no_grad()
     def _run(self, given: Mapping[str, Any]) -> Tensor:
