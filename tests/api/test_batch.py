@@ -31,7 +31,7 @@ class Breaking(LogitsProcessor):
 WAYS = [("sdpa", 12), ("sdpa", "auto"), ("eager", 12)]
 
 
-@pytest.mark.parametrize(("name", "attention", "nodes"), in_turn(ARCHITECTURES, WAYS, whole=2))
+@pytest.mark.parametrize(("name", "attention", "nodes"), in_turn(ARCHITECTURES, WAYS, whole=1))
 def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int | str) -> None:
     """Guards positions, masks and caches of ragged passes over every architecture, past sliding windows too."""
     model = tiny_model(name, attention)

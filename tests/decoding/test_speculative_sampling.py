@@ -57,8 +57,8 @@ def test_greedy_tokens_are_the_targets_under_every_rule(pair: tuple[Any, Any], v
     ("verifier", "options"),
     [
         ("speculative-sampling", {"temperature": 1.0, "top_k": 3}),
-        ("speculative-sampling", {"temperature": 0.7, "top_p": 0.3, "top_k": 0}),
-        ("block", {"temperature": 1.0, "top_k": 3}),
+        pytest.param("speculative-sampling", {"temperature": 0.7, "top_p": 0.3, "top_k": 0}, marks=pytest.mark.slow),
+        pytest.param("block", {"temperature": 1.0, "top_k": 3}, marks=pytest.mark.slow),
         ("traversal", {"temperature": 1.0, "top_k": 3}),
     ],
 )

@@ -24,18 +24,7 @@ from speculant.drafters.models.level_session import LevelSession
 from speculant.registry import METHODS, find_rule
 
 PROMPT = [5, 9, 14, 3, 8]
-MODELS = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "mistral",
-    "mixtral",
-    pytest.param("phi3", marks=PHI3),
-    "gpt2",
-    "gpt_neox",
-    "bloom",
-]
+MODELS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
 NOISE = 0.6  # of an oracle, so that drafts are accepted in part
 SMALL = 5  # tokens
 STATIC: dict[str, Any] = {"settings": {"tree": "static"}}
@@ -50,24 +39,27 @@ def speculator_of(model: Any, head: Any = None, method: str = "eagle2", **option
     return Speculator.from_transformers(model, method=method, head=head or head_for(method, model), **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("method", [pytest.param("eagle", marks=pytest.mark.slow), "eagle2"])  # the trees differ alone
-def test_greedy_text_is_the_targets(name: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fast"),
+    [
+        pytest.param(*each.values, marks=[*each.marks, PHI3]) if "phi3" in each.values else each
+        for each in in_turn(MODELS, [None, False], whole=1)
+    ],
+)
+def test_greedy_text_is_the_targets(name: str, fast: bool | None) -> None:
     """Guards every architecture, sliding windows included: alone, in chunks, in batches, with CPU code, in turns."""
-    model, speculators = endless(name), list[Speculator]()
-    for fast in (False, None):
-        head, settings = oracle(model, begin=5, noise=NOISE), {"depth": 3}
-        speculators.append(speculator_of(model, head, method, fast=fast, settings=settings, nodes=6))
+    model, method = endless(name), "eagle2"
+    head, settings = oracle(model, begin=5, noise=NOISE), {"depth": 3}
+    speculator = speculator_of(model, head, method, fast=fast, settings=settings, nodes=6)
     plain = plain_text(model, torch.tensor([PROMPT]), 24)
-    for speculator in speculators:
-        first = speculator.generate(PROMPT, **GREEDY)
-        assert first.ids == plain
-        assert first.stats.accepted > 0
-        config = type(model.generation_config)(prefill_chunk_size=2)
-        assert speculator.generate(PROMPT, generation_config=config, **GREEDY).ids == plain
-        asked = [*PROMPT, *plain, 17, 4]
-        again = plain_text(model, torch.tensor([asked]), 24)
-        assert speculator.generate(asked, cache=first.cache, **GREEDY).ids == again
+    first = speculator.generate(PROMPT, **GREEDY)
+    assert first.ids == plain
+    assert first.stats.accepted > 0
+    config = type(model.generation_config)(prefill_chunk_size=2)
+    assert speculator.generate(PROMPT, generation_config=config, **GREEDY).ids == plain
+    asked = [*PROMPT, *plain, 17, 4]
+    again = plain_text(model, torch.tensor([asked]), 24)
+    assert speculator.generate(asked, cache=first.cache, **GREEDY).ids == again
     together = speculator_of(model, random_head(model), method).generate_batch(prompts(), **GREEDY)
     assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), 24) for each in prompts()]
 
@@ -116,16 +108,15 @@ def test_turns_chunks_and_generate(method: str, name: str, small: tuple[Any, lis
     assert torch.equal(model.generate(ids, custom_generate=speculator, **settings), plain)
 
 
-@pytest.mark.parametrize(("method", "name"), SINGLE)
-def test_sliding_windows_and_seeds(method: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "name", "options"), in_turn(SINGLE, [SHORT, DRAWN | {"top_p": 0.9}]))
+def test_sliding_windows_and_seeds(method: str, name: str, options: dict[str, Any]) -> None:
     """Guards targets that forget, greedy and by seed: with chosen drafts sampled text is plain decoding's."""
     model = endless("mistral" if name == "glide" else "gemma3", vocab_size=SMALL)  # GLIDE takes one rotary embedding
     prompt = [token % SMALL for token in prompts()[2]]  # longer than the window
     plain = Speculator.from_transformers(model, method="none")
     speculator = speculator_of(model, random_head(model, name), method)
-    for options in (SHORT, DRAWN | {"top_p": 0.9}):
-        found = speculator.generate(prompt, **options)
-        assert found.ids == plain.generate(prompt, **options).ids
+    found = speculator.generate(prompt, **options)
+    assert found.ids == plain.generate(prompt, **options).ids
     assert found.stats.drafted
     batch = speculator.generate_batch([prompt, prompt[:2]], **options)
     assert batch[0].ids == found.ids
@@ -219,19 +210,18 @@ def draft_of(text: HeadText) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(("method", "name"), SINGLE)
-def test_bfloat16(method: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "name", "options"), in_turn(SINGLE, [{}, {"temperature": 1.0, "seed": 1}]))
+def test_bfloat16(method: str, name: str, options: dict[str, Any]) -> None:
     """Guards dtypes: the head runs in the target's, greedy and with drawn drafts."""
     model = endless("llama").to(torch.bfloat16)
     head = random_head(model, name)
     assert {each.dtype for each in getattr(head.head, "parameters", list)()} <= {torch.bfloat16}
     settings = {"threshold": 0.0} if name == "exit" else None  # a random adapter is sure of nothing
-    for options in ({}, {"temperature": 1.0, "seed": 1}):
-        verifier = "speculative-sampling" if options else None
-        speculator = speculator_of(model, head, method, verifier=verifier, settings=settings)
-        result = speculator.generate(PROMPT, **GREEDY | options)
-        assert len(result.ids) == 24
-        assert result.stats.drafted > 0
+    verifier = "speculative-sampling" if options else None
+    speculator = speculator_of(model, head, method, verifier=verifier, settings=settings)
+    result = speculator.generate(PROMPT, **GREEDY | options)
+    assert len(result.ids) == 24
+    assert result.stats.drafted > 0
 
 
 def test_an_interrupted_request_leaves_nothing_behind() -> None:

@@ -76,15 +76,17 @@ def test_sampling_that_leaves_one_token(method: str, name: str, options: dict[st
     assert speculator.generate(PROMPT, **ENDLESS | options).ids == plain(model, **GREEDY)
 
 
-@pytest.mark.parametrize(("method", "name"), SINGLE)
-def test_processors_and_stops(method: str, name: str, model: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "name", "options"),
+    in_turn(SINGLE, [GREEDY | {"repetition_penalty": 1.3}, ENDLESS | {"temperature": 1.2, "seed": 4}]),
+)
+def test_processors_and_stops(method: str, name: str, options: dict[str, Any], model: Any) -> None:
     """Guards processors that read the text, and an end inside a draft, greedy and by seed."""
-    for options in (GREEDY | {"repetition_penalty": 1.3}, ENDLESS | {"temperature": 1.2, "seed": 4}):
-        text = plain(model, **options)
-        speculator = drafting(model, method, name)
-        assert speculator.generate(PROMPT, **options).ids == text
-        ending = options | {"eos_token_id": text[TOKENS // 2]}
-        assert speculator.generate(PROMPT, **ending).ids == plain(model, **ending)
+    text = plain(model, **options)
+    speculator = drafting(model, method, name)
+    assert speculator.generate(PROMPT, **options).ids == text
+    ending = options | {"eos_token_id": text[TOKENS // 2]}
+    assert speculator.generate(PROMPT, **ending).ids == plain(model, **ending)
 
 
 @pytest.mark.parametrize(("method", "name"), SINGLE)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models import tiny_model, truncated
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
@@ -50,8 +51,7 @@ def opened(model: Any, layers: tuple[int, ...], shape: Shape, sampling: Sampling
     return session, cache
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize(("name", "method"), in_turn(["llama", "mistral", "gemma3", "gpt2"], METHODS, whole=1))
 def test_greedy_tokens_are_the_targets(name: str, method: str) -> None:
     """Guards every method alone and in a batch, with windows, and on the library's own CPU passes."""
     model = tiny_model(name)

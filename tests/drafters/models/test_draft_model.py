@@ -10,6 +10,7 @@ import torch
 
 from distributions import Model, distribution_of_drafts, model, own_distribution
 from models import perturbed, tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.errors import UsageError
@@ -61,8 +62,8 @@ def verified(tree: DraftTree, path: list[int], tokens: list[int]) -> Verified:
     return Verified(tree=tree, path=np.array(path, np.int32), tokens=np.array(tokens, np.int32))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str) -> None:
+@pytest.mark.parametrize(("method", "nodes"), in_turn(METHODS, [9, "auto"]))
+def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str, nodes: int | str) -> None:
     """Guards every shape, alone and in a batch, up to the end of the text."""
     target, draft = pair
     prompts = [PROMPT, [7], [11] * 9]
@@ -70,12 +71,11 @@ def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str) -> No
         target.generate(torch.tensor([each]), max_new_tokens=20, do_sample=False)[0, len(each) :].tolist()
         for each in prompts
     ]
-    for nodes in (9, "auto"):
-        speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=nodes)
-        assert [speculator.generate(each, max_new_tokens=20, temperature=0).ids for each in prompts] == plain
-        results = speculator.generate_batch(prompts, size=3, max_new_tokens=20, temperature=0)
-        assert [each.ids for each in results] == plain
-        assert nodes == "auto" or sum(each.stats.accepted for each in results) > 5
+    speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=nodes)
+    assert [speculator.generate(each, max_new_tokens=20, temperature=0).ids for each in prompts] == plain
+    results = speculator.generate_batch(prompts, size=3, max_new_tokens=20, temperature=0)
+    assert [each.ids for each in results] == plain
+    assert nodes == "auto" or sum(each.stats.accepted for each in results) > 5
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -235,9 +235,7 @@ def test_automatic_sizes_of_all_shapes(pair: tuple[Any, Any], method: str, verif
         target, method=method, draft_model=draft, verifier=verifier, settings=small.get(method)
     )
     for temperature in (0.0, 0.7):
-        for seed in range(3):
-            result = speculator.generate(PROMPT, max_new_tokens=60, temperature=temperature, seed=seed)
-            assert result.ids
+        assert speculator.generate(PROMPT, max_new_tokens=50, temperature=temperature, seed=1).ids
 
 
 def test_a_chain_is_as_deep_as_a_tree_may_be(pair: tuple[Any, Any]) -> None:

@@ -29,9 +29,13 @@ SAMPLE = {  # one of each way in which masks, positions and caches are made
     "rwkv": "chains",
 }
 STATES = ("qwen3_5 (media)", "qwen3_next")
+SLOW = ("deepseek_v4", "qwen3_5 (media)", "qwen3_next")  # whose texts other fast tests compare, too
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=PHI3 if "phi3" in name else ()) for name in SAMPLE])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=PHI3 if "phi3" in name else pytest.mark.slow if name in SLOW else ()) for name in SAMPLE],
+)
 def test_a_sample_of_architectures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards losslessness where architectures differ most; `make test-slow` runs all of them."""
     if name not in names() or (name in STATES and not hasattr(cache_utils, "LinearAttentionLayer")):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.block_heads import check_greedy, check_histories, random_weights, rms, rope, states, target_of
 from tests.models import VOCABULARY
+from tests.pairwise import in_turn
 from torch import Tensor
 
 from speculant import Speculator
@@ -210,8 +211,7 @@ def test_cached_is_uncached(name: str) -> None:
     check_histories(lambda: head.open(0, parts), hidden[:-1], ids[0], depth=3)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+@pytest.mark.parametrize(("name", "tree"), in_turn(BLOCKS, ["chain", "dynamic"]))
 def test_greedy_text_is_the_target_s(name: str, tree: str) -> None:
     """Guards losslessness with any head: chains and trees, a second turn, several at once."""
     model, parts = target_of()

@@ -228,14 +228,21 @@ def test_quantised_modules_are_another_model() -> None:
 ADAPTERS = [
     PromptTuningConfig(task_type=CAUSAL, num_virtual_tokens=4),
     PrefixTuningConfig(task_type=CAUSAL, num_virtual_tokens=4),
+    LoraConfig(task_type=CAUSAL, target_modules=["q_proj"], init_lora_weights=False),
+]
+FURTHER = [  # of the same two kinds, tokens before the text and other weights
     PromptEncoderConfig(task_type=CAUSAL, num_virtual_tokens=4, encoder_hidden_size=16),
     IA3Config(task_type=CAUSAL, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
-    LoraConfig(task_type=CAUSAL, target_modules=["q_proj"], init_lora_weights=False),
 ]
 
 
-@pytest.mark.parametrize("config", ADAPTERS, ids=lambda config: config.peft_type.value)
-@pytest.mark.parametrize("method", ["lookup", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [(each, "lookup") for each in ADAPTERS]
+    + [pytest.param(each, "lookup", marks=pytest.mark.slow) for each in FURTHER]
+    + [pytest.param(each, "none", marks=pytest.mark.slow) for each in ADAPTERS + FURTHER],
+    ids=lambda value: value if isinstance(value, str) else value.peft_type.value,
+)
 @pytest.mark.filterwarnings("ignore")
 def test_adapters_of_all_kinds(config: Any, method: str) -> None:
     """Guards adapters that put tokens before a text, after one was probed that does not, by both ways in."""

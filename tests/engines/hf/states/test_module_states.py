@@ -106,9 +106,9 @@ def test_random_texts() -> None:
         model = build(name, "sdpa")
         plain = Speculator.from_transformers(model, method="none", nodes=0, fast=False)
         drafted = Speculator.from_transformers(model, method="recycling", nodes=8, fast=False)
-        prompts = [random.integers(3, 61, int(random.integers(2, 18))).tolist() for _ in range(12)]
+        prompts = [random.integers(3, 61, int(random.integers(2, 18))).tolist() for _ in range(6)]
         for seed, prompt in enumerate(prompts):
             options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.8 * (seed % 2), "seed": seed}
             assert drafted.generate(prompt, **options).ids == plain.generate(prompt, **options).ids
         greedy = [plain_text(model, torch.tensor([prompt]), 12) for prompt in prompts]
-        assert [each.ids for each in drafted.generate_batch(prompts, size=4, **OPTIONS)] == greedy
+        assert [each.ids for each in drafted.generate_batch(prompts, size=3, **OPTIONS)] == greedy
