@@ -73,10 +73,17 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a default config lacks to be buil
     "qwen4_exp (media)": {"text_config": _INDEXER},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "hrm_text": {"H_cycles": 1, "L_cycles": 1, "num_layers_per_stack": 1, "num_hidden_layers": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
+    "kosmos-2.5": {"text_config": {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4}},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 8},
+    "mistral4": {  # what rotates is measured by the size of a head, which is made that part's size here
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "partial_rotary_factor": 1.0}
+        | {"original_max_position_embeddings": 8192, "llama_4_scaling_beta": 0.1}
+        | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    },
     "nemotron": {**_HEADS, "head_dim": None},
     "reformer": {"is_decoder": True},
     "xlm": {"causal": True},

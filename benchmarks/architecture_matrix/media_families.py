@@ -211,6 +211,12 @@ FAMILIES: dict[str, Family] = {
         count=4,
         more=lambda inputs: {"image_embeds_position_mask": _columns(inputs, 6, 10)},
     ),
+    "kosmos-2.5": Family(
+        changes={"latent_query_num": 4},
+        media=_flattened,
+        count=4,
+        more=lambda inputs: {"image_embeds_position_mask": _columns(inputs, 6, 10)},
+    ),
     "fuyu": Family(media=lambda _: {"pixel_values": torch.randn(1, 4, 2700)}, count=4),
     **dict.fromkeys(
         ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),
