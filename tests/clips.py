@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -15,17 +16,33 @@ from media_models import BEGIN, PLACES, make_processor
 
 
 def make_clip(
-    frames: int = 10, size: tuple[int, int] = (32, 32), *, rate: int = 5, container: str = "mp4", codec: str = "mpeg4"
+    frames: int = 10,
+    size: tuple[int, int] = (32, 32),
+    *,
+    rate: int = 5,
+    container: str = "mp4",
+    codec: str = "mpeg4",
+    corner: bool = False,
 ) -> bytes:
-    """Return a file of grey frames, each brighter by 20 than the one before; size is (W, H)."""
+    """Return a file of grey frames, each brighter by 20 than the one before; size is (W, H).
+
+    With `corner`, the upper left quarter is white.
+    """
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream: Any = output.add_stream(codec, rate=rate)
         (stream.width, stream.height), stream.pix_fmt = size, "yuv420p"
         for place in range(frames):
-            output.mux(stream.encode(_frame(size, 20 * place)))
+            output.mux(stream.encode(_frame(size, 20 * place, corner=corner)))
         output.mux(stream.encode())
     return file.getvalue()
+
+
+def turned(clip: bytes, quarters: int) -> bytes:
+    """Return an MP4 file that is shown turned clockwise by this many quarters, as phones store what they record."""
+    at = clip.index(b"tkhd") + 44  # the matrix of its track: fixed-point numbers, three a row
+    a, b = [(1, 0), (0, 1), (-1, 0), (0, -1)][quarters % 4]
+    return clip[:at] + struct.pack(">9i", a << 16, b << 16, 0, -b << 16, a << 16, 0, 0, 0, 1 << 30) + clip[at + 36 :]
 
 
 def make_growing_clip(size: tuple[int, int]) -> bytes:
@@ -45,8 +62,11 @@ def make_growing_clip(size: tuple[int, int]) -> bytes:
     return file.getvalue()
 
 
-def _frame(size: tuple[int, int], grey: int) -> Any:
-    return av.VideoFrame.from_ndarray(np.full((*size[::-1], 3), grey % 256, np.uint8), format="rgb24")
+def _frame(size: tuple[int, int], grey: int, *, corner: bool = False) -> Any:
+    pixels = np.full((*size[::-1], 3), grey % 256, np.uint8)
+    if corner:
+        pixels[: size[1] // 2, : size[0] // 2] = 255
+    return av.VideoFrame.from_ndarray(pixels, format="rgb24")
 
 
 class ClipProcessor:

@@ -16,10 +16,11 @@ from transformers import (
 
 RATE, VOCABULARY = 16_000, 128
 END, START, NO_TIMES = 5, 2, 90
+LANGUAGES, TASKS = {"<|de|>": 80, "<|en|>": 81}, {"transcribe": 82, "translate": 83}
 
 
-def build_whisper() -> tuple[Any, Any]:
-    """Return the model and its processor."""
+def build_whisper(*, multilingual: bool = False) -> tuple[Any, Any]:
+    """Return the model and its processor; it knows two languages and translates, or English alone."""
     torch.manual_seed(3)
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -37,8 +38,9 @@ def build_whisper() -> tuple[Any, Any]:
         no_timestamps_token_id=NO_TIMES,
         begin_suppress_tokens=[7],
         max_length=60,
-        is_multilingual=False,
+        is_multilingual=multilingual,
         return_timestamps=False,
+        **({"lang_to_id": LANGUAGES, "task_to_id": TASKS} if multilingual else {}),
         prev_sot_token_id=3,
         max_initial_timestamp_index=20,
     )

@@ -17,16 +17,27 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from speculant.engines.hf.probe.capabilities import ENCODERS
 from speculant.engines.hf.probe.tiny import POSITIONS, quiet, tiny_config, tiny_model
 
-MROPE: dict[str, Any] = {
-    "text_config": {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [8, 12, 12],
-            "partial_rotary_factor": 1.0,
-        }
-    }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _axes(*sections: int) -> dict[str, Any]:
+    """Return a text's rotary parameters, with the share of each axis."""
+    return {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [*sections], "partial_rotary_factor": 1.0}}}
+
+
+IMAGE = 45  # the first id that stands for media, see `source_inputs`
+_CODES = {"embed_dim": 8, "latent_channels": 8, "base_channels": 32, "channel_multiplier": (1, 1), "num_res_blocks": 1}
+_CHAMELEON = {
+    "vq_config": _CODES | {"num_embeddings": 8, "resolution": 16},
+    "vocabulary_map": {"<image>": IMAGE} | {f"IMGIMG{'ABCDEFGH'[code]}Z": 50 + code for code in range(8)},
 }
+_EMU3 = {
+    "vq_config": _CODES | {"codebook_size": 8, "hidden_size": 32, "temporal_downsample_factor": 1},
+    "vocabulary_map": {"<image>": IMAGE, "<|extra_200|>": 49}
+    | {f"<|visual token {code:06d}|>": 50 + code for code in range(8)},
+}
+_OMNI = {"vision_start_token_id": 58, "audio_start_token_id": 59}
+_COMPASS = {"rope_parameters": {"full_attention": _ROPE}}
 _INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
 _INDEXER |= {"indexer_compress_ratio": 4, "head_dim": 8}
 _HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -41,22 +52,38 @@ def _longrope(pairs: int, **more: Any) -> dict[str, Any]:
 CHANGES: dict[str, dict[str, Any]] = {  # what a default config lacks to be built, or has and real models have not
     **{name: {"is_decoder": True} for name in ENCODERS},
     "bamba": {"attn_layer_indices": [1]},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "chameleon": _CHAMELEON,
+    "cohere_compass": {"text_config": _COMPASS},
+    "cohere_compass_text": _COMPASS,
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    **dict.fromkeys(("emu3", "emu3 (media)"), _EMU3),
+    "ernie4_5_vl_moe": _axes(12, 12, 8),
+    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[0, 0]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
-    **dict.fromkeys(("glm4v", "glm46v", "glmga", "glm4v_moe", "glm_ocr"), MROPE),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "paddleocr_vl"), MROPE),
+    **dict.fromkeys(("glm4v", "glm46v", "glmga", "glm4v_moe", "glm_ocr"), _axes(8, 12, 12)),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "paddleocr_vl"), _axes(8, 12, 12)),
+    "qwen2_5_omni_thinker": _axes(8, 12, 12) | _OMNI,
+    "qwen3_omni_moe_thinker": _OMNI,
+    "hunyuan_vl": {"text_config": {"head_dim": 8, "rope_parameters": _ROPE | {"mrope_section": [2, 1, 1]}}},
+    "step3p7": {"text_config": {"sliding_window": 512}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "qwen4_exp_text": _INDEXER,
     "qwen4_exp": {"text_config": _INDEXER},
     "qwen4_exp (media)": {"text_config": _INDEXER},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "hrm_text": {"H_cycles": 1, "L_cycles": 1, "num_layers_per_stack": 1, "num_hidden_layers": 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
+    "kosmos-2.5": {"text_config": {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4}},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 8},
+    "mistral4": {  # what rotates is measured by the size of a head, which is made that part's size here
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "partial_rotary_factor": 1.0}
+        | {"original_max_position_embeddings": 8192, "llama_4_scaling_beta": 0.1}
+        | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    },
     "nemotron": {**_HEADS, "head_dim": None},
     "reformer": {"is_decoder": True},
     "xlm": {"causal": True},

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from architecture_matrix.catalogue import CHANGES, MROPE
+from architecture_matrix.catalogue import IMAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,6 @@ LEFT_OUT = {  # classes that write no text token by token, by their model types
 }
 BUILT: dict[str, Callable[[], Any]] = {}
 _SMALL_VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-_AXES = {"rope_type": "default", "rope_theta": 10000.0}
-_OMNI = {"vision_start_token_id": 58, "audio_start_token_id": 59}
 _SMALL_PATCHES = {"vision_config": {"image_size": 8, "patch_size": 2}, "mm_tokens_per_image": 4}
 FAMILIES: dict[str, Family] = {
     "aria": Family(changes={"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4}),
@@ -167,12 +165,41 @@ FAMILIES: dict[str, Family] = {
         }
     ),
     "voxtral_realtime": Family(media=sound(512)),
-    "cohere_compass": Family(given={"text_config": CHANGES["cohere_compass_text"]}),
-    "ernie4_5_vl_moe": Family(
-        given=MROPE, changes={"text_config": {"rope_parameters": _AXES | {"mrope_section": [1, 1, 2]}}}
+    "hunyuan_vl": Family(count=8),  # two rows of two, each with a separator, between a begin and an end
+    **dict.fromkeys(
+        ("muse_glimmer", "muse_spark"), Family(changes={"out_hidden_size": 128, "projector_hidden_size": 32})
     ),
-    "hunyuan_vl": Family(
-        given={"text_config": {"head_dim": 8, "rope_parameters": _AXES | {"mrope_section": [2, 1, 1]}}}
+    "granite_docling": Family(
+        media=lambda _: {
+            "pixel_values": torch.randn(1, 1, 3, 16, 16),
+            "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
+        }
+    ),
+    "granite4_vision": Family(
+        changes={"spatial_target_layers": [0, 1, 0, 1], "vision_feature_layer": -1, "image_grid_pinpoints": [[16, 16]]}
+        | {"qformer_config": {"num_attention_heads": 4}},
+        media=lambda _: {"pixel_values": torch.randn(1, 2, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]])},
+    ),
+    "molmo2": Family(
+        changes={
+            "adapter_config": {"vision_feature_layer": [-1, -2], "text_hidden_size": 32},
+            "image_patch_id": IMAGE,
+        },
+        media=lambda _: {
+            "pixel_values": torch.randn(1, 16, 48),
+            "image_token_pooling": torch.arange(16).reshape(4, 4),
+            "image_grids": torch.tensor([[0, 0, 2, 2]]),
+            "image_num_crops": torch.tensor([1]),
+        },
+        count=4,
+    ),
+    "chameleon": Family(
+        changes={"image_token_id": IMAGE},
+        media=images(),
+    ),
+    "emu3": Family(
+        changes={"image_token_id": IMAGE},
+        media=lambda _: images()(_) | {"image_sizes": torch.tensor([[16, 16]])},
     ),
     "idefics": Family(
         media=lambda _: {"pixel_values": torch.randn(1, 1, 3, 16, 16)},
@@ -181,6 +208,12 @@ FAMILIES: dict[str, Family] = {
     "kosmos-2": Family(
         changes={"latent_query_num": 4},
         media=images(),
+        count=4,
+        more=lambda inputs: {"image_embeds_position_mask": _columns(inputs, 6, 10)},
+    ),
+    "kosmos-2.5": Family(
+        changes={"latent_query_num": 4},
+        media=_flattened,
         count=4,
         more=lambda inputs: {"image_embeds_position_mask": _columns(inputs, 6, 10)},
     ),
@@ -203,9 +236,6 @@ FAMILIES: dict[str, Family] = {
             "image_merge_sizes": torch.tensor([2]),
         }
     ),
-    "step3p7": Family(given={"text_config": {"sliding_window": 512}}),
-    "qwen2_5_omni_thinker": Family(given=MROPE, changes=_OMNI),
-    "qwen3_omni_moe_thinker": Family(changes=_OMNI),
     "blip": Family(
         changes={"text_config": {"encoder_hidden_size": 32, "bos_token_id": 1, "sep_token_id": None}}, media=images()
     ),

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from transformers.image_utils import load_image
 
 from media_models import build_media_model, make_processor
 from models import tiny_model
 from speculant import Speculator
-from speculant.api.media_prompts import encode_messages, has_media, split_processor
+from speculant.api.media_prompts import encode_messages, has_media, split_processor, upright
 from speculant.core.errors import FileError, PromptError, UnsupportedError
 
 
@@ -45,6 +46,27 @@ def test_messages_with_an_image(tmp_path: Path) -> None:
         result = speculator.generate(prompt, max_new_tokens=16, temperature=0)
         assert result.ids == expected
         assert not any("plainly" in note for note in result.stats.notes)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turned_images_are_upright(tmp_path: Path, orientation: int) -> None:
+    """Guards photos of phones, which are stored lying: they are read as transformers reads their files."""
+    image, exif, path = Image.new("RGB", (8, 4)), Image.Exif(), tmp_path / "photo.png"
+    image.putpixel((1, 0), (255, 255, 255))
+    exif[0x0112] = orientation
+    image.save(path, exif=exif)
+    with Image.open(path) as stored:
+        assert upright(stored).tobytes() == load_image(str(path)).tobytes()
+        assert upright(stored).size == load_image(str(path)).size
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_turns_nothing() -> None:
+    """Guards images whose EXIF is damaged: they are read as they are stored."""
+    file = io.BytesIO()
+    _image().save(file, format="JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0\xff")
+    with Image.open(file) as stored:
+        assert upright(stored).size == (8, 8)
 
 
 def test_a_batch_of_images_and_texts() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("av", reason="needs the extra `media`")
 
-from clips import ClipProcessor, make_clip, make_growing_clip
+from clips import ClipProcessor, make_clip, make_growing_clip, turned
 from speculant.api.media_prompts import encode_messages
 from speculant.api.video import VideoLimits, read_video
 from speculant.core.errors import FileError
@@ -39,6 +39,18 @@ def test_processors_choose_the_frames(tmp_path: Path) -> None:
     assert processor.seen[0]["frames_indices"] == [0, 6, 13, 19]
     processor.video_processor.fps = 6.0
     assert len(read_video(tmp_path / "clip.mp4", processor).frames) == 20
+
+
+def test_turned_videos_are_upright() -> None:
+    """Guards videos of phones, which are stored lying with the turn they are shown with: as torchcodec reads them."""
+    clip = make_clip(2, (48, 32), corner=True)
+    for quarters in range(4):
+        video = read_video(io.BytesIO(turned(clip, quarters)), None)
+        height, width = (48, 32) if quarters % 2 else (32, 48)
+        assert video.frames.shape == (2, height, width, 3)
+        assert (video.metadata["height"], video.metadata["width"]) == (height, width)
+        halves = video.frames[0].mean(-1).reshape(2, height // 2, 2, width // 2).mean((1, 3))
+        assert int(halves.argmax()) == [0, 1, 3, 2][quarters]  # the bright corner goes from the top left clockwise
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from PIL import Image
 from media_models import build_media_model, make_processor
 from servers import MODEL, client_of, make_app, running
 from speculant import Speculator
+from speculant.options.serving import ServingOptions
+from speculant.serving.media import MediaReader
 
 pytestmark = pytest.mark.anyio
 
@@ -136,6 +138,18 @@ async def test_videos(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "6 s long" in long["error"]["message"]
         assert "as a video" in (await answer("data:video/mp4;base64,AAAA"))["error"]["message"]
         assert (await client.get("/v1/models")).json()["data"][0]["modalities"] == ["text", "video"]
+
+
+async def test_turned_photos_are_upright(seeing: Speculator) -> None:
+    """Guards photos of phones in requests: they are turned as their EXIF says."""
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(file, "JPEG", exif=exif)
+    url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    reader = MediaReader(seeing, ServingOptions())
+    [part] = await reader.read([({"type": "image_url", "image_url": {"url": url}}, "messages")])
+    reader.close()
+    assert part["image"].size == (4, 8)
 
 
 def test_samples_are_read_from_bytes() -> None:

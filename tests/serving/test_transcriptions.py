@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 import soundfile
+import torch
 from openai import APIError, AsyncOpenAI, BadRequestError
 
+from engines.hf.test_draft_encoder import perturbed
 from servers import MODEL, client_of, make_app, running
 from speculant import Speculator
 from speculant.api.transcription import transcribe
+from speculant.cli.loading import load_speculator
 from speculant.core.errors import UsageError
+from speculant.options.drafting import DraftingOptions
+from speculant.options.model import ModelOptions
 from speculant.serving.lenience import UNUSED
 from speculant.serving.transcriber import Asked, Transcriber
 from whispers import RATE, build_whisper
@@ -78,6 +84,41 @@ async def test_the_official_client_gets_the_text_in_every_form(hearing: Speculat
         ]
         card = (await client.models.list()).data[0]
         assert card.model_dump()["modalities"] == ["transcription"]
+
+
+async def test_a_draft_model_changes_no_text(tmp_path: Path) -> None:
+    """Guards `serve --draft-model`: transcripts and translations of several windows are those of plain decoding."""
+    model, processor = build_whisper(multilingual=True)
+    model.generation_config.max_length = 24
+    for name, each in (("target", model), ("draft", perturbed(model, 0.02, encoder=True))):
+        each.save_pretrained(tmp_path / name)
+        processor.save_pretrained(tmp_path / name)
+    loaded = load_speculator(
+        ModelOptions(model=str(tmp_path / "target"), fast=False),
+        DraftingOptions(
+            method="draft-model", draft_model=(str(tmp_path / "draft"),), verifier="sample-then-follow", nodes=3
+        ),
+    )
+    plain = Speculator.from_transformers(model, processor, method="none", fast=False)
+    app, heard = make_app(loaded.speculator), sound(1.2)
+    async with running(app), client_of(app) as http:
+        client = AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
+        asked: dict[str, Any] = {"model": MODEL, "file": ("a.wav", recording(1.2))}
+        written = await client.audio.transcriptions.create(**asked, language="de", response_format="verbose_json")
+        expected = transcribe(plain, processor, heard, language="de", task="transcribe", timestamps=True)
+        assert written.text == expected.text
+        assert [(each.start, each.end, each.text) for each in written.segments or ()] == [
+            (each.start, each.end, each.text) for each in expected.segments
+        ]
+        translated = await client.audio.translations.create(**asked)
+        assert translated.text == transcribe(plain, processor, heard, task="translate").text != written.text
+        assert loaded.speculator.last_stats is not None
+        assert loaded.speculator.last_stats.accepted > 0
+        torch.manual_seed(4)
+        drawn = await client.audio.transcriptions.create(**asked, language="de", temperature=0.7)
+        torch.manual_seed(4)
+        options = {"do_sample": True, "temperature": 0.7}
+        assert drawn.text == transcribe(plain, processor, heard, language="de", options=options).text
 
 
 async def test_a_failing_stream_ends_with_an_error(hearing: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:

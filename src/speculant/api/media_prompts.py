@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -163,11 +164,20 @@ def _open_image(value: Any) -> Any:
         from PIL import Image
 
         with Image.open(value) as image:
-            return image.convert("RGB")
+            return upright(image)
     except ImportError as error:
         raise UnsupportedError("images are read by Pillow: pip install 'speculant[media]'.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise FileError(f"cannot read {name} as an image: {error}.") from error
+
+
+def upright(image: Any) -> Any:
+    """Return a file's image in RGB, turned as its EXIF says, as transformers reads files of phones and cameras."""
+    from PIL import ImageOps
+
+    with contextlib.suppress(Exception):  # Pillow names no class for errors of damaged EXIF, which says nothing then
+        image = ImageOps.exif_transpose(image)
+    return image.convert("RGB")
 
 
 def _checked(value: Any, kind: str) -> Any:

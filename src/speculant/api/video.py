@@ -102,7 +102,9 @@ class _Reader:
         kept = [index for index in indices if index in found]
         if not kept:
             raise FileError("the video has no frames.")
-        return Video(np.stack([found[index] for index in kept]), {**metadata, "frames_indices": kept})
+        frames = np.stack([found[index] for index in kept])
+        height, width = frames.shape[1:3]
+        return Video(frames, {**metadata, "height": height, "width": width, "frames_indices": kept})
 
     def _open(self) -> Any:
         self._file.seek(0)
@@ -140,7 +142,7 @@ class _Reader:
         }
 
     def _decode(self, wanted: set[int], metadata: Mapping[str, Any]) -> dict[int, np.ndarray[Any, Any]]:
-        """Return the frames with these indices, scaled to the size stated by the file."""
+        """Return the frames with these indices, upright, scaled before to the size stated by the file."""
         found, last = dict[int, np.ndarray[Any, Any]](), max(wanted, default=-1)
         size = {"width": metadata["width"], "height": metadata["height"]}
         with self._open() as container:
@@ -152,7 +154,7 @@ class _Reader:
             for place, frame in enumerate(container.decode(stream)):
                 self._check_time()
                 if place in wanted:
-                    found[place] = frame.to_ndarray(format="rgb24", **size)
+                    found[place] = _upright(frame.to_ndarray(format="rgb24", **size), frame)
                 if place >= last:
                     break
         return found
@@ -161,6 +163,12 @@ class _Reader:
         if self._until is not None and time.monotonic() > self._until:
             assert self._limits is not None
             raise FileError(f"decoding it takes longer than {self._limits.decoding_seconds:g} s.")
+
+
+def _upright(pixels: np.ndarray[Any, Any], frame: Any) -> np.ndarray[Any, Any]:
+    """Return pixels [H, W, 3] turned as the file says, which torchcodec, transformers' default, does as well."""
+    turns = round(getattr(frame, "rotation", 0) / 90)  # counterclockwise; PyAV's first releases of 14 lack it
+    return np.rot90(pixels, turns)
 
 
 def _sniff(head: bytes) -> str:

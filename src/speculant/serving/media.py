@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from speculant.api.media_prompts import URLS, media_kinds
+from speculant.api.media_prompts import URLS, media_kinds, upright
 from speculant.api.video import VideoLimits, read_video
 from speculant.core.errors import SpeculantError
 from speculant.options.serving import ServingOptions
@@ -135,7 +135,7 @@ class MediaReader:
                 width, height = image.size
                 if width * height > self._max_pixels:
                     raise _error(f"{width} x {height} pixels are more than {self._max_pixels}", param)
-                return image.convert("RGB")
+                return upright(image)
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
             raise _error(f"it cannot be read as an image ({', '.join(FORMATS)}): {error}", param) from error
 

@@ -15,6 +15,7 @@ from torch import Tensor
 import distributions
 from heads import NAMES, PAIRS, SINGLE, UNITED, begun, random_head
 from models import endless, tiny_model
+from outcomes import Outcomes
 from speculant import Speculator
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, SessionRequest, Verified
 from speculant.core.sampler import Sampling
@@ -131,34 +132,12 @@ def test_a_dynamic_tree_is_chosen_and_keeps_the_law() -> None:
 
 def every_draft(session: Session, budget: Budget) -> list[tuple[DraftTree, float]]:
     """Return every draft that a session may propose now, with its probability: each outcome of each draw in turn."""
-    found, scripts = list[tuple[DraftTree, float]](), [list[int]()]
-    while scripts:
-        script, drawn, chances = scripts.pop(), list[int](), list[float]()
-
-        def draw(
-            q: Tensor,
-            count: int,
-            replacement: bool,
-            generator: torch.Generator,
-            *,
-            script: list[int] = script,
-            drawn: list[int] = drawn,
-            chances: list[float] = chances,
-        ) -> Tensor:
-            assert count == 1
-            possible = q.nonzero()[:, 0].tolist()
-            if len(drawn) == len(script):
-                scripts.extend([*script, other] for other in possible[1:])
-                script.append(possible[0])
-            token = script[len(drawn)]
-            drawn.append(token)
-            chances.append(float(q[token].double() / q.double().sum()))
-            return torch.tensor([token])
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "multinomial", draw)
+    found, outcomes = list[tuple[DraftTree, float]](), Outcomes()
+    with pytest.MonkeyPatch.context() as patch:
+        outcomes.patch(patch)
+        for outcome in outcomes:
             draft = session.propose(budget)
-        found.append((draft, float(np.prod(chances))))
+            found.append((draft, outcome.probability))
     assert sum(chance for _, chance in found) == pytest.approx(1)
     return found
 

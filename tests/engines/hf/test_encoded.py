@@ -59,7 +59,7 @@ FURTHER = ("mbart", "plbart", "pegasus", "blenderbot", "led", "mt5", "longt5", "
 SOURCE = torch.randint(5, 120, (1, 11), generator=torch.Generator().manual_seed(5))
 
 
-def build_encoder_decoder(name: str, attention: str = "sdpa") -> Any:
+def build_encoder_decoder(name: str, attention: str = "sdpa", **changes: Any) -> Any:
     """Return a tiny random model whose logits are spread, so that every key of a row matters."""
     torch.manual_seed(3)
     kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -84,7 +84,7 @@ def build_encoder_decoder(name: str, attention: str = "sdpa") -> Any:
     }
     kind, config, sizes = kinds[name]
     chosen = {"attn_implementation": attention} if attention else {}
-    model = kind._from_config(config(**sizes), **chosen).eval()
+    model = kind._from_config(config(**sizes | changes), **chosen).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
