@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--files", default=",".join(FILES), help="recorded outputs in $SPECULANT_DATA/traces")
+    parser.add_argument("--methods", default="", help="methods to decode with, where a system has them; all by default")
     parser.add_argument("--requests", type=int, default=20, help="requests per file")
     parser.add_argument("--tokens", type=int, default=120, help="maximum tokens per output")
     parser.add_argument("--max-prompt", type=int, default=1024, help="maximum prompt tokens; longer ones are skipped")
@@ -126,7 +127,13 @@ def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespac
     short = [each for each in read_recordings(path) if len(each.prompt) <= args.max_prompt]
     vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
     recordings, _ = fit_vocabulary(short[: args.requests], vocabulary)
-    totals = {f"{name} {method}": Run() for name, system in systems.items() for method in system.methods}
+    wanted = args.methods.split(",") if args.methods else None
+    totals = {
+        f"{name} {method}": Run()
+        for name, system in systems.items()
+        for method in system.methods
+        if wanted is None or method in wanted
+    }
     for place, each in enumerate(recordings):
         output, order = each.output[: args.tokens].tolist(), list(totals)
         for system in systems.values():

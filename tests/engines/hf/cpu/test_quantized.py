@@ -92,6 +92,23 @@ def matrices() -> list[QuantizedWeight]:
         found.append(pack(GroupedValues(values=values, bits=8, group=128, scales=_ones(16, 2), offset=offset)))
     values = torch.full((16, 256), 15, dtype=torch.uint8)
     found.append(pack(GroupedValues(values=values, bits=4, group=128, scales=_ones(16, 2), offset=0)))
+    for group, largest, offset, low in ((16, 63, 32, False), (32, 31, 0, True), (128, 63, 0, True)):
+        values = torch.randint(0, largest + 1, (35, 256), dtype=torch.uint8)
+        values[:3] = largest
+        scales, minima = (_numbers(35, 256, group, torch.float16) for _ in range(2))
+        found.append(
+            pack(
+                GroupedValues(
+                    values=values,
+                    bits=8,
+                    group=group,
+                    scales=scales,
+                    minima=minima if low else None,
+                    offset=offset,
+                    largest=largest,
+                )
+            )
+        )
     return found
 
 
@@ -130,15 +147,21 @@ def test_instruction_sets_agree(library: ctypes.CDLL, native: ctypes.CDLL, *, ke
 @pytest.mark.parametrize("keep", [False, True])
 def test_rows_are_independent(library: ctypes.CDLL, *, keep: bool) -> None:
     """Guards drafts: a row has the same result alone as among up to 128, for any number of threads."""
-    for outs, k, bits, group, low in ((1, 1, 8, 32, False), (150, 300, 4, 32, True), (40, 640, 8, 16, False)):
+    for outs, k, bits, group, low, largest in (
+        (1, 1, 8, 32, False, 255),
+        (150, 300, 4, 32, True, 15),
+        (40, 640, 8, 16, False, 255),
+        (150, 300, 8, 32, True, 63),
+    ):
         weight = pack(
             GroupedValues(
-                values=torch.randint(0, 1 << bits, (outs, k), dtype=torch.uint8),
+                values=torch.randint(0, largest + 1, (outs, k), dtype=torch.uint8),
                 bits=bits,
                 group=group,
                 scales=_numbers(outs, k, group, torch.float16),
                 minima=_numbers(outs, k, group, torch.float16) if low else None,
                 offset=8,
+                largest=largest,
             )
         )
         x, bias = inputs(128, k), torch.randn(outs)

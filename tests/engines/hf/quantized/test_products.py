@@ -44,7 +44,8 @@ def round_rows(x: Tensor) -> Tensor:
     rows, k = x.shape
     groups = torch.nn.functional.pad(x, (0, -k % 32)).reshape(rows, -1, 32)
     largest = groups.abs().amax(dim=-1, keepdim=True)
-    rounded = (groups * (127 / largest)).round() * (largest / 127)
+    inverse = torch.tensor(127.0) / largest  # 127 / largest would be the rounded reciprocal times 127
+    rounded = (groups * inverse).round() * (largest / 127)
     return rounded.reshape(rows, -1)[:, :k].nan_to_num()
 
 

@@ -53,6 +53,8 @@ def test_refuses_what_has_no_layout() -> None:
         GroupedValues(values=values, bits=8, group=16, scales=scales)
     with pytest.raises(ValueError, match="a table has 16 bytes"):
         GroupedValues(values=values, bits=8, group=32, scales=scales, table=torch.zeros(16, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="a value exceeds 63"):
+        GroupedValues(values=values + 64, bits=8, group=32, scales=scales, largest=63)
     with pytest.raises(ValueError, match="with factors"):
         GroupScales(numbers=torch.ones(4, 2, dtype=torch.int8))
 

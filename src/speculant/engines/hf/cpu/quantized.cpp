@@ -29,20 +29,24 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   if (rows <= 0 || count <= 0) return;
   const int64_t k = ws[0]->k, padded = ws[0]->padded, steps = padded / STEP;
 
-  // 1. The record formats that are needed.
+  // 1. The record formats that are needed, and the rows of a block.
+  const bool tiles = !keep && rows >= LEAST_TILE_ROWS && has_tiles();
+  int64_t most = tiles ? TILE_ROWS : keep ? ROWS : rows;
   std::vector<Form> forms;
   std::vector<int> form_of(count);
+  std::vector<Format> formats(count);
   for (int i = 0; i < count; i++) {
     const Quantized &w = *ws[i];
-    const int subtracted = w.bits == 8 || w.table ? CENTRE : 0;
+    const Format format = formats[i] = format_of(w, rows);
+    const int subtracted = !tiles && (format == BYTES || format == TABLE) ? CENTRE : 0;
     const Form form{keep != 0, w.group < STEP ? 2 : 1, keep ? 0 : w.offset - subtracted};
     form_of[i] = (int)(std::find(forms.begin(), forms.end(), form) - forms.begin());
     if (form_of[i] == (int)forms.size()) forms.push_back(form);
+    if (!tiles && !keep) most = std::min(most, most_rows(format, rows));
   }
 
   // 2. The place of each format's records: those of all rows, then those of the next format.
-  const bool tiles = !keep && rows >= LEAST_TILE_ROWS && has_tiles();
-  const int64_t most = tiles ? TILE_ROWS : ROWS, row_blocks = (rows + most - 1) / most;
+  const int64_t row_blocks = (rows + most - 1) / most;
   std::vector<int64_t> starts;
   int64_t bytes = 0;
   for (const Form &form : forms) starts.push_back(bytes), bytes += rows * steps * form.bytes();
@@ -83,7 +87,7 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
           for (int64_t block = task.first; block < task.last; block++)
             multiply_tiles(w, panel_of(w, block, bias, y, b == 0), (int)n, from);
         } else {
-          const Kernel kernel = choose_kernel(w, n, keep);
+          const Kernel kernel = choose_kernel(formats[task.which], forms[form].sub, n, keep);
           for (int64_t block = task.first; block < task.last; block++)
             kernel(panel_of(w, block, bias, y, b == 0), from);
         }

@@ -29,6 +29,7 @@ struct Quantized {
   int64_t outs, k, padded;      // padded: k rounded up to a multiple of 128
   int32_t bits, group, offset;  // 4 or 8; 16, 32, 64 or 128; offset: subtracted from values
   int32_t scale_kind, min_kind; // 0: float, 1: float16, 2: int8 with factors
+  int32_t largest;              // no value of 8 bits exceeds it
 };
 
 // y[rows, outs] = x[rows, k] w^T + bias; bias may be null. keep: activations are not quantised.

@@ -73,7 +73,7 @@ static void multiply_tiles(const Panel &p, int rows, int sub, const uint8_t *rec
     fetch_ahead<TILE_ROWS, FORMAT>(p, values, step);
     // 1. The weights as bytes.
     const uint8_t *wide = values;
-    if (FORMAT != BYTES) {
+    if (!in_bytes(FORMAT)) {
       wide = bytes[step % 2];
       for (int quad = 0; quad < STEP / 4; quad++)
         for (int part = 0; part < PARTS; part++)

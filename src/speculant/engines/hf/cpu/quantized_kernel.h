@@ -10,7 +10,15 @@
 #include "quantized_scales.h"
 
 #define INLINE __attribute__((always_inline)) inline
+// Most rows of a block: unrounded ones, and rounded ones by the format of the weights.
 constexpr int ROWS = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
+#if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
+template <Format FORMAT>
+constexpr int ROUNDED_ROWS = in_bytes(FORMAT) ? 8 : FORMAT == NIBBLES ? 6 : ROWS;
+#else
+template <Format>
+constexpr int ROUNDED_ROWS = ROWS;
+#endif
 constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produce long code
 // Prefetch distance in bytes, and the minimum rows for prefetching.
 #if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
@@ -34,18 +42,20 @@ struct Panel {
 };
 
 template <Format FORMAT>
-constexpr int BYTES_OF_STEP = FORMAT == BYTES ? STEP * 16 : STEP * 8;
+constexpr int BYTES_OF_STEP = in_bytes(FORMAT) ? STEP * 16 : STEP * 8;
 
 // Vectors of outputs computed together: all of a block, so that each number of a row is loaded once, or one at a time
-// if the sums, REGISTERS each, would not fit the registers.
-template <int R, int REGISTERS>
-constexpr int TOGETHER = R * PARTS * REGISTERS <= 8 ? PARTS : 1;
+// if the sums, REGISTERS each, would not fit the registers beside the weights: half-bytes take fewest.
+template <int R, Format FORMAT, bool KEEP>
+constexpr int REGISTERS = R * PARTS * (KEEP ? 2 : sizeof(Sum<FORMAT>) / sizeof(Ints));
+template <int R, Format FORMAT, bool KEEP>
+constexpr int TOGETHER = REGISTERS<R, FORMAT, KEEP> <= (FORMAT == NIBBLES && !KEEP ? 12 : 8) ? PARTS : 1;
 
 // Hardware prefetches a memory stream by itself, and on processors with VNNI works best undisturbed if a product is
 // memory-bound, as with few rows. With more computation it does not run far enough ahead: then values and scales, two
 // streams, are prefetched by the same distance in inputs.
 template <Format FORMAT>
-constexpr int FETCHED = FORMAT == BYTES ? FETCHED_BYTES : FETCHED_HALVES;
+constexpr int FETCHED = in_bytes(FORMAT) ? FETCHED_BYTES : FETCHED_HALVES;
 template <int R, Format FORMAT>
 INLINE static void fetch_ahead(const Panel &p, const uint8_t *values, int64_t step) {
   if (R < FETCHED<FORMAT> || !p.fetch) return;
@@ -96,9 +106,10 @@ INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Rounde
 #pragma GCC unroll UNROLLED
   for (int quads = slice.first_quad(); quads < slice.first_quad() + slice.QUADS; quads += 2)
 #pragma GCC unroll 2
-    for (int odd = 0; odd < 2; odd++) {
-      Weights<FORMAT> w[N];
-      for (int part = 0; part < N; part++) w[part] = Weights<FORMAT>(slice.load(quads, odd, part));
+    for (int odd = 0; odd < 2; odd += TAKEN<FORMAT>) {
+      Weights<FORMAT> w[N][TAKEN<FORMAT>];
+      for (int part = 0; part < N; part++)
+        for (int i = 0; i < TAKEN<FORMAT>; i++) w[part][i] = Weights<FORMAT>(slice.load(quads, odd + i, part));
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++)
         for (int part = 0; part < N; part++) dots[r][part].add(w[part], rows.q[r] + (quads + odd) * 4);
@@ -142,7 +153,7 @@ INLINE static void add_products(const Slice<FORMAT, SUB, N> &slice, const Kept<R
 template <int R, Format FORMAT, int SUB, bool KEEP>
 static void multiply(const Panel &p, const void *records) {
   using Record = std::conditional_t<KEEP, Kept<R, SUB>, Rounded<R, SUB>>;
-  constexpr int N = TOGETHER<R, KEEP ? 2 : sizeof(Sum<FORMAT>) / sizeof(Ints)>;
+  constexpr int N = TOGETHER<R, FORMAT, KEEP>;
   const Record *rows = (const Record *)records;
   const Words table = load_table(p.table);
   const Numbers scales = p.scales, minima = p.minima;
@@ -177,22 +188,45 @@ static void multiply(const Panel &p, const void *records) {
 
 typedef void (*Kernel)(const Panel &, const void *);
 
-template <Format FORMAT, int SUB, int R = ROWS>
-static Kernel choose_kernel(int64_t rows, bool keep) {
+template <Format FORMAT, int SUB, bool KEEP, int R>
+static Kernel choose_kernel(int64_t rows) {
   if constexpr (R > 1) {
-    if (rows < R) return choose_kernel<FORMAT, SUB, R - 1>(rows, keep);
+    if (rows < R) return choose_kernel<FORMAT, SUB, KEEP, R - 1>(rows);
   }
-  return keep ? multiply<R, FORMAT, SUB, true> : multiply<R, FORMAT, SUB, false>;
+  return multiply<R, FORMAT, SUB, KEEP>;
 }
 template <Format FORMAT>
 static Kernel choose_kernel(int sub, int64_t rows, bool keep) {
-  return sub == 2 ? choose_kernel<FORMAT, 2>(rows, keep) : choose_kernel<FORMAT, 1>(rows, keep);
+  constexpr Format KEPT = in_bytes(FORMAT) ? BYTES : FORMAT;
+  if (keep) return sub == 2 ? choose_kernel<KEPT, 2, true, ROWS>(rows) : choose_kernel<KEPT, 1, true, ROWS>(rows);
+  constexpr int MOST = ROUNDED_ROWS<FORMAT>;
+  return sub == 2 ? choose_kernel<FORMAT, 2, false, MOST>(rows) : choose_kernel<FORMAT, 1, false, MOST>(rows);
 }
-static Kernel choose_kernel(const Quantized &w, int64_t rows, bool keep) {
-  const int sub = w.group < STEP ? 2 : 1;
-  if (w.bits == 8) return choose_kernel<BYTES>(sub, rows, keep);
-  return w.table ? choose_kernel<TABLE>(sub, rows, keep) : choose_kernel<NIBBLES>(sub, rows, keep);
+
+// The format as which `rows` rows read a matrix: one or two wait for memory, and bytes of 6 bits gain them nothing.
+static Format format_of(const Quantized &w, int64_t rows) {
+  if (w.bits == 8) return w.largest <= SIX_BITS_LARGEST && rows > 2 ? SIX_BITS : BYTES;
+  return w.table ? TABLE : NIBBLES;
 }
+static Kernel choose_kernel(Format format, int sub, int64_t rows, bool keep) {
+  if (format == BYTES) return choose_kernel<BYTES>(sub, rows, keep);
+  if (format == NIBBLES) return choose_kernel<NIBBLES>(sub, rows, keep);
+  if (format == TABLE) return choose_kernel<TABLE>(sub, rows, keep);
+  if constexpr (SIX_BITS_LARGEST > 0) return choose_kernel<SIX_BITS>(sub, rows, keep);
+  return nullptr;  // not reached
+}
+
+// The most rows of a block of `rows` rounded ones. Large blocks are faster with 6 bits, else only if one holds all rows.
+template <Format FORMAT>
+constexpr int64_t most_rows(int64_t rows) {
+  return FORMAT == SIX_BITS || rows <= ROUNDED_ROWS<FORMAT> ? ROUNDED_ROWS<FORMAT> : ROWS;
+}
+static int64_t most_rows(Format format, int64_t rows) {
+  if (format == BYTES) return most_rows<BYTES>(rows);
+  if (format == SIX_BITS) return most_rows<SIX_BITS>(rows);
+  return format == NIBBLES ? most_rows<NIBBLES>(rows) : most_rows<TABLE>(rows);
+}
+
 // Block `block` of a matrix; its results are written to y, [rows, outs].
 static Panel panel_of(const Quantized &w, int64_t block, const float *bias, float *y, bool fetch) {
   const int64_t groups = w.padded / w.group * 16, supers = (w.padded + 255) / 256 * 16, out = block * 16;

@@ -6,7 +6,7 @@
 // |---|---|---|
 // | AVX512-VNNI | 16 | vpdpbusd, unsigned weights |
 // | AVX-VNNI, or SPECULANT_WIDTH=8 | 8 | the same |
-// | AVX2 | 8 | maddubs: half-bytes with 16-bit additions, bytes as signs and magnitudes |
+// | AVX2 | 8 | maddubs: half-bytes and bytes below 64 with 16-bit additions, other bytes as signs and magnitudes |
 // | others | 4 | 32-bit multiplications, with generic compiler vectors |
 
 #pragma once
@@ -69,8 +69,9 @@ static inline Floats to_floats(Ints x) {
 #endif
 }
 
-// Formats of values: bytes, half-bytes, or half-bytes translated by a table.
-enum Format { BYTES, NIBBLES, TABLE };
+// Formats of values: bytes, bytes of 6 bits, half-bytes, or half-bytes translated by a table.
+enum Format { BYTES, SIX_BITS, NIBBLES, TABLE };
+constexpr bool in_bytes(Format format) { return format == BYTES || format == SIX_BITS; }
 
 // The table of 16 bytes in each 128-bit lane.
 static inline Words load_table(const uint8_t *table) {
@@ -95,18 +96,23 @@ static inline Words translate(Words table, Words halves) {
 // The values of four inputs, unsigned: number `quads` of a step, which is even, or the `odd` one after it.
 template <Format FORMAT>
 static inline Words load_values(const uint8_t *values, int quads, int odd, Words table) {
-  if constexpr (FORMAT == BYTES) return *(const Words *)(values + (quads + odd) * 64);
+  if constexpr (in_bytes(FORMAT)) return *(const Words *)(values + (quads + odd) * 64);
   const Words both = *(const Words *)(values + quads * 32);
   const Words halves = (odd ? both >> 4 : both) & 0x0F0F0F0F;
   return FORMAT == TABLE ? translate(table, halves) : halves;
 }
 
-// Subtracted from bytes, and from values of a table, before they are multiplied.
+// Subtracted from bytes, and from values of a table, before they are multiplied; the largest bytes of 6 bits, which are
+// not multiplied as other bytes are.
 #if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
-constexpr int CENTRE = 128;
+constexpr int CENTRE = 128, SIX_BITS_LARGEST = 63;
 #else
-constexpr int CENTRE = 0;
+constexpr int CENTRE = 0, SIX_BITS_LARGEST = -1;
 #endif
+
+// The number of quads that a product takes.
+template <Format FORMAT>
+constexpr int TAKEN = FORMAT == SIX_BITS ? 2 : 1;
 
 // An integer sum of products of values, unsigned or minus CENTRE, plus `start`.
 #if defined(QUANTIZED_AVX512) || defined(QUANTIZED_VNNI)
@@ -122,13 +128,13 @@ template <Format FORMAT>
 struct Sum {
   Ints sum;
   void begin(int32_t start) { sum = spread(start); }
-  void add(const Weights<FORMAT> &w, const int8_t *q) {
+  void add(const Weights<FORMAT> *w, const int8_t *q) {
 #if defined(QUANTIZED_AVX512)
-    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w.u, (__m512i)spread(four(q)));
+    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w->u, (__m512i)spread(four(q)));
 #elif defined(__AVXVNNI__)
-    sum = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w.u, (__m256i)spread(four(q)));
+    sum = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w->u, (__m256i)spread(four(q)));
 #else
-    sum = (Ints)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)w.u, (__m256i)spread(four(q)));
+    sum = (Ints)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)w->u, (__m256i)spread(four(q)));
 #endif
   }
   Ints total(int32_t) const { return sum; }
@@ -138,6 +144,12 @@ struct Sum {
 
 // Forms a sum now: the compiler would otherwise wait for all products, which do not fit the registers.
 static inline void settle(__m256i &sum) { asm("" : "+x"(sum)); }
+
+// Two products each of unsigned weights with activations, 16 bits.
+static inline __m256i multiply_pairs(__m256i w, const int8_t *q) {
+  return _mm256_maddubs_epi16(w, (__m256i)spread(four(q)));
+}
+static inline __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 // Bytes, minus 128. Two products of magnitudes with activations are at most 2 * 128 * 127, which fits 16 bits.
 template <Format>
@@ -151,32 +163,49 @@ template <Format FORMAT>
 struct Sum {
   __m256i sum;
   void begin(int32_t start) { sum = (__m256i)spread(start); }
-  void add(const Weights<FORMAT> &w, const int8_t *q) {
-    const __m256i signs = _mm256_sign_epi8((__m256i)spread(four(q)), w.w);
-    const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, signs);
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  void add(const Weights<FORMAT> *w, const int8_t *q) {
+    const __m256i signs = _mm256_sign_epi8((__m256i)spread(four(q)), w->w);
+    sum = _mm256_add_epi32(sum, widen(_mm256_maddubs_epi16(w->magnitude, signs)));
     settle(sum);
   }
   Ints total(int32_t) const { return (Ints)sum; }
 };
 
-// Products of half-bytes with activations, at most 15 * 127, are added in 16 bits: 16 of them fit.
+// Bytes of 6 bits: four products with activations, at most 4 * 63 * 127, fit 16 bits.
 template <>
-struct Weights<NIBBLES> {
+struct Weights<SIX_BITS> {
   __m256i u;
   Weights() = default;
   explicit Weights(Words values) : u((__m256i)values) {}
 };
 
 template <>
+struct Sum<SIX_BITS> {
+  __m256i sum;
+  void begin(int32_t start) { sum = (__m256i)spread(start); }
+  void add(const Weights<SIX_BITS> *w, const int8_t *q) {
+    const __m256i pairs = _mm256_add_epi16(multiply_pairs(w[0].u, q), multiply_pairs(w[1].u, q + 4));
+    sum = _mm256_add_epi32(sum, widen(pairs));
+    settle(sum);
+  }
+  Ints total(int32_t) const { return (Ints)sum; }
+};
+
+// Half-bytes: 16 products with activations, at most 16 * 15 * 127, fit 16 bits.
+template <>
+struct Weights<NIBBLES> : Weights<SIX_BITS> {
+  using Weights<SIX_BITS>::Weights;
+};
+
+template <>
 struct Sum<NIBBLES> {
   __m256i pairs;
   void begin(int32_t) { pairs = _mm256_setzero_si256(); }
-  void add(const Weights<NIBBLES> &w, const int8_t *q) {
-    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w.u, (__m256i)spread(four(q))));
+  void add(const Weights<NIBBLES> *w, const int8_t *q) {
+    pairs = _mm256_add_epi16(pairs, multiply_pairs(w->u, q));
     settle(pairs);
   }
-  Ints total(int32_t start) const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) + spread(start); }
+  Ints total(int32_t start) const { return (Ints)widen(pairs) + spread(start); }
 };
 
 #else
@@ -194,8 +223,8 @@ template <Format FORMAT>
 struct Sum {
   Ints sum;
   void begin(int32_t start) { sum = spread(start); }
-  void add(const Weights<FORMAT> &w, const int8_t *q) {
-    for (int i = 0; i < 4; i++) sum += w.bytes[i] * q[i];
+  void add(const Weights<FORMAT> *w, const int8_t *q) {
+    for (int i = 0; i < 4; i++) sum += w->bytes[i] * q[i];
   }
   Ints total(int32_t) const { return sum; }
 };

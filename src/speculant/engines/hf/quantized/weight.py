@@ -34,7 +34,7 @@ class QuantizedArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "scales", "scale_factors", "minima", "min_factors", "table")),
         *((name, ctypes.c_int64) for name in ("outs", "k", "padded")),
-        *((name, ctypes.c_int32) for name in ("bits", "group", "offset", "scale_kind", "min_kind")),
+        *((name, ctypes.c_int32) for name in ("bits", "group", "offset", "scale_kind", "min_kind", "largest")),
     )
 
 
@@ -69,6 +69,7 @@ class GroupedValues:
         minima: the same, or None for zeros.
         offset: subtracted from a value before it is scaled.
         table: uint8 [16], values that 4-bit codes encode; None for the codes themselves.
+        largest: no 8-bit value exceeds this; some kernels multiply values below 64 faster.
     """
 
     values: Tensor
@@ -78,6 +79,7 @@ class GroupedValues:
     minima: GroupScales | None = None
     offset: int = 0
     table: Tensor | None = None
+    largest: int = 255
 
     def __post_init__(self) -> None:
         outs, k = self.values.shape
@@ -86,6 +88,8 @@ class GroupedValues:
         table = self.table
         if table is not None and (self.bits != 4 or table.shape != (16,) or table.dtype is not torch.uint8):
             raise ValueError("a table has 16 bytes and belongs to values of 4 bits")
+        if self.largest < 255 and self.values.numel() and int(self.values.max()) > self.largest:
+            raise ValueError(f"a value exceeds {self.largest}")
         for each in (self.scales, self.minima):
             if each is None:
                 continue
@@ -119,6 +123,7 @@ class QuantizedWeight:
     minima: GroupScales | None = None
     offset: int = 0
     table: Tensor | None = None
+    largest: int = 255
 
     @property
     def bytes(self) -> int:
@@ -142,7 +147,7 @@ class QuantizedWeight:
         found = QuantizedArguments(outs=self.outs, k=self.k, padded=pad(self.k, INPUTS))
         for name, part in self.tensors().items():
             setattr(found, name, part.data_ptr())
-        found.bits, found.group, found.offset = self.bits, self.group, self.offset
+        found.bits, found.group, found.offset, found.largest = self.bits, self.group, self.offset, self.largest
         found.scale_kind = _KINDS[self.scales.numbers.dtype]
         found.min_kind = 0 if self.minima is None else _KINDS[self.minima.numbers.dtype]
         return found
@@ -167,6 +172,7 @@ class QuantizedWeight:
             minima=None if self.minima is None else self._unpack(self.minima),
             offset=self.offset,
             table=self.table,
+            largest=self.largest,
         )
 
     def _unpack(self, scales: GroupScales) -> GroupScales:
@@ -208,6 +214,7 @@ def pack(matrix: GroupedValues) -> QuantizedWeight:
         minima=None if matrix.minima is None else pack_scales(matrix.minima),
         offset=matrix.offset,
         table=matrix.table,
+        largest=matrix.largest,
     )
 
 

@@ -18,7 +18,7 @@ SIZES = [(48, 512), (19, 1024), (5, 96), (33, 352)]
 
 def assert_same(found: QuantizedWeight, expected: QuantizedWeight) -> None:
     """Check that all parts are the same to the last bit, padding included."""
-    names = ("outs", "k", "bits", "group", "offset", "bytes")
+    names = ("outs", "k", "bits", "group", "offset", "largest", "bytes")
     assert all(getattr(found, name) == getattr(expected, name) for name in names)
     ours, theirs = found.tensors(), expected.tensors()
     assert ours.keys() == theirs.keys()

@@ -52,6 +52,7 @@ def unpack(blocks: Tensor, kind: str, outs: int, k: int) -> GroupedValues:
         minima=None if parts.minima is None else by_rows(parts.minima, parts.min_factors),
         offset=layout.offset,
         table=byte_table(layout.table, layout.offset),
+        largest=layout.largest,
     )
 
 

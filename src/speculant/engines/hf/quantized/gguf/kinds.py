@@ -44,7 +44,7 @@ class BlockKind:
         code: ggml's number of the kind.
         inputs: inputs per block.
         size: bytes per block.
-        bits, group, offset: layout of the values here; see `GroupedValues`.
+        bits, group, offset, largest: layout of the values here; see `GroupedValues`.
         scales: dtype of the scales and minima.
         minima: whether there are minima.
         table: values that 4-bit codes encode; empty for the codes themselves.
@@ -59,20 +59,23 @@ class BlockKind:
     scales: torch.dtype = torch.float16
     minima: bool = False
     table: tuple[int, ...] = ()
+    largest: int = 255
 
 
 KINDS = MappingProxyType(
     {
         "Q4_0": BlockKind(code=2, inputs=32, size=18, bits=4, group=32, offset=8),
         "Q4_1": BlockKind(code=3, inputs=32, size=20, bits=4, group=32, minima=True),
-        "Q5_0": BlockKind(code=6, inputs=32, size=22, bits=8, group=32, offset=16),
-        "Q5_1": BlockKind(code=7, inputs=32, size=24, bits=8, group=32, minima=True),
+        "Q5_0": BlockKind(code=6, inputs=32, size=22, bits=8, group=32, offset=16, largest=31),
+        "Q5_1": BlockKind(code=7, inputs=32, size=24, bits=8, group=32, minima=True, largest=31),
         "Q8_0": BlockKind(code=8, inputs=32, size=34, bits=8, group=32, offset=128),
         "Q2_K": BlockKind(code=10, inputs=256, size=84, bits=4, group=16, scales=torch.int8, minima=True),
         "Q3_K": BlockKind(code=11, inputs=256, size=110, bits=4, group=16, offset=4, scales=torch.int8),
         "Q4_K": BlockKind(code=12, inputs=256, size=144, bits=4, group=32, scales=torch.int8, minima=True),
-        "Q5_K": BlockKind(code=13, inputs=256, size=176, bits=8, group=32, scales=torch.int8, minima=True),
-        "Q6_K": BlockKind(code=14, inputs=256, size=210, bits=8, group=16, offset=32, scales=torch.int8),
+        "Q5_K": BlockKind(
+            code=13, inputs=256, size=176, bits=8, group=32, scales=torch.int8, minima=True, largest=31
+        ),
+        "Q6_K": BlockKind(code=14, inputs=256, size=210, bits=8, group=16, offset=32, scales=torch.int8, largest=63),
         "IQ4_NL": BlockKind(code=20, inputs=32, size=18, bits=4, group=32, offset=128, table=IQ4),
         "IQ4_XS": BlockKind(
             code=23, inputs=256, size=136, bits=4, group=32, offset=128, scales=torch.int8, table=IQ4

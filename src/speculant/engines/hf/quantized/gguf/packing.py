@@ -97,6 +97,7 @@ def _allocate(layout: BlockKind, outs: int, k: int) -> QuantizedWeight:
         minima=numbers() if layout.minima else None,
         offset=layout.offset,
         table=byte_table(layout.table, layout.offset),
+        largest=layout.largest,
     )
 
 
