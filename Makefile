@@ -48,7 +48,7 @@ test-all: setup
 	$(MAKE) -j 2 checks
 	$(PYTEST) -m 'not matrix and not sglang and not browser and not clients and not fuzz'
 
-# All that continuous integration runs and what it leaves out for time: slow tests and other projects' packages.
+# All that continuous integration runs and what it omits to save time: slow tests, the oldest transformers, peers.
 test-everything:
 	$(MAKE) test-all
 	$(MAKE) test-oldest

@@ -35,6 +35,8 @@ LOSSLESS = [
     for name, each in METHODS.items()
     if each.exactness == "lossless" and not each.drafts_text and (not each.heads or name in HEADED)
 ]
+# The same of every head is among the fast tests of heads.
+EVERY = [pytest.param(name, marks=pytest.mark.slow if METHODS[name].heads else ()) for name in LOSSLESS]
 
 
 class GuessingDrafter(Drafter):
@@ -252,7 +254,7 @@ def plain_batch(temperature: float) -> list[list[int]]:
 
 
 # Alone by a seed and in batches greedily are the fast ones: every method meets both samplers and both ways of decoding.
-@pytest.mark.parametrize("method", LOSSLESS)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("sample", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> None:
     """Guards the real drafters, whose drafts depend on what they learned; all but sampled drafts keep the tokens."""
@@ -271,7 +273,7 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
         assert stats.mat > 1.2  # the second time it knows the text
 
 
-@pytest.mark.parametrize("method", LOSSLESS)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("temperature", [0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_every_method_gives_a_batch_the_texts_of_requests_alone(method: str, temperature: float) -> None:
     """Guards the same in batches, where drafts share a pass."""

@@ -109,11 +109,11 @@ def test_a_batch_of_four(pair: tuple[Any, Any]) -> None:
     prompts = [PROMPT, [7], [3, 4, 5], [11] * 9]
     speculator = Speculator.from_transformers(target, method="draft-model", draft_model=draft, nodes=12)
     plain = Speculator.from_transformers(target, method="none")
-    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0}
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0}
     results = speculator.generate_batch(prompts, size=4, **options)
     assert [each.ids for each in results] == [plain.generate(prompt, **options).ids for prompt in prompts]
     assert sum(each.stats.accepted for each in results) > 0
-    sampled = [speculator.generate_batch(prompts, size=4, max_new_tokens=20, temperature=1.0, seed=3) for _ in range(2)]
+    sampled = [speculator.generate_batch(prompts, size=4, max_new_tokens=10, temperature=1.0, seed=3) for _ in range(2)]
     assert [each.ids for each in sampled[0]] == [each.ids for each in sampled[1]]
 
 
