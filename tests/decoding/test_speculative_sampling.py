@@ -120,7 +120,7 @@ def test_a_batch_of_four(pair: tuple[Any, Any]) -> None:
 def test_several_turns_on_one_cache(pair: tuple[Any, Any]) -> None:
     """Guards the draft model's own cache in a conversation, where the target's is kept and its is made anew."""
     target, draft = pair
-    speculator = Speculator.from_transformers(target, method="draft-model", draft_model=draft, nodes=4)
+    speculator = Speculator.from_transformers(target, draft_model=draft, nodes=4)  # the default method
     first = speculator.generate(PROMPT, max_new_tokens=12, temperature=0)
     asked = [*PROMPT, *first.ids, 9, 8]
     plain = target.generate(torch.tensor([asked]), max_new_tokens=12, do_sample=False)[0, len(asked) :].tolist()

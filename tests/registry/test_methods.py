@@ -97,8 +97,9 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
 
 
 def test_the_default_method() -> None:
-    """A head is united with `mix`, but for rules that take drawn tokens, its own settings, and while it learns."""
+    """A draft model drafts; a head is united with `mix` but for drawn tokens, its own settings, and while it learns."""
     assert default_method() == default_method(online=True) == "mix"
+    assert default_method(draft_model=True) == "draft-model"
     assert default_method("eagle2") == default_method("eagle2", verifier="sample-then-follow") == "mix-head"
     assert default_method("eagle2", verifier="speculative-sampling") == "eagle2"
     assert default_method("medusa", online=True) == "medusa"

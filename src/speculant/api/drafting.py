@@ -159,9 +159,15 @@ def _choose_method(asked: DraftingOptions, own: CheckedDrafter | None, head: Loa
         return method_of(own.inner)
     if asked.method is not None:
         return find_method(asked.method)
-    trained = None if head is None else head.method
-    online = bool(asked.online)
-    return find_method(default_method(trained, verifier=asked.verifier, online=online, settings=asked.settings))
+    return find_method(
+        default_method(
+            None if head is None else head.method,
+            verifier=asked.verifier,
+            online=bool(asked.online),
+            settings=asked.settings,
+            draft_model=asked.draft_model is not None,
+        )
+    )
 
 
 def _check_options(asked: DraftingOptions, own: CheckedDrafter | None, method: Method) -> None:

@@ -88,7 +88,13 @@ def load_speculator(
         found = None if drafting.head is None else read_head(drafting.head, named)
         own = None if found is None else found.format.method
         method = named or find_method(
-            default_method(own, verifier=drafting.verifier, online=bool(drafting.online), settings=drafting.settings)
+            default_method(
+                own,
+                verifier=drafting.verifier,
+                online=bool(drafting.online),
+                settings=drafting.settings,
+                draft_model=bool(named_drafts),
+            )
         )
         check_keeps(method, drafting)
         check_verifier(method.name, drafting.verifier, lossy=drafting.lossy)

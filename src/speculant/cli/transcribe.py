@@ -72,7 +72,7 @@ def transcribe(
         check_no_input("--memory", drafting.memory, [audio])
     check_result("--json", json, JSON, [audio, drafting.memory])
     if drafting.draft_model and drafting.method is None and drafting.drafter is None:
-        drafting = replace(drafting, method="draft-model", verifier=drafting.verifier or "sample-then-follow")
+        drafting = replace(drafting, verifier=drafting.verifier or "sample-then-follow")
     check_drafting(drafting)
     check_named(model, drafting)
     loaded = load_speculator(model, drafting)

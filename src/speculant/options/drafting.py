@@ -68,9 +68,10 @@ class DraftingOptions:
     In the library a model, head or drafter may be an object; on the command line each is named.
 
     Attributes:
-        method: a name from `speculant methods`; None for "mix", united with the head if there is one ("mix-head").
-            Where the model's checkpoint has MTP layers of its own they are the head; a named method leaves them out
-            unless it drafts with a head. Distilled heads, and heads under rules that take drawn tokens, draft alone.
+        method: a name from `speculant methods`; None for "draft-model" with a draft model, else for "mix", united with
+            the head if there is one ("mix-head"). Without a draft model, MTP layers in the model's checkpoint are the
+            head; a named method ignores them unless it drafts with a head. Distilled heads, and heads under rules that
+            take drawn tokens, draft alone.
         drafter: a `speculant.core.drafter.Drafter` of your own, or "module:Class", in place of a method. Options that
             make a drafter are refused beside it.
         strict: whether to refuse a model that drafts cannot be verified on; else it is decoded plainly, without what
@@ -111,7 +112,7 @@ class DraftingOptions:
 
     method: str | None = _option(
         None,
-        "drafting method, see `speculant methods`; default: mix-head with --head, else mix",
+        "drafting method, see `speculant methods`; default: mix, with --head mix-head, with --draft-model draft-model",
         kinds.name(lambda: [*METHODS]),
     )
     drafter: Any = _option(
@@ -140,7 +141,7 @@ class DraftingOptions:
     lossy: bool = _option(False, "allow acceptance rules that change the output", kinds.FLAG)
     draft_model: Any = _option(
         None,
-        "smaller model, for methods that need one; repeatable for specinfer, cs-drafting; default: the bundled model's",
+        "smaller model that drafts; repeatable for specinfer, cs-drafting; default: the bundled model's",
         kinds.MODEL,
         several=True,
     )

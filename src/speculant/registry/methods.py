@@ -65,9 +65,14 @@ def find_method(name: str) -> Method:
 
 
 def default_method(
-    own: str | None = None, *, verifier: str | None = None, online: bool = False, settings: Any = None
+    own: str | None = None,
+    *,
+    verifier: str | None = None,
+    online: bool = False,
+    settings: Any = None,
+    draft_model: bool = False,
 ) -> str:
-    """Return the default method: `mix`, combined with the head if there is one.
+    """Return the default method: `mix`, combined with the head if there is one, or `draft-model` with a draft model.
 
     A head drafts alone if it is distilled online, if the acceptance rule takes sampled tokens (those of the combination
     are chosen), or if settings are given that only its own method has.
@@ -77,12 +82,13 @@ def default_method(
         verifier: the acceptance rule that the user named, or None.
         online: whether the head learns while it drafts.
         settings: settings that the user gave: an object of a settings class, a dict, texts "name=value", or None.
+        draft_model: whether the user named a draft model.
 
     Raises:
         UsageError: there is no such rule.
     """
     if own is None:
-        return "mix"
+        return "draft-model" if draft_model else "mix"
     if settings and not _has_settings(METHODS["mix-head"], settings):
         return own
     drawn = verifier is not None and "iid" in find_rule(verifier, lossy=True)[0].drafts
