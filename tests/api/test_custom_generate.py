@@ -97,18 +97,19 @@ def test_rows_that_end_early_are_padded() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"min_new_tokens": 12, "eos_token_id": list(range(3, 30))},
-        {"repetition_penalty": 1.4},
-        {"no_repeat_ngram_size": 2},
-        {"prefix_allowed_tokens_fn": lambda place, ids: [3 + place, 20 + place, 40 + len(ids) % 7, 50]},
-        {"bad_words_ids": [[7], [9, 11]], "exponential_decay_length_penalty": (5, 1.5)},
-    ],
-    ids=["min-new-tokens", "repetition", "no-repeat", "prefix-allowed", "bad-words"],
+    ("options", "name"),
+    in_turn(
+        [
+            {"min_new_tokens": 12, "eos_token_id": list(range(3, 30))},
+            {"repetition_penalty": 1.4},
+            {"no_repeat_ngram_size": 2},
+            {"prefix_allowed_tokens_fn": lambda place, ids: [3 + place, 20 + place, 40 + len(ids) % 7, 50]},
+            {"bad_words_ids": [[7], [9, 11]], "exponential_decay_length_penalty": (5, 1.5)},
+        ],
+        ["llama", "gpt2"],
+    ),
 )
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_processors_see_what_generate_shows_them(name: str, options: dict[str, Any]) -> None:
+def test_processors_see_what_generate_shows_them(options: dict[str, Any], name: str) -> None:
     """Guards processors that read the prefix or count it: padding in front is part of it, a row's place is its own."""
     model, inputs = tiny_model(name), prompts()
     plain = model.generate(**inputs, **GREEDY | options)

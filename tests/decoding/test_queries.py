@@ -11,6 +11,7 @@ import torch
 
 from guesses import alone, prompts
 from models import tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
@@ -106,9 +107,10 @@ def test_queries_are_answered_never_accepted_or_counted(name: str, nodes: int | 
     assert asking.asked > 0
 
 
-@pytest.mark.parametrize("method", ["jacobi", "lookahead"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("temperature", [0, 0.7])
+@pytest.mark.parametrize(
+    ("name", "method", "temperature"),
+    in_turn([(name, method) for method in ("jacobi", "lookahead") for name in ("llama", "gemma3", "gpt2")], [0, 0.7]),
+)
 def test_texts_are_those_of_plain_decoding(name: str, method: str, temperature: float) -> None:
     """Alone and in batches, greedy and seeded, with sliding windows and learned positions."""
     model = tiny_model(name)

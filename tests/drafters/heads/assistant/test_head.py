@@ -23,6 +23,7 @@ from gemmas import (
     gemma,
     loaded_assistant,
 )
+from pairwise import in_turn
 from passes import plain_text
 from speculant import PrefixCache, Speculator
 from speculant.core.engine import RequestedOutputs
@@ -178,8 +179,7 @@ def test_greedy_text_is_the_targets(name: str, tree: str) -> None:
     check_greedy(model, assistant(model, **CLUSTERS), settings={"tree": tree})
 
 
-@pytest.mark.parametrize("method", ["assistant", "mix-head"])
-@pytest.mark.parametrize("name", ["shared", "own"])
+@pytest.mark.parametrize(("name", "method"), in_turn(["shared", "own"], ["assistant", "mix-head"]))
 def test_seeded_text_is_plain_decodings(name: str, method: str) -> None:
     """Guards sampling by seed, alone, in a batch and united with a memory, and drafts that are drawn from q."""
     model = gemma(name, vocab_size=VOCABULARY)

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("phi3 (rope: longrope)", "sdpa", "trees", marks=PHI3),
         ("llama (a window left in its config)", "sdpa", "trees"),
         ("doge", "sdpa", "refused"),
-        ("janus", "sdpa", "trees"),
+        pytest.param("janus", "sdpa", "trees", marks=pytest.mark.slow),
         ("paligemma", "sdpa", "trees"),
     ],
 )

@@ -29,8 +29,8 @@ if not hasattr(STATES, "LinearAttentionLayer"):
 # with states that the classes keep on modules and beside the layers of a cache.
 MODELS = ["qwen3_5_text", "kimi_linear", "mamba2", "falcon_h1", "jamba", "zamba", "lfm2", "inkling_text"]
 MODELS += ["recurrent_gemma", "minimax"]
-# Kimi's own classes loop over a text in Python; its rows alone are compared among the fast tests.
-WITHOUT_LOOPS = [pytest.param(name, marks=pytest.mark.slow if name == "kimi_linear" else ()) for name in MODELS]
+LOOPS = "kimi_linear"  # whose classes loop over a text in Python; its rows alone are compared among the fast tests
+WITHOUT_LOOPS = [pytest.param(name, marks=pytest.mark.slow if name == LOOPS else ()) for name in MODELS]
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
 
 
@@ -93,8 +93,10 @@ PATHS = ([], [0], [0, 1], [0, 1, 3], [0, 2, 4])
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [  # every path on one model, and one past rejected nodes on each
-        pytest.param(name, path, marks=() if name == MODELS[0] or path == PATHS[-1] else pytest.mark.slow)
+    [  # every path on one model, and one past rejected nodes on each without loops
+        pytest.param(
+            name, path, marks=() if name == MODELS[0] or (path == PATHS[-1] and name != LOOPS) else pytest.mark.slow
+        )
         for name in MODELS
         for path in PATHS
     ],
