@@ -5,9 +5,9 @@ BIN    := $(VENV)/bin
 # Python compiles what is imported when it is; compiling every file of every package takes longer than the installation.
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels native checks test-oldest \
-	test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser screenshots test-clients \
-	test-fuzz docs notebooks wheel clean
+.PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels further-kernels native \
+	checks test-oldest test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser \
+	screenshots test-clients test-fuzz docs notebooks wheel clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -26,15 +26,17 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 # What is compiled once and kept in .pytest_cache: kernels of the drafters and the C++ code. Processes that begin together
-# would compile the same ones side by side, so kernels are made on one core while the other does the rest, longest first.
+# would compile the same ones side by side, so `mix` compiles its own on one core, and the others on the other.
 kernels: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text \
-		tests/drafters/test_contract.py::test_limits_waste_no_nodes
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text
+
+further-kernels: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/drafters/test_contract.py::test_limits_waste_no_nodes -k 'not mix'
 
 native: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone
 
-checks: lint kernels typecheck native
+checks: kernels lint further-kernels typecheck native
 
 test: setup
 	$(MAKE) -j 2 checks
