@@ -48,9 +48,8 @@ def speculator_of(model: Any, head: Any = None, method: str = "eagle2", **option
 )
 def test_greedy_text_is_the_targets(name: str, fast: bool | None) -> None:
     """Guards every architecture, sliding windows included: alone, in chunks, in batches, with CPU code, in turns."""
-    model, method = endless(name), "eagle2"
-    head, settings = oracle(model, begin=5, noise=NOISE), {"depth": 3}
-    speculator = speculator_of(model, head, method, fast=fast, settings=settings, nodes=6)
+    model = endless(name)
+    speculator = speculator_of(model, oracle(model, begin=5, noise=NOISE), fast=fast, settings={"depth": 3}, nodes=6)
     plain = plain_text(model, torch.tensor([PROMPT]), 24)
     first = speculator.generate(PROMPT, **GREEDY)
     assert first.ids == plain
@@ -60,7 +59,7 @@ def test_greedy_text_is_the_targets(name: str, fast: bool | None) -> None:
     asked = [*PROMPT, *plain, 17, 4]
     again = plain_text(model, torch.tensor([asked]), 24)
     assert speculator.generate(asked, cache=first.cache, **GREEDY).ids == again
-    together = speculator_of(model, random_head(model), method).generate_batch(prompts(), **GREEDY)
+    together = speculator_of(model, random_head(model)).generate_batch(prompts(), **GREEDY)
     assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), 24) for each in prompts()]
 
 
