@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from speculant.cli.main import main
-from speculant.cli.methods_table import BEGIN, END, HEADINGS, markdown_table
+from speculant.cli.methods_table import HEADINGS, markdown_table
 from speculant.registry import METHODS, VERIFIERS
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods.md"
+BEGIN = "<!-- written by `speculant methods --markdown` -->"
+END = "<!-- end of the table of methods -->"
 PROGRAM = """
 import sys
 from speculant.cli.main import main

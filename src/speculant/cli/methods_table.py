@@ -10,8 +10,6 @@ from speculant.registry import VERIFIERS, Method
 
 HEADINGS = ("method", "family", "requires", "memory", "paper")
 WIDTH = 120  # of the lines of the documentation
-BEGIN = "<!-- written by `speculant methods --markdown` -->"
-END = "<!-- end of the table of methods -->"
 
 _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
