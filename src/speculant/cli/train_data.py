@@ -26,7 +26,8 @@ the first missing shard and gives the same texts. A larger --texts adds to them.
 
 EXAMPLES = """
 speculant train data --model your/model --prompts chats.jsonl --out texts
-speculant train data --model your/model --prompts books.txt --opening 6-24 --texts 5000 --out texts
+speculant train data --model your/model --prompts books.txt \\
+    --opening 6-24 --texts 5000 --out texts
 """
 MIX = "mix"
 MAX_ROWS = 64  # rows per shard, unless --rows is given
