@@ -127,7 +127,8 @@ def learn(
     from speculant.cli.base_answers import write_answers
     from speculant.cli.corpus import find
     from speculant.cli.files import check_memory_output
-    from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
+    from speculant.cli.loading import load_speculator, model_name
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.prompts import read_prompts
     from speculant.corpus.answering import AnsweringSettings
     from speculant.corpus.rejected import Rejected

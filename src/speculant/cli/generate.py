@@ -97,7 +97,8 @@ def generate(
     from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.generation import Output, PromptRun
-    from speculant.cli.loading import check_drafting, check_named, load_speculator
+    from speculant.cli.loading import load_speculator
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.painting import can_paint
     from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
     from speculant.cli.terminal import say

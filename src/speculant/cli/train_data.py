@@ -90,7 +90,8 @@ def data(
     model: Annotated[ModelOptions, Take(without=("fast",))],
 ) -> int:
     """Read the prompts and write the shards."""
-    from speculant.cli.loading import check_named, load, model_name, model_title
+    from speculant.cli.loading import load, model_name, model_title
+    from speculant.cli.loading_checks import check_named
     from speculant.cli.prompts import read_prompts
     from speculant.cli.terminal import count_noun, importing, progress, say
 

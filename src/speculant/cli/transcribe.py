@@ -60,7 +60,8 @@ def transcribe(
     """Check the options, load the model, transcribe."""
     from speculant.api.transcription import TASKS, read_sound
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
-    from speculant.cli.loading import check_drafting, check_named, load_speculator
+    from speculant.cli.loading import load_speculator
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.terminal import waiting
 
     if model.model is None:
