@@ -9,6 +9,8 @@ machine compare the former, with one thread.
 
     python benchmarks/cpu_quantised.py $SHAPE --folder FILES -o FILE
 
+`--step-cost` writes the passes of one system in one format as the curve that `sizing.py` and `speculant replay` read.
+
 Results in FILE for other formats, parts and recorded files are kept. The GGUF files are kept in FILES, which must hold
 OpenVINO's files in openvino-int8 and openvino-int4, written by `optimum-cli export openvino`. Needs
 speculant[llamacpp], openvino and openvino-genai.
@@ -23,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ OPENVINO = {"q8_0": "openvino-int8", "q4_0": "openvino-int4", "q4_k": "openvino-
 SYSTEMS = ("speculant", "llama.cpp", "openvino")
 FILES = ("instructcoder", "sharegpt", "gsm8k", "cnn")
 PARTS = ("passes", "forced", "prompt")
-ROWS, CACHED = (1, 2, 4, 8, 16, 32), 64
+ROWS, CACHED = "1,2,4,8,16,32", 64
 PROMPT, PROMPTS = 1000, 2
 
 
@@ -60,6 +62,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=120, help="maximum tokens per output")
     parser.add_argument("--max-prompt", type=int, default=1024, help="maximum prompt tokens; longer ones are skipped")
     parser.add_argument("--rounds", type=int, default=7, help="passes per number of rows")
+    parser.add_argument("--rows", default=ROWS, help="rows of a pass, from 1 on")
+    parser.add_argument("--step-cost", type=Path, help="also write the passes of the one system and format as a curve")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--first-token", metavar="SYSTEM,FORMAT", help="measure one system in part `prompt`")
     args = parser.parse_args()
@@ -69,6 +73,9 @@ def main() -> None:
         print(json.dumps(time_first_token(system, kind, args.folder, args.threads)))
         return
     formats, names, parts = args.formats.split(","), args.systems.split(","), args.parts.split(",")
+    rows = [int(each) for each in args.rows.split(",")]
+    if args.step_cost and (len(formats), len(names), rows[0]) != (1, 1, 1):
+        parser.error("--step-cost is the curve of one system and format, from 1 row on")
     make_files(args.shape, args.folder, formats)
     report: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"formats": {}}
     report["environment"] = environment() | {"commit": commit(), "packages": versions()}
@@ -82,7 +89,10 @@ def main() -> None:
             args.out.write_text(json.dumps(report, indent=1) + "\n")
         systems = open_systems(gguf, openvino, args.threads, names)
         if "passes" in parts:
-            found["passes"] = time_passes(systems, args.rounds)
+            found["passes"] = time_passes(systems, rows, args.rounds)
+            if args.step_cost:
+                curve = step_cost(found["passes"][names[0]], f"{names[0]}, {args.shape.name} in {kind}", args)
+                args.step_cost.write_text(json.dumps(curve, indent=1) + "\n")
             args.out.write_text(json.dumps(report, indent=1) + "\n")
         if "forced" in parts:
             found.setdefault("forced", {})
@@ -94,16 +104,16 @@ def main() -> None:
         gc.collect()
 
 
-def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
+def time_passes(systems: Mapping[str, System], counts: Sequence[int], rounds: int) -> dict[str, Any]:
     """Return milliseconds of passes by system and rows, as medians and minima of alternating rounds."""
-    tokens = np.random.default_rng(0).integers(0, 100_000, CACHED + max(ROWS)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, 100_000, CACHED + max(counts)).astype(np.int32)
     runs = dict[str, Callable[[Int32], object]]()
     for name, system in systems.items():
         system.read(tokens[:CACHED])
         runs[name] = system.open_passes()
-    taken: dict[tuple[str, int], list[tuple[float, float]]] = {(name, rows): [] for name in systems for rows in ROWS}
+    taken: dict[tuple[str, int], list[tuple[float, float]]] = {(name, rows): [] for name in systems for rows in counts}
     for _ in range(rounds):
-        for rows in ROWS:
+        for rows in counts:
             for name, run in runs.items():
                 run(tokens[CACHED : CACHED + rows])  # warm-up: the CPU caches hold another system's weights
                 cpu, wall = time.process_time(), time.perf_counter()
@@ -119,6 +129,17 @@ def time_passes(systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
         }
         print(name, rows, {key: round(value, 1) for key, value in found[name][rows].items()}, flush=True)
     return found
+
+
+def step_cost(passes: Mapping[int, Mapping[str, float]], of: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the curve of passes by rows, one of which is the root (form: `speculant.sizing.step_cost`)."""
+    text = f"{of}, {args.threads} thread(s), medians of {args.rounds} passes over a chain after {CACHED} cached tokens"
+    return {
+        "what": f"{text}, CPU time",
+        "environment": environment() | {"commit": commit()},
+        "nodes": [rows - 1 for rows in passes],
+        "seconds": [round(taken["cpu"] / 1e3, 5) for taken in passes.values()],
+    }
 
 
 def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,6 @@ import http.client
 import json
 import random
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -32,11 +31,11 @@ from typing import Any
 
 import numpy as np
 
-from serving_systems import NAME, Process, speculant_command
+from processes import HttpProcess
+from serving_systems import NAME, speculant_command
 
 POSITIONS, LONG, SHORT, CHUNK = 8192, 4000, 10, 128
 READERS = (0, 1, 3)
-READY_SECONDS = 240
 
 
 def main() -> None:
@@ -79,31 +78,11 @@ def model_folder(scratch: Path) -> Path:
 @contextmanager
 def serving(folder: Path, scratch: Path) -> Iterator[int]:
     """Serve a model; yield the port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = scratch / "server.log"
-    process = Process("speculant", speculant_command(folder, port), folder, log)
+    server = HttpProcess("speculant", lambda port: speculant_command(folder, port), folder, scratch / "server.log")
     try:
-        deadline = time.monotonic() + READY_SECONDS
-        while not healthy(port):
-            if process.process.poll() is not None or time.monotonic() > deadline:
-                raise process.failed()
-            time.sleep(0.2)
-        yield port
+        yield server.port
     finally:
-        process.close()
-
-
-def healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+        server.close()
 
 
 def beside(port: int, readers: int, *, seconds: float, chunk: float) -> dict[str, Any]:

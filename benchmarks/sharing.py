@@ -18,7 +18,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from processes import free_port
 from speculant.bench.replay.player import make_recorded_sequence
 from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.cli.env import environment
@@ -196,9 +196,7 @@ def server() -> Iterator[str]:
     binary = shutil.which("redis-server") or shutil.which("valkey-server")
     if binary is None:
         raise SystemExit("this benchmark needs redis-server: apt-get install redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         process = subprocess.Popen([binary, *options], cwd=folder, stdout=subprocess.DEVNULL)

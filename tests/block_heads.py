@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.models import VOCABULARY, tiny_model
 from torch import Tensor
 
+from models import VOCABULARY, tiny_model
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.drafters.heads.head import HeadState, TargetParts

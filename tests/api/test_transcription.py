@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from engines.hf.test_draft_encoder import count_encodings, perturbed
+from encoder_decoders import count_encodings, noisy_copy
 from models import tiny_model
 from speculant import Speculator
 from speculant.api.transcription import TranscriptPart, read_sound, transcribe
@@ -104,7 +104,7 @@ def test_a_draft_model_of_whisper(whisper: tuple[Any, Any], tmp_path: Path, caps
     """Guards draft models: the transcript is the same through windows and fallbacks, each window is encoded once."""
     model, processor = whisper
     options = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.35}
-    draft = perturbed(model, 0.02, encoder=True)
+    draft = noisy_copy(model, 0.02, encoder=True)
 
     def decode(speculator: Speculator) -> Any:
         torch.manual_seed(0)

@@ -68,7 +68,8 @@ def test_arguments_that_do_not_parse_end_with_2(argv: list[str], message: str, c
 
 
 SUB_COMMANDS = ["corpus build", *(f"memory {name}" for name in ("info", "merge", "clear"))]
-SUB_COMMANDS += [f"base {name}" for name in ("list", "add", "remove")]
+SUB_COMMANDS += [f"base {name}" for name in ("list", "add", "remove", "learn")]
+SUB_COMMANDS += [f"train {name}" for name in ("data", "medusa", "draft-model")]
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), *map(str.split, SUB_COMMANDS)])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from speculant.cli.loading import check_device, load_speculator, model_source, model_title
+from speculant.cli.loading import load_speculator, model_source, model_title
+from speculant.cli.loading_checks import check_device
 from speculant.cli.main import main
 from speculant.cli.threads import PARAMETERS_PER_THREAD, set_threads, threads_for
 from speculant.core.errors import UsageError

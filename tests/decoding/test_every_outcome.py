@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.hf.test_draft_encoder import count_encodings, perturbed
-from engines.hf.test_encoded import build_encoder_decoder
+from encoder_decoders import build_encoder_decoder, count_encodings, noisy_copy
 from models import endless
 from outcomes import Outcomes
 from speculant import Speculator
@@ -28,10 +27,10 @@ ENCODERS = pytest.mark.skipif(not slices_by_length(), reason="this release prepa
 def _pair(name: str, encoder: bool) -> tuple[Any, Any]:
     """Return a target of four tokens and a draft model, whose encoder has the target's weights unless asked for."""
     if name == "llama":
-        return (target := endless("llama", vocab_size=4, num_hidden_layers=1)), perturbed(target, 0.3, encoder=True)
+        return (target := endless("llama", vocab_size=4, num_hidden_layers=1)), noisy_copy(target, 0.3, encoder=True)
     layers = {"decoder_layers": 1} if name == "bart" else {"num_layers": 1, "num_decoder_layers": 1}
     target = build_encoder_decoder(name, vocab_size=4, **layers)
-    return target, perturbed(target, 0.3, encoder=encoder)
+    return target, noisy_copy(target, 0.3, encoder=encoder)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import soundfile
 import torch
 from openai import APIError, AsyncOpenAI, BadRequestError
 
-from engines.hf.test_draft_encoder import perturbed
+from encoder_decoders import noisy_copy
 from servers import MODEL, client_of, make_app, running
 from speculant import Speculator
 from speculant.api.transcription import transcribe
@@ -90,7 +90,7 @@ async def test_a_draft_model_changes_no_text(tmp_path: Path) -> None:
     """Guards `serve --draft-model`: transcripts and translations of several windows are those of plain decoding."""
     model, processor = build_whisper(multilingual=True)
     model.generation_config.max_length = 24
-    for name, each in (("target", model), ("draft", perturbed(model, 0.02, encoder=True))):
+    for name, each in (("target", model), ("draft", noisy_copy(model, 0.02, encoder=True))):
         each.save_pretrained(tmp_path / name)
         processor.save_pretrained(tmp_path / name)
     loaded = load_speculator(

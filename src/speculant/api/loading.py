@@ -1,4 +1,4 @@
-"""Getting models, tokenizers and heads: what `engines.hf.loading` has, and the bundled head of a method."""
+"""Getting models, tokenizers and heads: the functions of `engines.hf`, and the bundled head of a method."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 
 from speculant.core.errors import UsageError
 from speculant.engines.hf.loading import (
-    bundled_draft_model,
-    bundled_heads,
-    bundled_model,
     check_dtype,
     check_quantize,
     default_device,
     estimate_bytes,
-    find_draft_model,
-    find_model,
-    find_tokenizer,
-    is_bundled,
     load_config,
     load_model,
     load_processor,
     load_tokenizer,
+)
+from speculant.engines.hf.sources import (
+    bundled_draft_model,
+    bundled_heads,
+    bundled_model,
+    find_draft_model,
+    find_model,
+    find_tokenizer,
+    is_bundled,
     means_bundled,
 )
 

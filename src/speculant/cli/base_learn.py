@@ -29,19 +29,22 @@ if TYPE_CHECKING:
 HELP = """\
 Let a model answer prompts, and build a frozen base from its answers.
 
-The model's own text is worth several times as much other text, most of all on prompts like those to come. The prompts
-are the package's own, on many subjects, or yours; a model without a chat template continues them as plain text. Answers
-are sampled, so that prompts can be repeated, and appended to FILE.jsonl: the same command continues an interrupted run,
-and a larger --tokens adds answers. After Ctrl-C the base is built from the answers so far.
+On narrow tasks, the model's own text is worth several times as much other text; in open conversation, hardly more. The
+prompts are the package's own, on many subjects, or yours, which should be like those to come; a model without a chat
+template continues them as plain text. Answers are sampled, so that prompts can be repeated, and appended to FILE.jsonl:
+the same command continues an interrupted run, and a larger --tokens adds answers. After Ctrl-C the base is built from
+the answers so far.
 
 --answers takes existing answers, such as a server's log, in the formats of `speculant corpus build`; without --minutes
 and --tokens the base is built from them alone, and no model is loaded."""
 
 EXAMPLES = """
 speculant base learn --model your/model --minutes 30 -o own.base
-speculant base learn --model your/model --prompts chats.jsonl --tokens 200000 -o own.base
+speculant base learn --model your/model --prompts chats.jsonl \\
+    --tokens 200000 -o own.base
 speculant base learn --model your/model --answers log.jsonl -o own.base
-speculant base learn --model your/model --tokens 200000 --answers other.jsonl.gz@0.2 -o both.base
+speculant base learn --model your/model --tokens 200000 \\
+    --answers other.jsonl.gz@0.2 -o both.base
 """
 PROMPTS = "prompts.txt"  # in the package
 SUFFIX = ".jsonl"  # suffix of the answers, after the name of the base
@@ -124,7 +127,8 @@ def learn(
     from speculant.cli.base_answers import write_answers
     from speculant.cli.corpus import find
     from speculant.cli.files import check_memory_output
-    from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
+    from speculant.cli.loading import load_speculator, model_name
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.prompts import read_prompts
     from speculant.corpus.answering import AnsweringSettings
     from speculant.corpus.rejected import Rejected

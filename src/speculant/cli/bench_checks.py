@@ -82,13 +82,13 @@ def check_named(asked: BenchOptions) -> None:
     Raises:
         ModelNotFoundError, FileError: one does not.
     """
-    from speculant.cli import loading
+    from speculant.cli import loading_checks
     from speculant.cli.gguf_loading import is_gguf_model
 
     if asked.config is None:
-        loading.check_named(asked.loading)
+        loading_checks.check_named(asked.loading)
     else:
-        loading.check_placement(asked.loading.dtype, asked.loading.device)
+        loading_checks.check_placement(asked.loading.dtype, asked.loading.device)
         file_size(Path(asked.config) / "config.json" if Path(asked.config).is_dir() else Path(asked.config))
     if asked.drafting.draft_model is not None:
         find_draft_model(asked.drafting.draft_model)

@@ -17,15 +17,8 @@ from speculant.cli.compiling import compilation_announced
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
 from speculant.cli.head_file import head_title, read_head
-from speculant.cli.loading import (
-    check_device,
-    find_drafter,
-    has_own_head,
-    load,
-    model_source,
-    set_threads_for,
-    silence_loading,
-)
+from speculant.cli.loading import has_own_head, load, model_source, set_threads_for, silence_loading
+from speculant.cli.loading_checks import check_device, find_drafter
 from speculant.cli.replay_run import load_named_tokenizer
 from speculant.cli.settings import build_settings_by_method
 from speculant.cli.terminal import importing, print_table, progress, say, waiting

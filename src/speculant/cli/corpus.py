@@ -73,11 +73,11 @@ class CorpusKind(str, Enum):
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    group = typer.Typer(cls=Group, help="Build memories from texts.", epilog=EXAMPLES, rich_markup_mode=None)
+    group = typer.Typer(cls=Group, help="Build memories and bases from texts.", epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)  # keeps `build` a subcommand
-    group.command("build", cls=BuildCommand, help=HELP, short_help="build a memory from texts", epilog=EXAMPLES)(
-        bind(build)
-    )
+    group.command(
+        "build", cls=BuildCommand, help=HELP, short_help="build a memory or base from texts", epilog=EXAMPLES
+    )(bind(build))
     app.add_typer(group, name="corpus")
 
 
@@ -91,7 +91,7 @@ def build(
         CorpusKind,
         typer.Option(
             "--kind",
-            metavar="mix|trigram|suffix|sam|mix-base|vocabulary",
+            metavar="NAME",
             help="mix (default), trigram (aded), suffix (rest), sam; mix-base: a frozen base for mix; vocabulary: "
             "ranked token ids, for heads that draft only frequent tokens",
         ),
@@ -106,7 +106,7 @@ def build(
             "--budget",
             metavar="BYTES",
             parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
-            help="maximum size of the file, as 64MB (default) or 256MB",
+            help="maximum size of the file, such as 256MB; default: 64MB",
             rich_help_panel="Bases",
         ),
     ] = None,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.loading import estimate_bytes, find_model, load_config
 from speculant.cli.gguf_loading import is_gguf_model
-from speculant.cli.loading import check_named, load_speculator, model_source
+from speculant.cli.loading import load_speculator, model_source
+from speculant.cli.loading_checks import check_named
 from speculant.cli.terminal import importing
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.options.drafting import AUTOMATIC, DraftingOptions

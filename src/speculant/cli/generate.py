@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from speculant.cli.binding import bind, parse
 from speculant.cli.commands import Command
-from speculant.core.errors import UsageError
+from speculant.core.errors import FileError, UsageError
 from speculant.options import kinds
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
@@ -95,15 +97,15 @@ def generate(
     from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
     from speculant.cli.generation import Output, PromptRun
-    from speculant.cli.loading import check_drafting, check_named, load_speculator
-    from speculant.cli.media import read_media
+    from speculant.cli.loading import load_speculator
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.painting import can_paint
     from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
     from speculant.cli.terminal import say
 
     if (prompt is None) == (prompts is None):
         raise UsageError("give either a PROMPT (- reads standard input) or a file of prompts by --prompts.")
-    media = read_media(image, audio)
+    media = _media_parts(image, audio)
     if media and (prompts is not None or compare):
         raise UsageError("--image and --audio are for one PROMPT, without --compare.")
     if batch > 1 and (prompts is None or compare or color):
@@ -142,3 +144,16 @@ def generate(
         else:
             generation.decode(asked)
     return 0
+
+
+def _media_parts(images: Sequence[str] | None, recordings: Sequence[str] | None) -> tuple[dict[str, str], ...]:
+    """Return the parts of a chat message for what is placed before the prompt; see `api.media_prompts`.
+
+    Raises:
+        FileError: there is no such file. Nothing is loaded to check this.
+    """
+    named = [("image", name) for name in images or ()] + [("audio", name) for name in recordings or ()]
+    for kind, name in named:
+        if not Path(name).is_file():
+            raise FileError(f"--{kind}: there is no file {name}.")
+    return tuple({"type": kind, kind: name} for kind, name in named)

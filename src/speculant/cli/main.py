@@ -43,10 +43,10 @@ COMMANDS = {  # each registered by the module of this name
     "tune-layers": "find the layers that layer-skip should skip",
     "train": "train a head or draft model",
     "corpus": "build a memory or base from texts",
+    "base": "make, list, add and remove frozen bases",
     "memory": "inspect, merge and clear memory files",
     "env": "describe this machine and the versions in use",
     "serve": "serve a model over OpenAI's and Anthropic's HTTP APIs",
-    "base": "make, list, add and remove frozen bases",
 }
 OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 EXAMPLES = """

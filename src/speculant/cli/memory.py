@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MERGE = """\
 Merge memories of one kind and tokenizer into one.
 
-Name the latest last: where not everything fits, later files and more used entries win. If one file began as a copy of
-another, what both contain counts twice."""
+Name the latest last: where not everything fits, later files and entries that are used more win. If one file began as a
+copy of another, what both contain counts twice."""
 CLEAR = """\
 Replace a memory by an empty one of the same kind and tokenizer, atomically.
 

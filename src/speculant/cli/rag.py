@@ -79,7 +79,8 @@ def rag(
 ) -> int:
     """Check the options, load the model, index the documents, answer."""
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
-    from speculant.cli.loading import check_drafting, check_named, load_speculator
+    from speculant.cli.loading import load_speculator
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.prompts import read_prompt_argument
     from speculant.cli.terminal import importing, say, waiting
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.loading import find_tokenizer, load_tokenizer
 from speculant.bench.report.extra import check_extra
 from speculant.cli.compiling import compilation_announced
-from speculant.cli.loading import find_drafter, silence_loading
+from speculant.cli.loading import silence_loading
+from speculant.cli.loading_checks import find_drafter
 from speculant.cli.replay_results import Results, conditions, show
 from speculant.cli.replay_settings import SHUFFLED, ReplayOptions, Trace
 from speculant.cli.settings import build_settings_by_method

@@ -98,7 +98,8 @@ def serve(
 def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOptions, served_name: str | None) -> int:
     from speculant.cli.files import check_no_input, check_writable
     from speculant.cli.further_models import find_further_models
-    from speculant.cli.loading import check_drafting, check_named, load_speculator, model_name
+    from speculant.cli.loading import load_speculator, model_name
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.start_screen import start_screen
     from speculant.cli.terminal import say, waiting
     from speculant.serving.keys import KeyRing

@@ -115,7 +115,8 @@ def train(
     given: Annotated[dict[str, Any], Take(TrainSettings)],
 ) -> int:
     """Load the data and the model, train, write the result."""
-    from speculant.cli.loading import check_named, load, model_name, model_title
+    from speculant.cli.loading import load, model_name, model_title
+    from speculant.cli.loading_checks import check_named
     from speculant.cli.terminal import importing, say
     from speculant.cli.train_progress import show_training
     from speculant.training.checkpoints import state_file

@@ -26,7 +26,8 @@ the first missing shard and gives the same texts. A larger --texts adds to them.
 
 EXAMPLES = """
 speculant train data --model your/model --prompts chats.jsonl --out texts
-speculant train data --model your/model --prompts books.txt --opening 6-24 --texts 5000 --out texts
+speculant train data --model your/model --prompts books.txt \\
+    --opening 6-24 --texts 5000 --out texts
 """
 MIX = "mix"
 MAX_ROWS = 64  # rows per shard, unless --rows is given
@@ -89,7 +90,8 @@ def data(
     model: Annotated[ModelOptions, Take(without=("fast",))],
 ) -> int:
     """Read the prompts and write the shards."""
-    from speculant.cli.loading import check_named, load, model_name, model_title
+    from speculant.cli.loading import load, model_name, model_title
+    from speculant.cli.loading_checks import check_named
     from speculant.cli.prompts import read_prompts
     from speculant.cli.terminal import count_noun, importing, progress, say
 

@@ -21,7 +21,8 @@ training gives the same head as an uninterrupted one."""
 HEAD_EXAMPLES = """
 speculant train {name} --model your/model --data texts --out head
 speculant train {name} --model your/model --data texts --out head --resume
-torchrun --nproc-per-node 8 -m speculant train {name} --model your/model --data texts --out head
+torchrun --nproc-per-node 8 -m speculant train {name} \\
+    --model your/model --data texts --out head
 """
 
 DRAFT_MODEL_HELP = """\
@@ -34,7 +35,9 @@ training gives the same model as an uninterrupted one."""
 
 DRAFT_MODEL_EXAMPLES = """
 speculant train draft-model --model your/model --data texts --out draft
-speculant train draft-model --model your/model --data texts --out aligned --init your/small --on-policy 0.5 --loss tvd
-speculant train draft-model --model your/model --data texts --out second --before draft  # for specinfer
-speculant generate "Why?" --model your/model --method draft-model --draft-model draft
+speculant train draft-model --model your/model --data texts --out aligned \\
+    --init your/small --on-policy 0.5 --loss tvd
+speculant train draft-model --model your/model --data texts --out second \\
+    --before draft   # for specinfer
+speculant generate "Why?" --model your/model --draft-model draft
 """

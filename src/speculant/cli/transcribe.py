@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 HELP = """\
 Transcribe a recording of any length with a Whisper model.
 
-The text is written to standard output, window by window as it is decoded, everything else to standard error. It equals
-plain decoding's: segments, timestamps and the fallback to higher temperatures are transformers'. With --draft-model
-and no --method, the method is draft-model under the rule sample-then-follow; a draft model that kept the target's
-encoder reads its states. Requires speculant[media]."""
+The text is written to standard output, window by window as it is decoded, everything else to standard error. It is the
+same as without drafts: segments, timestamps and the fallback to higher temperatures are those of transformers. With
+--draft-model and no --method, the method is draft-model under the rule sample-then-follow; a draft model that has the
+target's encoder reads its states. Requires speculant[media]."""
 
 EXAMPLES = """
 speculant transcribe talk.wav --model openai/whisper-small
@@ -60,7 +60,8 @@ def transcribe(
     """Check the options, load the model, transcribe."""
     from speculant.api.transcription import TASKS, read_sound
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
-    from speculant.cli.loading import check_drafting, check_named, load_speculator
+    from speculant.cli.loading import load_speculator
+    from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.terminal import waiting
 
     if model.model is None:

@@ -63,7 +63,8 @@ def tune_layers(
     """Search and print the result."""
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
-    from speculant.cli.loading import check_named, load
+    from speculant.cli.loading import load
+    from speculant.cli.loading_checks import check_named
     from speculant.cli.prompts import read_prompts
     from speculant.cli.terminal import progress, say
     from speculant.core.errors import UsageError

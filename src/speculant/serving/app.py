@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Body, FastAPI, Request
@@ -24,7 +26,6 @@ from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
 from speculant.serving.lenience import Lenience
-from speculant.serving.lifespan import make_lifespan
 from speculant.serving.llamacpp_routes import add_llamacpp_routes
 from speculant.serving.media import MediaReader
 from speculant.serving.message_schemas import CountRequest, MessageError, MessageObject, MessagesRequest, TokenCount
@@ -97,7 +98,7 @@ def create_app(
     app = FastAPI(
         title="Speculant",
         version=__version__,
-        lifespan=make_lifespan(models, spans),
+        lifespan=_make_lifespan(models, spans),
         docs_url=None,  # FastAPI's pages load scripts from other hosts; see `docs_page`
         redoc_url=None,
         middleware=[
@@ -124,6 +125,24 @@ def create_app(
     add_docs_page(app)
     add_watch_routes(app, Watch(service, speculator.method, first.drafters, models.metrics, keys))
     return app
+
+
+def _make_lifespan(
+    models: ModelPool, spans: TracerProvider | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the context in which the application runs: its parts start and stop in this order."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        models.start()
+        try:
+            yield
+        finally:
+            await models.stop()
+            if spans is not None:
+                await asyncio.to_thread(spans.shutdown)
+
+    return lifespan
 
 
 def _body_bytes(settings: ServingOptions, media: MediaReader | None) -> int:

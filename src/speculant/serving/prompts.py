@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,7 +15,8 @@ from speculant.engines.hf.media import media_tokens
 from speculant.serving.answer_parser import find_formats, shown_marks
 from speculant.serving.errors import ApiError
 from speculant.serving.media import MediaReader
-from speculant.serving.schemas import Message, TextPart, Tool
+from speculant.serving.schemas import Message, Tool
+from speculant.serving.template_rows import check_text, template_row, without_thoughts
 from speculant.serving.tools import text_tokens
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ RESERVED = {  # arguments of transformers' `apply_chat_template`, which are not 
     *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
 }
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templates use for an answer's reasoning
 TAIL = 16  # last tokens of a prompt, which contain a mark however it is tokenized
 MESSAGE = 50  # characters that the template is assumed to add per message
 
@@ -159,7 +158,7 @@ class PromptEncoder:
         if not self._media.kinds or (own and not files):
             return ChatPrompt(await self.chat(messages, tools, switches))
         read = iter(await self._media.read(files))
-        rows = [_row(message, place, read) for place, message in enumerate(messages)]
+        rows = [template_row(message, place, read) for place, message in enumerate(messages)]
         work = partial(encode_messages, self._processor, rows, **self._template_options(tools, switches))
         inputs = await self._run(work, size=SHORT + 1)
         ids: list[int] = inputs.pop("input_ids")[0].tolist()
@@ -180,7 +179,7 @@ class PromptEncoder:
         Raises:
             ApiError: the template rejects them, or they are too long.
         """
-        rows = [_row(message, place) for place, message in enumerate(messages)]
+        rows = [template_row(message, place) for place, message in enumerate(messages)]
         large = tools or any("tool_calls" in row for row in rows)
         size = SHORT + 1 if large else sum(MESSAGE + len(row["content"]) for row in rows)
         ids = await self._run(lambda: self._apply_template(rows, self._template_options(tools, switches)), size=size)
@@ -275,7 +274,7 @@ class PromptEncoder:
         except SpeculantError:
             raise
         except Exception as error:  # templates raise errors of their own
-            plainer = [_without_thoughts(row) for row in rows]
+            plainer = [without_thoughts(row) for row in rows]
             if plainer != rows:  # GPT-OSS's template accepts either reasoning or text with a call, not both
                 return self._apply_template(plainer, options)
             message = f"the model's chat template does not take these messages: {error}"
@@ -309,80 +308,3 @@ class PromptEncoder:
                 code="unsupported_parameter",
             )
         return {**(switches or {}), "tools": [tool.model_dump(exclude_none=True) for tool in tools]}
-
-
-def check_text(text: str, *, param: str) -> None:
-    """Check that a text can be encoded; JSON may contain lone surrogates, which cannot.
-
-    Raises:
-        ApiError: it cannot.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"'{param}' is not text: it holds half of a surrogate pair."
-        raise ApiError(400, message, param=param, code="invalid_value") from error
-
-
-def join_content(content: str | Sequence[TextPart] | None, *, param: str) -> str:
-    """Return the text of a message's content.
-
-    Raises:
-        ApiError: a part of it is not text.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.type != "text" or part.text is None:
-            raise ApiError(
-                400,
-                f"content of type '{part.type[:40]}' is not supported: this model reads text.",
-                param=param,
-                code="unsupported_content",
-            )
-    return "".join(part.text or "" for part in content)
-
-
-def _row(message: Message, place: int, read: Iterator[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Convert a message for the chat template; with media (`read`, in order), its content is a list of parts."""
-    param = f"messages.{place}.content"
-    content: Any
-    if read is None or not isinstance(message.content, list):
-        content = join_content(message.content, param=param)
-    else:
-        content = [
-            {"type": "text", "text": join_content([part], param=param)} if part.type == "text" else next(read)
-            for part in message.content
-        ]
-    row: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    if thought := message.reasoning_content or message.reasoning:
-        row |= dict.fromkeys(THOUGHTS, thought)
-    if message.name is not None:
-        row["name"] = message.name
-    if message.tool_call_id is not None:
-        row["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        row["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, place)},
-            }
-            for call in message.tool_calls
-        ]
-    return row
-
-
-def _without_thoughts(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without its reasoning if it has both text and calls."""
-    if not row.get("tool_calls") or not row["content"]:
-        return row
-    return {name: value for name, value in row.items() if name not in THOUGHTS}
-
-
-def _arguments(text: str, place: int) -> Any:
-    try:
-        return json.loads(text)  # templates convert them to JSON themselves
-    except (ValueError, RecursionError) as error:
-        param = f"messages.{place}.tool_calls"
-        raise ApiError(400, "arguments of a tool call are not JSON.", param=param, code="invalid_value") from error

@@ -18,9 +18,9 @@ from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import AnswerFormat, format_of
 from speculant.serving.harmony import HarmonyParser
 from speculant.serving.logprobs import Entries, entries_of
-from speculant.serving.prompts import join_content
 from speculant.serving.reasoning import ReasoningParser
 from speculant.serving.schemas import ChatRequest
+from speculant.serving.template_rows import join_content
 from speculant.serving.tool_choice import ToolPlan, plan_tools
 from speculant.serving.tool_formats import HERMES, TOOL_FORMATS
 from speculant.serving.tools import ToolCallParser

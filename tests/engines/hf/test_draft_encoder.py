@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.hf.test_encoded import SOURCE, T5, build_encoder_decoder
+from encoder_decoders import SOURCE, T5, build_encoder_decoder, count_encodings, noisy_copy
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
@@ -19,24 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # transformers warns of Whisper's own options
 ]
 SOUND = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(2))
-
-
-def perturbed(model: Any, size: float, *, encoder: bool) -> Any:
-    """Return a copy of a model with noise on its weights, or on those of its decoder alone."""
-    found, noise = copy.deepcopy(model), torch.Generator().manual_seed(1)
-    kept = set() if encoder else {id(each) for each in found.get_encoder().parameters()}
-    with torch.no_grad():
-        for weight in found.parameters():
-            if id(weight) not in kept:
-                weight.add_(torch.randn(weight.shape, generator=noise) * size)
-    return found
-
-
-def count_encodings(draft: Any) -> list[int]:
-    """Return a list that grows with every pass of a draft model's encoder."""
-    found = list[int]()
-    draft.get_encoder().register_forward_hook(lambda *_: found.append(1))
-    return found
 
 
 def _source(model: Any) -> dict[str, Any]:
@@ -61,8 +43,8 @@ def test_states_are_shared_or_computed_once(name: str) -> None:
     model = build_encoder_decoder(name)
     expected = _generate(model)
     for draft, passes, mat in (
-        (perturbed(model, 0.02, encoder=False), 0, 1.5),
-        (perturbed(model, 0.005, encoder=True), 1, 1.5),
+        (noisy_copy(model, 0.02, encoder=False), 0, 1.5),
+        (noisy_copy(model, 0.005, encoder=True), 1, 1.5),
         (copy.deepcopy(model).double().float(), 0, 4),
     ):
         encodings, speculator = count_encodings(draft), _speculator(model, draft)
@@ -80,7 +62,7 @@ def test_prompts_of_the_library_and_of_batches(name: str) -> None:
     model = build_encoder_decoder(name)
     prompts = [SOURCE[0].tolist(), SOURCE[0, :6].tolist()]
     expected = [_generate(model, input_ids=torch.tensor([prompt]))[1:] for prompt in prompts]
-    draft = perturbed(model, 0.005, encoder=True)
+    draft = noisy_copy(model, 0.005, encoder=True)
     encodings, speculator = count_encodings(draft), _speculator(model, draft)
     found = speculator.generate_batch(prompts, max_new_tokens=30, temperature=0)
     assert [each.ids for each in found] == expected
@@ -94,7 +76,9 @@ def test_sampled_text_is_that_of_generate(method: str) -> None:
     """Guards chosen drafts below a sampled target: with the same random stream, the text is that of `generate`."""
     model = build_encoder_decoder("t5")
     expected = _generate(model, do_sample=True, top_k=20)
-    speculator = _speculator(model, perturbed(model, 0.02, encoder=False), method=method, verifier="sample-then-follow")
+    speculator = _speculator(
+        model, noisy_copy(model, 0.02, encoder=False), method=method, verifier="sample-then-follow"
+    )
     assert _generate(model, do_sample=True, top_k=20, custom_generate=speculator) == expected
     assert speculator.last_stats is not None
     assert speculator.last_stats.accepted > 0
@@ -105,7 +89,7 @@ def test_padding_is_not_read() -> None:
     model = build_encoder_decoder("bart")
     padded = {"input_ids": torch.nn.functional.pad(SOURCE, (0, 4)), "attention_mask": torch.ones(1, 15).long()}
     padded["attention_mask"][:, 11:] = 0
-    speculator, mats = _speculator(model, perturbed(model, 0.01, encoder=True)), list[float]()
+    speculator, mats = _speculator(model, noisy_copy(model, 0.01, encoder=True)), list[float]()
     for given in (padded, {"input_ids": SOURCE}):
         assert _generate(model, **given, custom_generate=speculator.bind(source=given)) == _generate(model, **given)
         assert speculator.last_stats is not None
@@ -136,7 +120,7 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
     other.config.num_mel_bins = 80
     with pytest.raises(UnsupportedError, match=r"8 mel bins .* model's 80"):
         _speculator(whisper, other)
-    draft = perturbed(model, 0.01, encoder=True)
+    draft = noisy_copy(model, 0.01, encoder=True)
     with pytest.raises(UnsupportedError, match=r"bind\(source=inputs\)"):
         _generate(model, custom_generate=_speculator(model, draft))
     with pytest.raises(UnsupportedError, match="cannot learn online"):

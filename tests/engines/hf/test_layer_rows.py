@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.block_heads import lent_cache
-from tests.models import VOCABULARY, tiny_model
 
+from block_heads import lent_cache
+from models import VOCABULARY, tiny_model
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.engines.hf.engine import HFEngine
 

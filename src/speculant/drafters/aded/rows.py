@@ -48,9 +48,6 @@ class TableLevel(NamedTuple):
     counts: Array
 
 
-Level = TableLevel  # kernel caches compiled by earlier versions use this name, and numba reads their indexes first
-
-
 def new_level(slots: int, pool: int) -> TableLevel:
     """Return an empty level with room for `slots` contexts and `pool` successors in blocks."""
     return TableLevel(

@@ -72,9 +72,6 @@ class LearningRule(NamedTuple):
     base_longest: int = LONGEST_ROW
 
 
-Rule = LearningRule  # kernel caches compiled by earlier versions use this name, and numba reads their indexes first
-
-
 @njit(cache=True, nogil=True, inline="always")
 def _base_row(base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array) -> int:
     longest = min(rule.longest, rule.base_longest)

@@ -71,5 +71,5 @@ def find_published_tree(name: str = "medusa", *, depth: int | None = None) -> tu
         UsageError: there is no tree of that name.
     """
     if name not in _PATHS:
-        raise UsageError(f"there is no published tree {name!r}; the published trees are {', '.join(_PATHS)}.")
+        raise UsageError(f"there is no published tree {name!r}; the published trees are {', '.join(PUBLISHED_TREES)}.")
     return tuple(path for path in rank_paths(_PATHS[name]) if depth is None or len(path) <= depth)

@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.block_heads import states, target_of
-from tests.drafters.heads.dflash.test_head import BLOCKS, PROMPT, SHAPE, made
-from tests.models import VOCABULARY
 from torch import Tensor
 
+from block_heads import states, target_of
+from dflash_heads import BLOCKS, PROMPT, SHAPE, SIZES, block_config, dflash_head
+from models import VOCABULARY
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
@@ -24,17 +24,6 @@ from speculant.drafters.heads.dflash.checkpoint import save
 from speculant.drafters.heads.dflash.head import DFlashHead
 from speculant.drafters.heads.dflash.shape import BlockShape
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 2,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "vocab_size": VOCABULARY,
-}
 IDS = torch.arange(0, 40, 2)
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 
@@ -44,22 +33,18 @@ def modelopt(name: str) -> str:
     return name.removeprefix("markov_head.").replace("confidence_head.proj", "confidence_proj")
 
 
-def inner(**changes: Any) -> dict[str, Any]:
-    return {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 1]} | changes}
-
-
 def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]:
     """Return a head in each layout: the head, its config, and its tensors as the authors' programs write them."""
-    zlab, deepspec, spark = made(BLOCKS["z-lab"]), made(BLOCKS["deepspec"]), made(BLOCKS["dspark"])
-    sliding = made(BLOCKS["sliding"])
-    both_ways = made(replace(BLOCKS["z-lab"], windows=(4, 4)))
+    zlab, deepspec, spark = dflash_head(BLOCKS["z-lab"]), dflash_head(BLOCKS["deepspec"]), dflash_head(BLOCKS["dspark"])
+    sliding = dflash_head(BLOCKS["sliding"])
+    both_ways = dflash_head(replace(BLOCKS["z-lab"], windows=(4, 4)))
     reduced = replace(BLOCKS["z-lab"], own_output=True, own_embeddings=True, windows=(None, 4), causal=(False, True))
-    speculators = made(reduced, ids=IDS)
-    gated, rnn = made(BLOCKS["gated"]), made(BLOCKS["rnn"])
-    after, places = made(BLOCKS["domino"]), made(BLOCKS["domino, own places"])
-    jetspec, windows = made(BLOCKS["JetSpec"]), made(replace(BLOCKS["z-lab"], windows=(4, 4)))
-    raw = made(replace(BLOCKS["DFlash 2"], scale=1.0))
-    whole = made(replace(BLOCKS["DFlash 2"], own_embeddings=True, own_output=True, windows=(4, 4), scale=1.0))
+    speculators = dflash_head(reduced, ids=IDS)
+    gated, rnn = dflash_head(BLOCKS["gated"]), dflash_head(BLOCKS["rnn"])
+    after, places = dflash_head(BLOCKS["domino"]), dflash_head(BLOCKS["domino, own places"])
+    jetspec, windows = dflash_head(BLOCKS["JetSpec"]), dflash_head(replace(BLOCKS["z-lab"], windows=(4, 4)))
+    raw = dflash_head(replace(BLOCKS["DFlash 2"], scale=1.0))
+    whole = dflash_head(replace(BLOCKS["DFlash 2"], own_embeddings=True, own_output=True, windows=(4, 4), scale=1.0))
     domino = {"projector_type": "domino", "emb_dim": 5, "gru_hidden_dim": 6}
     selector = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9}
     own = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 1]}
@@ -70,7 +55,7 @@ def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]
             gated,
             SIZES
             | {"architectures": ["DSparkDraftModel"], "block_size": 5}
-            | inner(
+            | block_config(
                 projector_type="dspark",
                 attention_mode="gqa",
                 markov_rank=6,
@@ -85,7 +70,7 @@ def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]
             spark,
             SIZES
             | {"architectures": ["DFlashDraftModel"], "block_size": 5}
-            | inner(
+            | block_config(
                 projector_type="dspark",
                 shift_label=True,
                 markov_rank=6,
@@ -115,17 +100,19 @@ def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]
             after,
             SIZES
             | {"architectures": ["DominoDraftModel"], "block_size": 5, "emb_dim": 5}
-            | inner(**domino, pure_draft_prefix_len=1, shift_label=True),
+            | block_config(**domino, pure_draft_prefix_len=1, shift_label=True),
             {name.removeprefix("domino_head."): tensor for name, tensor in after.state_dict().items()},
         ),
         "Domino, early": (
             places,
-            SIZES | {"architectures": ["DominoDraftModel"], "block_size": 5} | inner(**domino),
+            SIZES | {"architectures": ["DominoDraftModel"], "block_size": 5} | block_config(**domino),
             {name.replace("domino_head.", "logit_head."): tensor for name, tensor in places.state_dict().items()},
         ),
         "DFlash 2": (
             raw,
-            SIZES | {"architectures": ["DFlash2DraftModel"], "is_causal": False} | inner(block_size=5, **selector),
+            SIZES
+            | {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+            | block_config(block_size=5, **selector),
             {},
         ),
         "DFlash 2, speculators": (
@@ -143,18 +130,18 @@ def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]
             },
             {},
         ),
-        "JetSpec": (jetspec, SIZES | {"block_size": 5} | inner(causal_head=True), {}),
+        "JetSpec": (jetspec, SIZES | {"block_size": 5} | block_config(causal_head=True), {}),
         "ModelOpt windows": (
             windows,
             SIZES
             | {"layer_types": ["full_attention"] * 2, "sliding_window": 4, "block_size": 5}
-            | inner(use_swa=True, swa_window_size=4, causal=False),
+            | block_config(use_swa=True, swa_window_size=4, causal=False),
             {},
         ),
-        "z-lab": (zlab, SIZES | {"architectures": ["DFlashDraftModel"], "block_size": 5} | inner(), {}),
+        "z-lab": (zlab, SIZES | {"architectures": ["DFlashDraftModel"], "block_size": 5} | block_config(), {}),
         "z-lab sliding": (
             sliding,
-            SIZES | {"block_size": 5} | inner() | {"layer_types": types, "sliding_window": 4},
+            SIZES | {"block_size": 5} | block_config() | {"layer_types": types, "sliding_window": 4},
             {},
         ),
         "deepspec": (deepspec, SIZES | own | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, {}),
@@ -231,29 +218,29 @@ def test_strict(name: str, damage: str, tmp_path: Path) -> None:
 # layout, config, tensors (None: left out), words of the message
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = {
     "another hidden size": ("z-lab", {}, {"fc.weight": torch.zeros(16, 32)}, "hidden states"),
-    "too many layers": ("z-lab", inner(target_layer_ids=[0, 9]), {}, "3 layers"),
-    "last layer": ("z-lab", inner(target_layer_ids=[0, 2]), {}, "final norm"),
+    "too many layers": ("z-lab", block_config(target_layer_ids=[0, 9]), {}, "3 layers"),
+    "last layer": ("z-lab", block_config(target_layer_ids=[0, 2]), {}, "final norm"),
     "embeddings": ("speculators", {"aux_hidden_state_layer_ids": [0, 2]}, {}, "embeddings"),
-    "layer ids and fc": ("z-lab", inner(target_layer_ids=[0]), {}, "names 1 layers"),
-    "mask": ("z-lab", inner(mask_token_id=999), {}, "token 999"),
+    "layer ids and fc": ("z-lab", block_config(target_layer_ids=[0]), {}, "names 1 layers"),
+    "mask": ("z-lab", block_config(mask_token_id=999), {}, "token 999"),
     "vocabulary": ("speculators", {}, {"d2t": None}, "d2t"),
     "foreign tokens": ("speculators", {}, {"d2t": IDS + 50}, "maps its tokens"),
     "kind of Markov head": ("dspark", {"markov_head_type": "other"}, {}, "'other'"),
     "Markov head left out": ("z-lab", {"markov_rank": 4}, {}, "markov_head.markov_w1"),
-    "confidence head left out": ("z-lab", inner(use_confidence_head=True), {}, "confidence_head.proj"),
+    "confidence head left out": ("z-lab", block_config(use_confidence_head=True), {}, "confidence_head.proj"),
     "gate left out": ("SpecForge DSpark", {}, {"markov_head.gate_proj.bias": None}, "gate_proj.bias"),
     "GRU left out": ("Domino", {}, {"prefix_gru.weight_hh_l0": None}, "prefix_gru.weight_hh_l0"),
     "GRU with biases": ("Domino", {}, {"prefix_gru.bias_ih_l0": torch.zeros(18)}, "prefix_gru.bias_ih_l0"),
     "GRU of another size": ("Domino", {}, {"prefix_gru.weight_hh_l0": torch.zeros(9, 3)}, "prefix_gru.weight_hh_l0"),
-    "Domino without sizes": ("Domino", inner(projector_type="domino"), {}, "gru_hidden_dim"),
-    "projector": ("Domino", inner(projector_type="causal_v5"), {}, "causal_v5"),
-    "selector without sizes": ("DFlash 2", inner(block_size=5), {}, "conv_kernel_size"),
+    "Domino without sizes": ("Domino", block_config(projector_type="domino"), {}, "gru_hidden_dim"),
+    "projector": ("Domino", block_config(projector_type="causal_v5"), {}, "causal_v5"),
+    "selector without sizes": ("DFlash 2", block_config(block_size=5), {}, "conv_kernel_size"),
     "codebook left out": ("DFlash 2", {}, {"candidate_selector.successor_codebook": None}, "successor_codebook"),
     "convolution left out": ("DFlash 2", {}, {"layers.1.mlp_conv.base_kernel": None}, "mlp_conv.base_kernel"),
     "groups": ("DFlash 2, speculators", {"conv_group_size": 5}, {}, "conv_group_size"),
     "experts": ("DFlash 2, speculators", {"draft_ffn_type": "moe"}, {}, "draft_ffn_type"),
-    "sinks": ("z-lab", inner(attention_sink_bias=True), {}, "attention_sink_bias"),
-    "unknown field of dflash_config": ("z-lab", inner(zigzag=3), {}, "'zigzag'"),
+    "sinks": ("z-lab", block_config(attention_sink_bias=True), {}, "attention_sink_bias"),
+    "unknown field of dflash_config": ("z-lab", block_config(zigzag=3), {}, "'zigzag'"),
     "unknown factor": ("z-lab", {"residual_multiplier": 0.5}, {}, "residual_multiplier"),
     "rotation in pairs": ("z-lab", {"is_neox_style": False}, {}, "is_neox_style"),
     "layers of Gemma 4": ("deepspec", {"hidden_activation": "gelu_pytorch_tanh"}, {}, "hidden_activation"),

@@ -7,45 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.block_heads import check_greedy, check_histories, random_weights, rms, rope, states, target_of
-from tests.models import VOCABULARY
-from tests.pairwise import in_turn
 from torch import Tensor
 
+from block_heads import check_greedy, check_histories, rms, rope, states, target_of
+from dflash_heads import BLOCKS, PLAIN, PROMPT, SHAPE, dflash_head
+from models import VOCABULARY
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.head import DFlashHead, DFlashState
-from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.layers import LayerShape
 
-SHAPE = LayerShape(hidden=32, inner=48, heads=4, kv_heads=2, head_dim=8, norms=True)
-PLAIN = BlockShape(layers=2, size=5, mask=3, vocabulary=VOCABULARY)
-BLOCKS = {
-    "z-lab": PLAIN,
-    "deepspec": replace(PLAIN, anchored=True, own_embeddings=True, own_output=True),
-    "dspark": replace(PLAIN, anchored=True, markov=6, confidence=True),
-    "sliding": replace(PLAIN, windows=(None, 4), causal=(False, True)),
-    "sliding both ways": replace(PLAIN, windows=(3, None)),
-    "capped": replace(PLAIN, multiplier=0.5, softcap=2.0),
-    "gated": replace(PLAIN, anchored=True, markov=6, markov_kind="gated", confidence=True, confidence_markov=False),
-    "rnn": replace(PLAIN, markov=6, markov_kind="rnn"),
-    "domino": replace(PLAIN, anchored=True, domino=Domino(state=6, inner=5, plain=1)),
-    "domino, own places": replace(PLAIN, domino=Domino(state=6, inner=5)),
-    "DFlash 2": replace(PLAIN, selector=Selector(rank=6, candidates=9), convolution=Convolution(taps=2, group=8)),
-    "JetSpec": replace(PLAIN, causal=(True, True)),
-    "scaled": replace(PLAIN, scale=2.0),
-}
 KEPT = ("anchored", "own_embeddings", "own_output")  # what is left of a block where its other flags are off
 TREE = [(9, 7, 4), (5, 7, 4), (5, 8, 6)]
 PATH = [7, 5, 7, 9]  # drafted below the root
-PROMPT = [5, 7, 9, 11, 13, 8, 4, 6]
-
-
-def made(block: BlockShape, **changes: Any) -> DFlashHead:
-    head = DFlashHead(SHAPE, block, (0, 1), **changes)
-    random_weights(head)
-    return head.eval()
 
 
 def convolved(w: dict[str, Tensor], of: str, side: int, x: Tensor, given: Tensor) -> Tensor:
@@ -146,7 +121,7 @@ def formula(head: DFlashHead, parts: Any, hidden: Tensor, root: int) -> tuple[Te
 def test_block_is_the_formula(name: str) -> None:
     """Guards the block's attention, positions, norms and slots under every flag; each flag must have an effect."""
     model, parts = target_of()
-    head = made(BLOCKS[name])
+    head = dflash_head(BLOCKS[name])
     ids = torch.tensor([PROMPT])
     hidden = states(model, parts, head.taps, ids)[0][0]
     state = head.open(0, parts)
@@ -173,7 +148,7 @@ def test_block_is_the_formula(name: str) -> None:
 def test_corrections_follow_the_paths_of_a_tree(name: str) -> None:
     """Guards what rows hand down: each node of a tree has the logits of a chain along its own path."""
     model, parts = target_of()
-    head, ids = made(BLOCKS[name]), torch.tensor([PROMPT])
+    head, ids = dflash_head(BLOCKS[name]), torch.tensor([PROMPT])
     hidden = states(model, parts, head.taps, ids)[0][0, :-1]
     state = head.open(0, parts)
     with torch.no_grad():
@@ -190,7 +165,7 @@ def test_corrections_follow_the_paths_of_a_tree(name: str) -> None:
 def test_selector_drafts_its_candidates_alone() -> None:
     """Guards q of DFlash 2: no other token has any probability, so drawn chains stay exact."""
     model, parts = target_of()
-    head = made(BLOCKS["DFlash 2"])
+    head = dflash_head(BLOCKS["DFlash 2"])
     hidden = states(model, parts, head.taps, torch.tensor([PROMPT]))[0][0, :-1]
     state = head.open(0, parts)
     with torch.no_grad():
@@ -205,7 +180,7 @@ def test_selector_drafts_its_candidates_alone() -> None:
 def test_cached_is_uncached(name: str) -> None:
     """Guards the context rows over rounds, rejected drafts and earlier turns."""
     model, parts = target_of()
-    head = made(BLOCKS[name])
+    head = dflash_head(BLOCKS[name])
     ids = torch.randint(3, VOCABULARY, (1, 20), generator=torch.Generator().manual_seed(1))
     hidden = states(model, parts, head.taps, ids)[0][0]
     check_histories(lambda: head.open(0, parts), hidden[:-1], ids[0], depth=3)
@@ -215,13 +190,13 @@ def test_cached_is_uncached(name: str) -> None:
 def test_greedy_text_is_the_target_s(name: str, tree: str) -> None:
     """Guards losslessness with any head: chains and trees, a second turn, several at once."""
     model, parts = target_of()
-    check_greedy(model, LoadedHead(made(BLOCKS[name]), parts, "dflash", "dflash"), settings={"tree": tree})
+    check_greedy(model, LoadedHead(dflash_head(BLOCKS[name]), parts, "dflash", "dflash"), settings={"tree": tree})
 
 
 def test_sampled_chains_go_with_rules_that_compare_probabilities() -> None:
     """Guards q of drawn chains: the Markov head's is conditioned on the token drawn before."""
     model, parts = target_of()
-    head = LoadedHead(made(BLOCKS["dspark"]), parts, "dflash", "dflash")
+    head = LoadedHead(dflash_head(BLOCKS["dspark"]), parts, "dflash", "dflash")
     speculator = Speculator.from_transformers(model, head=head, verifier="speculative-sampling", nodes=4, fast=False)
     assert speculator.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=1).stats.drafted > 0
 
@@ -229,7 +204,7 @@ def test_sampled_chains_go_with_rules_that_compare_probabilities() -> None:
 def test_confidence_ends_chains() -> None:
     """Guards the confidence head: a chain ends where the product of its predictions is too small."""
     model, parts = target_of()
-    head = made(BLOCKS["dspark"])
+    head = dflash_head(BLOCKS["dspark"])
     loaded = LoadedHead(head, parts, "dflash", "dflash")
     drafted = {}
     for bias in (-9.0, 9.0):

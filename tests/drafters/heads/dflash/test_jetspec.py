@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.block_heads import check_greedy, states, target_of
-from tests.drafters.heads.dflash.test_checkpoint import SIZES, inner
-from tests.drafters.heads.dflash.test_head import BLOCKS, PROMPT, made
 
+from block_heads import check_greedy, states, target_of
+from dflash_heads import BLOCKS, PROMPT, SIZES, block_config, dflash_head
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.api.sizes import Sizes, max_rows
@@ -27,7 +26,7 @@ from speculant.options.drafting import DraftingOptions
 
 
 def loaded(parts: Any) -> LoadedHead:
-    return LoadedHead(made(BLOCKS["JetSpec"]), parts, "dflash", "jetspec")
+    return LoadedHead(dflash_head(BLOCKS["JetSpec"]), parts, "dflash", "jetspec")
 
 
 @pytest.mark.parametrize("nodes", [3, 40, 200])
@@ -84,9 +83,9 @@ def test_automatic_sizes_go_to_the_setting() -> None:
 def test_a_checkpoint_is_known_by_its_causal_head(tmp_path: Path) -> None:
     """Guards detection: a folder in JetSpec's layout drafts trees without a method's name."""
     model, _ = target_of()
-    config = SIZES | {"block_size": 5} | inner(causal_head=True)
+    config = SIZES | {"block_size": 5} | block_config(causal_head=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(made(BLOCKS["JetSpec"]).state_dict(), tmp_path / "model.safetensors")
+    save_file(dflash_head(BLOCKS["JetSpec"]).state_dict(), tmp_path / "model.safetensors")
     head = open_head(str(tmp_path), model)
     speculator = Speculator.from_transformers(model, method=head.method, head=head, nodes=80, fast=False)
     stats = speculator.generate(PROMPT, max_new_tokens=40, temperature=0).stats

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.block_heads import overfit, random_weights, target_of, train_batch
-from tests.drafters.heads.dflash.test_head import BLOCKS, SHAPE, made
 
+from block_heads import overfit, random_weights, target_of, train_batch
+from dflash_heads import BLOCKS, SHAPE, dflash_head
 from models import tiny_model
 from speculant import Speculator
 from speculant.core.errors import UsageError
@@ -24,7 +24,7 @@ from trainings import tiny_training
 def test_training_is_drafting(name: str) -> None:
     """Guards pairing, mask and positions: a block in training gives what it drafts after the same text."""
     model, parts = target_of()
-    head = made(BLOCKS[name])
+    head = dflash_head(BLOCKS[name])
     recipe = DFlashRecipe(head)
     batch = train_batch(model, parts, head.taps, recipe.depth)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_draft_vocabulary() -> None:
     """Guards heads with fewer tokens: targets are restricted to them, and tokens that they lack count as -1."""
     model, parts = target_of()
     ids = torch.arange(0, 40, 2)
-    head = made(BLOCKS["deepspec"], ids=ids)
+    head = dflash_head(BLOCKS["deepspec"], ids=ids)
     random_weights(head)
     batch = train_batch(model, parts, head.taps, 2)
     output = next(iter(DFlashRecipe(head, depth=2).run(batch, parts)))
@@ -103,4 +103,4 @@ def test_draft_vocabulary() -> None:
 def test_depth_is_bounded() -> None:
     """Guards the range of depths: a block has no more."""
     with pytest.raises(UsageError, match="from 1 to 4"):
-        DFlashRecipe(made(BLOCKS["z-lab"]), depth=5)
+        DFlashRecipe(dflash_head(BLOCKS["z-lab"]), depth=5)

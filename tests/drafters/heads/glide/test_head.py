@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.block_heads import check_greedy, draft_logits, lent_cache, random_weights, rms, rope, target_of
-from tests.models import VOCABULARY
 
+from block_heads import check_greedy, draft_logits, lent_cache, rms, rope, target_of
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
@@ -19,18 +18,11 @@ from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.glide.checkpoint import save
 from speculant.drafters.heads.glide.drafter import ConfidenceWidths
 from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
-from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.models.shapes import Level
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from text_heads import glide_head
 
-SHAPE = LayerShape(hidden=24, inner=40, heads=3, kv_heads=3, head_dim=8)
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8, 4, 6, 10])
-
-
-def made(parts: Any) -> GlideHead:
-    head = GlideHead(SHAPE, target_cross_shape(parts), vocabulary=VOCABULARY)
-    random_weights(head)
-    return head.eval()
 
 
 def formula(head: GlideHead, model: Any, committed: int, text: torch.Tensor) -> torch.Tensor:
@@ -61,7 +53,7 @@ def formula(head: GlideHead, model: Any, committed: int, text: torch.Tensor) -> 
 def test_is_the_formula() -> None:
     """Guards positions, masks and the target's rotated keys, after the root and after drafted tokens."""
     model, parts = target_of()
-    head, committed = made(parts), len(TEXT) - 1
+    head, committed = glide_head(parts), len(TEXT) - 1
     state = head.open_text(TEXT[:1].tolist(), parts, lent_cache(model, TEXT[:-1]))
     with torch.no_grad():
         state.extend(torch.empty(committed, 0, 0), TEXT[1:])
@@ -74,7 +66,7 @@ def test_is_the_formula() -> None:
 def test_cached_is_uncached() -> None:
     """Guards the head's own rows over rounds and crops: those of drafted tokens are computed anew."""
     model, parts = target_of()
-    head = made(parts)
+    head = glide_head(parts)
     state = head.open_text(TEXT[:1].tolist(), parts, lent_cache(model, TEXT[:-1]))
     fresh = head.open_text(TEXT[:1].tolist(), parts, lent_cache(model, TEXT[:-1]))
     with torch.inference_mode():
@@ -94,7 +86,7 @@ def test_cached_is_uncached() -> None:
 def test_greedy_text_is_the_target_s(tree: str) -> None:
     """Guards losslessness and the order of commits: the target's cache holds what the head has read."""
     model, parts = target_of()
-    check_greedy(model, LoadedHead(made(parts), parts, "glide", "glide"), settings={"tree": tree})
+    check_greedy(model, LoadedHead(glide_head(parts), parts, "glide", "glide"), settings={"tree": tree})
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "gemma3"])
@@ -102,7 +94,7 @@ def test_targets(name: str) -> None:
     """Guards targets: those with one rotary embedding work, the others are refused with the reason."""
     model, parts = target_of(name)
     if name == "qwen3":
-        check_greedy(model, LoadedHead(made(parts), parts, "glide", "glide"))
+        check_greedy(model, LoadedHead(glide_head(parts), parts, "glide", "glide"))
     else:
         with pytest.raises(UnsupportedError, match="rotary"):
             target_cross_shape(parts)
@@ -126,7 +118,7 @@ def test_widths_follow_confidence(best: float, width: int) -> None:
 def test_checkpoint(tmp_path: Path) -> None:
     """Guards the authors' layout: it is found, loaded and saved, with every name."""
     _, parts = target_of()
-    head = made(parts)
+    head = glide_head(parts)
     save(head, tmp_path, parts)
     assert "model.layers.0.cross_attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
     assert [each.kind for each in FORMATS if each.matches(read_checkpoint(tmp_path))] == ["glide"]
@@ -148,7 +140,7 @@ def test_checkpoint(tmp_path: Path) -> None:
 def test_refusals(change: dict[str, Any], drop: str | None, words: str, tmp_path: Path) -> None:
     """Guards heads of other targets and damaged files."""
     _, parts = target_of()
-    save(made(parts), tmp_path, parts)
+    save(glide_head(parts), tmp_path, parts)
     config = json.loads((tmp_path / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k != drop}

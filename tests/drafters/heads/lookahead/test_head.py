@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.block_heads import check_greedy, lent_cache, random_weights, target_of
-from tests.models import VOCABULARY
 
+from block_heads import check_greedy, lent_cache, target_of
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
@@ -16,20 +15,15 @@ from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.lookahead.checkpoint import save
 from speculant.drafters.heads.lookahead.head import LookaheadHead
+from text_heads import lookahead_head
 
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8])
-
-
-def made(size: int = 32) -> LookaheadHead:
-    head = LookaheadHead(3, size, vocabulary=VOCABULARY)
-    random_weights(head)
-    return head.eval()
 
 
 def test_is_the_formula() -> None:
     """Guards the pass: the model over the text's embeddings with the learned ones behind them; nothing stays."""
     model, parts = target_of()
-    head, cache = made(), lent_cache(model, TEXT[:-1])
+    head, cache = lookahead_head(), lent_cache(model, TEXT[:-1])
     state = head.open_text(TEXT[:1].tolist(), parts, cache)
     with torch.no_grad():
         state.extend(torch.empty(5, 0, 0), TEXT[1:])
@@ -46,7 +40,7 @@ def test_is_the_formula() -> None:
 def test_greedy_text_is_the_target_s(name: str) -> None:
     """Guards losslessness; the first token of a draft is the target's own, so every round yields two at least."""
     model, parts = target_of(name)
-    speculator = check_greedy(model, LoadedHead(made(), parts, "pass", "pass"), nodes=3)
+    speculator = check_greedy(model, LoadedHead(lookahead_head(), parts, "pass", "pass"), nodes=3)
     stats = speculator.generate(TEXT.tolist(), max_new_tokens=21, temperature=0).stats
     assert stats.mat >= 1.9
 
@@ -54,7 +48,7 @@ def test_greedy_text_is_the_target_s(name: str) -> None:
 def test_sampling_accepts_the_first_token() -> None:
     """Guards q of the first token, which is p: it is accepted wherever probabilities are compared."""
     model, parts = target_of()
-    head = LoadedHead(made(), parts, "pass", "pass")
+    head = LoadedHead(lookahead_head(), parts, "pass", "pass")
     speculator = Speculator.from_transformers(model, head=head, verifier="speculative-sampling", nodes=1, fast=False)
     assert speculator.generate(TEXT.tolist(), max_new_tokens=21, temperature=1.0, seed=3).stats.mat >= 1.9
 
@@ -62,7 +56,9 @@ def test_sampling_accepts_the_first_token() -> None:
 def test_accelerated_passes() -> None:
     """Guards the view where the library's own code runs the layers."""
     model, parts = target_of()
-    speculator = Speculator.from_transformers(model, head=LoadedHead(made(), parts, "pass", "pass"), nodes=3, fast=True)
+    speculator = Speculator.from_transformers(
+        model, head=LoadedHead(lookahead_head(), parts, "pass", "pass"), nodes=3, fast=True
+    )
     want = model.generate(TEXT[None], max_new_tokens=10, do_sample=False)[0, len(TEXT) :].tolist()
     assert list(speculator.generate(TEXT.tolist(), max_new_tokens=10, temperature=0).ids) == want
 
@@ -70,12 +66,12 @@ def test_accelerated_passes() -> None:
 def test_checkpoint(tmp_path: Path) -> None:
     """Guards the layout: found, loaded and saved; a head of another hidden size is refused."""
     _, parts = target_of()
-    head = made()
+    head = lookahead_head()
     save(head, tmp_path, parts)
     assert [each.kind for each in FORMATS if each.matches(read_checkpoint(tmp_path))] == ["pass"]
     loaded = load_head(tmp_path, parts)
     assert isinstance(loaded.head, LookaheadHead)
     assert torch.equal(loaded.head.look_ahead, head.look_ahead)
-    save(made(16), tmp_path, parts)
+    save(lookahead_head(16), tmp_path, parts)
     with pytest.raises(UnsupportedError, match="size 16"):
         load_head(tmp_path, parts)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.block_heads import check_greedy, check_histories, target_of
-from tests.models import VOCABULARY, perturbed, tiny_model
 
+from block_heads import check_greedy, check_histories, target_of
+from models import VOCABULARY, perturbed, tiny_model
 from speculant import Speculator
 from speculant.api.draft_caches import open_draft_caches
 from speculant.core.errors import UnsupportedError

@@ -7,25 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.block_heads import check_greedy, check_histories, random_weights, rms, rope, target_of
-from tests.models import VOCABULARY
 
+from block_heads import check_greedy, check_histories, rms, rope, target_of
+from models import VOCABULARY
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.specdec.checkpoint import save
 from speculant.drafters.heads.specdec.head import SpecDecHead
+from text_heads import specdec_head
 
-SHAPE = LayerShape(hidden=24, inner=40, heads=3, kv_heads=3, head_dim=8)
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8, 4, 6, 10])
-
-
-def made() -> SpecDecHead:
-    head = SpecDecHead(SHAPE, vocabulary=VOCABULARY, encoder=2, decoder=2, block=4)
-    random_weights(head)
-    return head.eval()
 
 
 def formula(head: SpecDecHead, text: torch.Tensor) -> torch.Tensor:
@@ -64,7 +57,7 @@ def formula(head: SpecDecHead, text: torch.Tensor) -> torch.Tensor:
 def test_is_the_formula() -> None:
     """Guards both kinds of layers, their masks and positions."""
     _, parts = target_of()
-    head = made()
+    head = specdec_head()
     state = head.open_text(TEXT[:1].tolist(), parts, None)
     with torch.no_grad():
         state.extend(torch.empty(8, 0, 0), TEXT[1:])
@@ -75,7 +68,7 @@ def test_is_the_formula() -> None:
 def test_cached_is_uncached() -> None:
     """Guards the rows of both over rounds, rejected drafts and crops."""
     _, parts = target_of()
-    head = made()
+    head = specdec_head()
     check_histories(lambda: head.open_text(TEXT[:1].tolist(), parts, None), torch.empty(8, 0, 0), TEXT, depth=3)
 
 
@@ -83,13 +76,13 @@ def test_cached_is_uncached() -> None:
 def test_greedy_text_is_the_target_s(tree: str) -> None:
     """Guards losslessness with any drafter."""
     model, parts = target_of()
-    check_greedy(model, LoadedHead(made(), parts, "specdec", "specdec"), settings={"tree": tree})
+    check_greedy(model, LoadedHead(specdec_head(), parts, "specdec", "specdec"), settings={"tree": tree})
 
 
 def test_checkpoint(tmp_path: Path) -> None:
     """Guards the layout: found, loaded and saved; a weight that is missing is named."""
     _, parts = target_of()
-    head = made()
+    head = specdec_head()
     save(head, tmp_path, parts)
     assert [each.kind for each in FORMATS if each.matches(read_checkpoint(tmp_path))] == ["specdec"]
     loaded = load_head(tmp_path, parts).head

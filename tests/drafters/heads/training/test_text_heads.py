@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.block_heads import check_training, lent_cache, overfit, target_of, train_batch
-from tests.drafters.heads.glide.test_head import made as made_glide
-from tests.drafters.heads.lookahead.test_head import made as made_lookahead
-from tests.drafters.heads.specdec.test_head import made as made_specdec
 
+from block_heads import check_training, lent_cache, overfit, target_of, train_batch
 from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.glide.recipe import GlideRecipe
 from speculant.drafters.heads.lookahead.recipe import LookaheadRecipe
 from speculant.drafters.heads.specdec.recipe import SpecDecRecipe
 from speculant.training.kinds import find_kind
+from text_heads import glide_head, lookahead_head, specdec_head
 
 
 def recipe_of(name: str, parts: object) -> GlideRecipe | LookaheadRecipe | SpecDecRecipe:
     if name == "glide":
-        return GlideRecipe(made_glide(parts), depth=3)
-    return LookaheadRecipe(made_lookahead()) if name == "pass" else SpecDecRecipe(made_specdec())
+        return GlideRecipe(glide_head(parts), depth=3)
+    return LookaheadRecipe(lookahead_head()) if name == "pass" else SpecDecRecipe(specdec_head())
 
 
 @pytest.mark.parametrize("name", ["glide", "pass", "specdec"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
 
 from speculant.engines.hf.quantized import rounding
-from speculant.engines.hf.quantized.rounding import SCHEMES, Scheme, round_weight
+from speculant.engines.hf.quantized.rounding import Scheme, round_weight
+
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 
 def weight(outs: int = 48, k: int = 256, *, seed: int = 0) -> Tensor:

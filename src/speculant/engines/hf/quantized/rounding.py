@@ -26,7 +26,6 @@ from torch import Tensor
 from speculant.engines.hf.quantized.weight import SUPER, GroupedValues, GroupScales, QuantizedWeight, pack, pad
 
 Scheme = Literal["int8", "int4"]
-SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
 GROUP = 32
 _BLOCK = 1 << 20  # weights rounded at a time, to bound intermediate results
 _STEPS = (14.0, 14.75, 15.5, 16.25, 17.0)  # numbers of steps between minimum and maximum to try
