@@ -73,6 +73,18 @@ def test_the_result_is_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
 
 
+def test_models_of_one_architecture_share_the_tiny_ones_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards start-up time: a model of another size is probed itself, but its tiny model is not probed again."""
+    small, large = tiny_model("llama"), tiny_model("llama", hidden_size=64, vocab_size=90)
+    probing.probe_outcome(small, check_model(small))
+    monkeypatch.setattr(probing, "_examine_tiny", lambda *_: pytest.fail("probed again"))
+    with pytest.raises(pytest.fail.Exception, match="probed again"):
+        probing.probe_outcome(tiny_model("qwen2"), check_model(tiny_model("qwen2")))
+    outcome = probing.probe_outcome(large, check_model(large))
+    assert outcome.verdict == "trees"
+    assert [len(list(folder.glob(names))) for names in ("probe-*.json", "tiny-probe-*.json")] == [2, 1]
+
+
 def test_a_broken_result_is_probed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards files cut off by a crash or written by something else."""
     model, probed = tiny_model("llama"), list[Any]()

@@ -11,8 +11,9 @@ in the config and limits of a few tokens. The model itself is probed for what th
 dtype, kernels, quantisation, adapters and code changed after loading. Its texts cross position 128, and its passes have
 as many rows as drafts get, alone and in a batch. If no tiny model can be built, a note says what was skipped.
 
-The result is stored in the user's cache folder, one file per config, class, attention, dtype, device, versions, code
-and state of the model (`model_state`); a model with code that no file can identify is probed in every process.
+Both results are stored in the user's cache folder, one file per config, class, attention, dtype, device, versions, code
+and state of the model (`model_state`); a model with code that no file can identify is probed in every process. Models
+of one architecture often share the result of the tiny one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -103,13 +104,7 @@ def probe_outcome(
         OutOfMemoryError: the device is full.
     """
     file = _result_file(model, capabilities, acceleration, entry, largest)
-    outcome = None if file is None else _read(file)
-    if outcome is None:
-        with quiet():
-            outcome = examine(model, capabilities, acceleration, entry=entry, largest=largest)
-        if file is not None:
-            _write(file, outcome)
-    return outcome
+    return _stored(file, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest))
 
 
 def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFCapabilities:
@@ -165,35 +160,43 @@ def examine(
     reason = found = ""
     plain_tiny = Plain(tiny)
     for trees, masked in _candidates(small):
-        found, runner = "", ModelRunner(model, _change(capabilities, trees=trees, masked=masked), used)
+        runner = ModelRunner(model, _change(capabilities, trees=trees, masked=masked), used)
+        beyond = ProbeOutcome(verdict="trees" if trees else "chains")
         if tiny is not None:
-            on_tiny = ModelRunner(tiny, _change(small, trees=trees, masked=masked), PlainPasses())
-            with _one_thread():
-                found = first_difference(on_tiny, LONG_TEXTS, plain_tiny)
-        found = found or first_difference(runner, OWN_TEXTS, plain) or count_difference(runner, largest)
+            beyond = _tiny_outcome(tiny, _change(small, trees=trees, masked=masked), plain_tiny)
+        found = beyond.reason or first_difference(runner, OWN_TEXTS, plain) or count_difference(runner, largest)
         if not found:
-            with _one_thread():
-                batches = tiny is None or not trees or not batch_difference(on_tiny, LONG_TEXTS, plain_tiny)
-            batches = batches and not (trees and batch_difference(runner, OWN_TEXTS * 2, plain))
-            if tiny is None:
-                padded, wrong = reads_padding(runner, OWN_TEXTS[0], plain), ""
-            else:
-                with _one_thread():
-                    padded = reads_padding(on_tiny, LONG_TEXTS[0], plain_tiny)
-                    wrong = first_difference(on_tiny, PADDED_TEXTS, plain_tiny)
-                    if not wrong and trees and batches:
-                        wrong = "in a batch" * batch_difference(on_tiny, PADDED_TEXTS, plain_tiny)
-            return ProbeOutcome(
-                verdict="trees" if trees else "chains",
+            return replace(
+                beyond,
                 masked=masked,
-                batches=batches,
-                reads_padding=padded,
-                drafts_padded=not wrong,
+                batches=beyond.batches and not (trees and batch_difference(runner, OWN_TEXTS * 2, plain)),
+                reads_padding=beyond.reads_padding if tiny is not None else reads_padding(runner, OWN_TEXTS[0], plain),
                 reason=reason,
                 notes=notes,
             )
         reason = reason or found
     return ProbeOutcome(verdict="refused", batches=False, reason=found)
+
+
+def _tiny_outcome(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
+    """Return what texts beyond the limits of a tiny model show; stored, since many models have the same tiny one."""
+    file = _result_file(tiny, capabilities, None, None, 0, name="tiny-probe")
+    return _stored(file, lambda: _examine_tiny(tiny, capabilities, plain))
+
+
+def _examine_tiny(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
+    runner, trees = ModelRunner(tiny, capabilities, PlainPasses()), capabilities.trees
+    with _one_thread():
+        if found := first_difference(runner, LONG_TEXTS, plain):
+            return ProbeOutcome(verdict="refused", batches=False, reason=found)
+        batches = not (trees and batch_difference(runner, LONG_TEXTS, plain))
+        padded = reads_padding(runner, LONG_TEXTS[0], plain)
+        wrong = bool(first_difference(runner, PADDED_TEXTS, plain))
+        if not wrong and trees and batches:
+            wrong = batch_difference(runner, PADDED_TEXTS, plain)
+    return ProbeOutcome(
+        verdict="trees" if trees else "chains", batches=batches, reads_padding=padded, drafts_padded=not wrong
+    )
 
 
 @contextlib.contextmanager
@@ -234,7 +237,13 @@ def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities
 
 
 def _result_file(
-    model: Any, capabilities: HFCapabilities, acceleration: Acceleration | None, entry: Any, largest: int
+    model: Any,
+    capabilities: HFCapabilities,
+    acceleration: Acceleration | None,
+    entry: Any,
+    largest: int,
+    *,
+    name: str = "probe",
 ) -> Path | None:
     """Return the file of the outcome; None if there is no folder, or the model's state cannot be identified."""
     state = digest_of(model)
@@ -257,7 +266,7 @@ def _result_file(
     ]
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     try:
-        return cache_folder() / f"probe-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
+        return cache_folder() / f"{name}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
     except OSError:
         return None
 
@@ -272,6 +281,17 @@ def _code_identity() -> tuple[str, ...]:
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest(), *(version(name) for name in ("torch", "transformers", "speculant"))
+
+
+def _stored(file: Path | None, probe: Callable[[], ProbeOutcome]) -> ProbeOutcome:
+    """Return the outcome in a file, or that of a probe, which is stored there; without a file it is not stored."""
+    outcome = None if file is None else _read(file)
+    if outcome is None:
+        with quiet():
+            outcome = probe()
+        if file is not None:
+            _write(file, outcome)
+    return outcome
 
 
 def _read(path: Path) -> ProbeOutcome | None:
