@@ -206,7 +206,9 @@ def summary(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def total(cells: Sequence[dict[str, Any]], side: str, name: str, *, digits: int = 3) -> float:
     """Return a figure per round over all repetitions."""
-    return round(sum(cell[side][name] for cell in cells) / sum(cell[side]["rounds"] for cell in cells), digits)
+    rounds: int = sum(cell[side]["rounds"] for cell in cells)
+    figure: float = sum(cell[side][name] for cell in cells) / rounds
+    return round(figure, digits)
 
 
 def described(rows: Sequence[dict[str, Any]], size: int) -> list[str]:
