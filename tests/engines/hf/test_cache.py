@@ -123,6 +123,27 @@ def test_rows_that_the_caller_writes() -> None:
     assert InPlaceLayer().extend(1) is None
 
 
+def test_rows_extended_without_making_tensors() -> None:
+    """Guards rounds of a batch: the rows are those of `extend`, and none where those held are no longer its own."""
+    layer = filled(5).layers[0]
+    layer.hold(layer.extend_unread(1))
+    held = layer.extend_unread(2)
+    keys, values = layer.extend(2)
+    assert layer.get_seq_length() == 6
+    assert held.length == 8
+    assert [each.data_ptr() for each in held] == [keys.data_ptr(), values.data_ptr()]
+    assert [each.shape for each in held] == [keys.shape, values.shape]
+    layer.keep(4, [1])
+    assert layer.get_seq_length() == 5
+    assert layer.keys[0, 1, :4, 2].tolist() == list(range(4))
+    assert layer.extend_unread(MIN_ROWS - 4) is None
+    with torch.inference_mode():
+        assert layer.extend_unread(1) is None
+    layer.keys = layer.keys.clone()
+    assert layer.extend_unread(1) is None
+    assert InPlaceLayer().extend_unread(1) is None
+
+
 @pytest.mark.parametrize(("rows", "expected"), [([], []), ([0, 1], [4, 5]), ([1, 3], [5, 7]), ([2], [6])])
 def test_rows_of_a_path_are_kept(rows: list[int], expected: list[int]) -> None:
     """Guards the move inside the buffer, and that the next rows are written behind it."""

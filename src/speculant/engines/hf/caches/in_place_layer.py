@@ -6,6 +6,7 @@ and `model.generate` get it with its cache: if other code replaces the views by 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,31 @@ from transformers.cache_utils import DynamicLayer
 
 MIN_ROWS = 128
 _NOTHING: Any = (None, None)
+
+
+class FirstRows:
+    """The first rows of a buffer of keys and of one of values: a pair of views, which are made when first read.
+
+    Attributes:
+        buffers: keys and values, [B, H, C, D] each.
+        length: number of rows.
+    """
+
+    __slots__ = ("_views", "buffers", "length")
+
+    def __init__(self, buffers: tuple[Tensor, Tensor], length: int) -> None:
+        self.buffers, self.length = buffers, length
+        self._views: tuple[Tensor, Tensor] | None = None
+
+    def __getitem__(self, place: int) -> Tensor:
+        views = self._views
+        if views is None:
+            keys, values = self.buffers
+            self._views = views = keys[..., : self.length, :], values[..., : self.length, :]
+        return views[place]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self[0], self[1]))
 
 
 class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
@@ -26,7 +52,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
     is_initialized: bool
 
     def __init__(self) -> None:
-        self._held: tuple[Tensor, Tensor] = _NOTHING
+        self._held: tuple[Tensor, Tensor] | FirstRows = _NOTHING
         self._key_rows: Tensor | None = None
         self._value_rows: Tensor | None = None
         super().__init__()
@@ -65,14 +91,14 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         if key_states.requires_grad:  # gradients need the previous rows unchanged
             updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return updated
-        held: tuple[Tensor | None, Tensor | None] = self._held if self.is_initialized else (None, None)
+        held: Any = self._held if self.is_initialized else _NOTHING
         key_rows, keys = append_rows(self._key_rows, held[0], key_states)
         value_rows, values = append_rows(self._value_rows, held[1], value_states)
         self._key_rows, self._value_rows = key_rows, value_rows
         self.dtype, self.device = key_states.dtype, key_states.device
         self._held = keys, values
         self.is_initialized = True
-        return self._held
+        return keys, values
 
     @classmethod
     def prefix(cls, layer: DynamicLayer, length: int, room: int) -> InPlaceLayer:
@@ -106,9 +132,16 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         """An object that identifies the rows in use: it is replaced when they change."""
         return self._held
 
-    def hold(self, rows: tuple[Tensor, Tensor]) -> None:
-        """Put the rows that `extend` returned into use."""
+    def hold(self, rows: tuple[Tensor, Tensor] | FirstRows) -> None:
+        """Put the rows that `extend` or `extend_unread` returned into use."""
         self._held = rows
+
+    def get_seq_length(self) -> int:
+        """Return the number of rows in use."""
+        held = self._held
+        if self.is_initialized and type(held) is FirstRows and held.buffers[0].numel():
+            return held.length
+        return int(super().get_seq_length())
 
     def extend(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Return all rows followed by `count` new ones, which the caller writes; None if there is no room.
@@ -124,6 +157,20 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
             if end > buffer.shape[-2] or not _is_view(held, buffer, held, length):
                 return None
         return keys[..., :end, :], values[..., :end, :]
+
+    def extend_unread(self, count: int) -> FirstRows | None:
+        """Return what `extend` does, for code that needs no more than the buffers: no tensor is made."""
+        held, key_rows, value_rows = self._held, self._key_rows, self._value_rows
+        if self.is_initialized and type(held) is FirstRows:
+            keys, values = held.buffers
+            if keys is key_rows and values is value_rows:
+                fits = held.length + count <= min(keys.shape[-2], values.shape[-2])
+                writable = keys.is_inference() is values.is_inference() is torch.is_inference_mode_enabled()
+                return FirstRows(held.buffers, held.length + count) if fits and writable else None
+        extended = self.extend(count)
+        if extended is None or key_rows is None or value_rows is None:
+            return None
+        return FirstRows((key_rows, value_rows), extended[0].shape[-2])
 
     def reserve(self, count: int) -> None:
         """Make room for `count` further rows, as `update` would."""
@@ -141,14 +188,18 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         """Keep the first `start` rows, followed by those at `start` + each of the ascending `rows`."""
         if not self.is_initialized:  # a layer that shares another's rows
             return
-        end = start + len(rows)
-        if not len(rows) and end == self._held[0].shape[-2]:  # all are kept, as after every plain round
+        end, known = start + len(rows), self._held
+        length = known.length if type(known) is FirstRows else known[0].shape[-2]
+        if not len(rows) and end == length:  # all are kept, as after every plain round
             return
         if len(rows):
             index = torch.as_tensor(rows, device=self.keys.device) + start
             for held in self._held:
                 held[..., start:end, :] = held.index_select(-2, index)
-        keys, values = self._held
+        if type(known) is FirstRows:
+            self._held = FirstRows(known.buffers, end)
+            return
+        keys, values = known
         self._held = keys[..., :end, :], values[..., :end, :]
 
 

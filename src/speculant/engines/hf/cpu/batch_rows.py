@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from speculant.engines.hf.batch_attention import BatchCache
-from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.caches.in_place_layer import FirstRows, InPlaceLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention
-from speculant.engines.hf.cpu.pass_plan import CacheRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,19 +29,19 @@ class BatchRows:
     Attributes:
         cache: the caches of the pass.
         layer: index of the layer.
-        each: the rows of each sequence.
+        each: the cache layer of each sequence, what it held when this was looked up, and the rows with the new ones.
     """
 
     cache: BatchCache
     layer: int
-    each: Sequence[CacheRows]
+    each: Sequence[tuple[InPlaceLayer, object, FirstRows]]
 
     def take(self) -> bool:
         """Append the new rows, which the caller writes; False, and nothing appended, if a cache changed meanwhile."""
-        if any(rows.layer.held is not rows.before for rows in self.each):
+        if any(layer.held is not before for layer, before, _ in self.each):
             return False
-        for rows in self.each:
-            rows.layer.hold(rows.rows)
+        for layer, _, rows in self.each:
+            layer.hold(rows)
         self.cache.attended_elsewhere(self.layer)
         return True
 
@@ -75,40 +74,47 @@ def batch_calls(
     sequences, index = cache.sequences(attend.name, kind), module.layer_idx
     if sequences is None or sum(count for _, count, _ in sequences) != shape[2]:
         return None
-    each = list[CacheRows]()
+    each = list[tuple[InPlaceLayer, object, FirstRows]]()
     for held, count, _ in sequences:
         layer = held.layers[index] if index < len(held.layers) else None
-        if type(layer) is not InPlaceLayer or not layer.is_initialized or layer.keys.dtype is not dtype:
+        if type(layer) is not InPlaceLayer or not layer.is_initialized:
             return None
-        extended = layer.extend(count)
+        extended = layer.extend_unread(count)
         if extended is None:  # its buffers are full
             layer.reserve(count)
-            extended = layer.extend(count)
-        if extended is None:
+            extended = layer.extend_unread(count)
+        if extended is None or extended.buffers[0].dtype is not dtype:
             return None
-        each.append(CacheRows(layer, layer.held, extended))
+        each.append((layer, layer.held, extended))
     groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
     key = (kind, *shape, groups, causal, module.scaling, dtype, *sorted(options))
     known = cache.prepared.get(key)
     if known is None:
         found = [
-            _arguments(attend, module, rows.rows, count, mask, shape, options)
-            for rows, (_, count, mask) in zip(each, sequences, strict=True)
+            _arguments(attend, module, (rows[0], rows[1]), count, mask, shape, options)
+            for (_, _, rows), (_, count, mask) in zip(each, sequences, strict=True)
         ]
         served = [call for call in found if call is not None]
         if len(served) == len(found):
-            known = [rows.rows[0].shape for rows in each], (AttentionArguments * len(served))(*served)
+            known = [_form(rows) for _, _, rows in each], (AttentionArguments * len(served))(*served)
         cache.prepared[key] = known or ()
     if not known:
         return None
-    shapes, calls = known[0], type(known[1]).from_buffer_copy(known[1])
-    for rows, expected, call in zip(each, shapes, calls, strict=True):
-        keys, values = rows.rows
-        if keys.shape != expected or values.shape != expected or values.dtype is not dtype:
+    forms, calls = known[0], type(known[1]).from_buffer_copy(known[1])
+    for (_, _, rows), expected, call in zip(each, forms, calls, strict=True):
+        if _form(rows) != expected:
             return None
+        keys, values = rows.buffers
         call.k, call.v = keys.data_ptr(), values.data_ptr()
         call.k_head_step, call.v_head_step = keys.stride(1), values.stride(1)
     return BatchRows(cache, index, each), calls
+
+
+def _form(rows: FirstRows) -> tuple[Any, ...]:
+    """Return what the arguments of a sequence's attention depend on besides addresses and the room in its buffers."""
+    keys, values = rows.buffers
+    (batch, heads, _, size), (own_batch, own_heads, _, own_size) = keys.shape, values.shape
+    return rows.length, batch, heads, size, own_batch, own_heads, own_size, values.dtype
 
 
 def _arguments(
