@@ -9,9 +9,24 @@ the file after each system, so an interrupted run continues with the same comman
     python benchmarks/heads_table.py --markdown benchmarks/results/heads-bundled.json
 
 Without `--head` the bundled heads are measured; `--head NAME=DIR` names a head other than by its folder.
+
+`--alone` measures the heads without unions, as chains, trees and with automatic sizes, in CPU time, so that other work
+on the machine has little effect; `--by-head` prints a row per head, with the CPU time of a draft:
+
+    python benchmarks/heads_table.py --alone --requests 12 --head heads/hydra -o benchmarks/results/heads-trained.json
+    python benchmarks/heads_table.py --by-head benchmarks/results/heads-trained.json
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
+
+import sys
+import time
+
+CPU_TIME = "--alone" in sys.argv
+if CPU_TIME:
+    time.perf_counter = time.process_time  # set before the package imports its clock
 
 import argparse
 import json
@@ -30,6 +45,7 @@ from speculant.drafters.heads.drafter import LoadedHead
 from targets import TARGETS, load_pair, story_prompts
 
 CHAIN, UNION, TREE = 4, 16, 64  # nodes per draft
+CHAIN_OF, TREE_OF, AUTOMATIC = f"chain of {CHAIN}", f"tree of {UNION}", "automatic"
 _WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # for 64 nodes
 
 
@@ -45,7 +61,12 @@ def main() -> None:
     parser.add_argument("--systems", metavar="NAME;...", help="only systems whose names contain one of these")
     parser.add_argument("--again", action="store_true", help="measure again the systems that are in the file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print a table of these results")
+    parser.add_argument("--alone", action="store_true", help="heads without unions, in CPU time")
+    parser.add_argument("--by-head", type=Path, metavar="FILE", nargs="+", help="print a table with a row per head")
     args = parser.parse_args()
+    if args.by_head:
+        print(table_by_head([json.loads(path.read_text("utf-8")) for path in args.by_head]))
+        return
     if args.markdown:
         print(table([json.loads(path.read_text("utf-8")) for path in args.markdown]))
         return
@@ -56,18 +77,18 @@ def main() -> None:
     set_threads(pair.model, args.threads)
     prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=args.prompt_tokens)
     bench = MethodsBench(args.target, pair, prompts, args.tokens)
-    results = read(args.out, bench.conditions())
+    results = read(args.out, bench.conditions() | ({"clock": "CPU"} if CPU_TIME else {}))
     heads = {name: open_head(folder, pair.model) for name, folder in folders.items()}
     results["heads"] |= {name: facts(head) for name, head in heads.items()}
     wanted = (args.systems or "").split(";")
-    for system in systems(heads):
+    for system in alone(heads) if args.alone else systems(heads):
         if (system.name in results["systems"] and not args.again) or not any(part in system.name for part in wanted):
             continue
         print(f"=== {system.name}", flush=True)
         results["systems"][system.name] = found = measure(bench, system)
         args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         print({key: found.get(key) for key in ("mat", "speedup", "identical", "compared", "skipped")}, flush=True)
-    print(table([results]))
+    print(table_by_head([results]) if args.alone else table([results]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +131,23 @@ def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
         own["method"] = "mix-head"
         found += [DraftingSystem(name=f"mix and {name}, {nodes} nodes", nodes=nodes, **own) for nodes in (UNION, TREE)]
         found.append(DraftingSystem(name=f"mix and {name}, automatic", nodes="auto", **own))
+    return found
+
+
+def alone(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
+    """Return the systems of heads that draft alone, and chains with siblings where a GLIDE head is unsure (CaPE)."""
+    found = list[DraftingSystem]()
+    for name, head in heads.items():
+        own: dict[str, Any] = {"head": name, "loaded": head, "method": head.method}
+        found += [
+            DraftingSystem(name=f"{name}, {CHAIN_OF}", nodes=CHAIN, settings={"tree": "chain"}, **own),
+            DraftingSystem(name=f"{name}, {TREE_OF}", nodes=UNION, settings={"tree": "dynamic"}, **own),
+            DraftingSystem(name=f"{name}, {AUTOMATIC}", nodes="auto", settings={"tree": "dynamic"}, **own),
+        ]
+        if head.kind == "glide":
+            own["settings"] = {"tree": "cape"}
+            found.append(DraftingSystem(name=f"{name} with CaPE, {TREE_OF}", nodes=UNION, **own))
+            found.append(DraftingSystem(name=f"{name} with CaPE, {AUTOMATIC}", nodes="auto", **own))
     return found
 
 
@@ -173,6 +211,45 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
             ]  # fmt: skip
         lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_by_head(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table with a row per head and columns per target: MAT, speed-ups, and the cost of a draft."""
+    by_target: dict[str, dict[str, Any]] = {}
+    for each in results:
+        by_target.setdefault(each["conditions"]["target"], {}).update(each["systems"])
+    kinds = (CHAIN_OF, TREE_OF, AUTOMATIC)
+    titles = [
+        f"MAT {CHAIN_OF}",
+        f"MAT {TREE_OF}",
+        "ms per chain",
+        "ms per tree",
+        *(f"speed-up {each}" for each in kinds),
+    ]
+    lines = [["head", *(f"{target}: {title}" for target in by_target for title in titles)]]
+    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
+    names = dict.fromkeys(name.rpartition(", ")[0] for found in by_target.values() for name in found)
+    for name in names:
+        cells = [name]
+        for found in by_target.values():
+            chain, tree, automatic = ((found.get(f"{name}, {each}") or {}) for each in kinds)
+            cells += [f"{each['mat']:.2f}" if "mat" in each else "-" for each in (chain, tree)]
+            cells += [f"{draft_seconds(each) * 1e3:.2f}" if "mat" in each else "-" for each in (chain, tree)]
+            cells += [speedup(each) if "mat" in each else "-" for each in (chain, tree, automatic)]
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draft_seconds(row: Mapping[str, Any]) -> float:
+    """Return the CPU time of a draft."""
+    share: float = row["time_share"]["draft"]
+    return share * row["decode_seconds"] / row["rounds"]
+
+
+def speedup(row: Mapping[str, Any]) -> str:
+    """Return the median over requests, with quartiles."""
+    low, middle, high = row["request_speedup_quartiles"]
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

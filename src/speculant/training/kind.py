@@ -95,9 +95,7 @@ class TrainingKind(HeadTraining):
         recipe: Callable[[Any, int], Recipe] = load_object(self.recipe)
         return recipe(head, depth)
 
-    def load_head(
-        self, source: str, target: TargetParts, tokenizer: Any, *, counts: Int64 | None = None
-    ) -> nn.Module:
+    def load_head(self, source: str, target: TargetParts, tokenizer: Any, *, counts: Int64 | None = None) -> nn.Module:
         """Load a trained head or draft model from a folder or the hub.
 
         Args:

@@ -41,9 +41,7 @@ class PardRecipe(Recipe):
         after = roots.clamp(min=0)[..., None] + torch.arange(1, count + 1, device=rows.device)
         positions = torch.cat([torch.arange(length, device=rows.device).expand(len(roots), -1), after.flatten(1)], 1)
         masks = torch.full_like(after.flatten(1), self.head.mask)
-        states = self.head.block_states(
-            torch.cat([batch.ids, masks], 1), positions, block_rows(length, roots, count)
-        )
+        states = self.head.block_states(torch.cat([batch.ids, masks], 1), positions, block_rows(length, roots, count))
         yield states[texts, rows + 1]
         for place in range(count):
             yield states[texts, length + slots * count + place]
