@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from methods_table import MethodsBench
 from speculant.api.heads import open_head
 from speculant.api.loading import bundled_heads
@@ -79,7 +81,7 @@ def main() -> None:
     bench = MethodsBench(args.target, pair, prompts, args.tokens)
     results = read(args.out, bench.conditions() | ({"clock": "CPU"} if CPU_TIME else {}))
     heads = {name: open_head(folder, pair.model) for name, folder in folders.items()}
-    results["heads"] |= {name: facts(head) for name, head in heads.items()}
+    results["heads"] |= {name: facts(head, Path(folders[name])) for name, head in heads.items()}
     wanted = (args.systems or "").split(";")
     for system in alone(heads) if args.alone else systems(heads):
         if (system.name in results["systems"] and not args.again) or not any(part in system.name for part in wanted):
@@ -165,10 +167,12 @@ def named_folders(given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def facts(head: LoadedHead) -> dict[str, Any]:
+def facts(head: LoadedHead, folder: Path) -> dict[str, Any]:
     """Return the properties of a head that are recorded."""
-    modules: Any = head.head
-    return {"kind": head.kind, "parameters": sum(weight.numel() for weight in modules.parameters())}
+    if isinstance(head.head, nn.Module):
+        return {"kind": head.kind, "parameters": sum(weight.numel() for weight in head.head.parameters())}
+    trained = json.loads((folder / "training.json").read_text("utf-8"))  # a model of its own
+    return {"kind": head.kind, "parameters": trained["parameters"]}
 
 
 def measure(bench: MethodsBench, system: DraftingSystem) -> dict[str, Any]:
