@@ -218,36 +218,30 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table_by_head(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown table with a row per head and columns per target: MAT, speed-ups, and the cost of a draft."""
+    """Return a Markdown table with a row per head and columns per target: MAT, cost of a draft, and speed-up.
+
+    Columns without figures are left out.
+    """
     by_target: dict[str, dict[str, Any]] = {}
     for each in results:
         by_target.setdefault(each["conditions"]["target"], {}).update(each["systems"])
     kinds = (CHAIN_OF, TREE_OF, AUTOMATIC)
-    titles = [
-        f"MAT {CHAIN_OF}",
-        f"MAT {TREE_OF}",
-        "ms per chain",
-        "ms per tree",
-        *(f"speed-up {each}" for each in kinds),
-    ]
-    lines = [["head", *(f"{target}: {title}" for target in by_target for title in titles)]]
-    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
-    names = dict.fromkeys(name.rpartition(", ")[0] for found in by_target.values() for name in found)
-    for name in names:
-        cells = [name]
-        for found in by_target.values():
-            chain, tree, automatic = ((found.get(f"{name}, {each}") or {}) for each in kinds)
-            cells += [f"{each['mat']:.2f}" if "mat" in each else "-" for each in (chain, tree)]
-            cells += [f"{draft_seconds(each) * 1e3:.2f}" if "mat" in each else "-" for each in (chain, tree)]
-            cells += [speedup(each) if "mat" in each else "-" for each in (chain, tree, automatic)]
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    figures = {"MAT": lambda row: f"{row['mat']:.2f}", "ms per draft": milliseconds, "speed-up": speedup}
+    names = [*dict.fromkeys(name.rpartition(", ")[0] for found in by_target.values() for name in found)]
+    columns = [["head", "---", *names]]
+    for target, found in by_target.items():
+        for title, figure in figures.items():
+            for kind in kinds:
+                rows = [found.get(f"{name}, {kind}") or {} for name in names]
+                if any("mat" in row for row in rows):
+                    cells = [figure(row) if "mat" in row else "-" for row in rows]
+                    columns.append([f"{target}, {kind}: {title}", "---:", *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns, strict=True))
 
 
-def draft_seconds(row: Mapping[str, Any]) -> float:
+def milliseconds(row: Mapping[str, Any]) -> str:
     """Return the CPU time of a draft."""
-    share: float = row["time_share"]["draft"]
-    return share * row["decode_seconds"] / row["rounds"]
+    return f"{1e3 * row['time_share']['draft'] * row['decode_seconds'] / row['rounds']:.1f}"
 
 
 def speedup(row: Mapping[str, Any]) -> str:
