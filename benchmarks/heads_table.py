@@ -9,9 +9,24 @@ the file after each system, so an interrupted run continues with the same comman
     python benchmarks/heads_table.py --markdown benchmarks/results/heads-bundled.json
 
 Without `--head` the bundled heads are measured; `--head NAME=DIR` names a head other than by its folder.
+
+`--alone` measures the heads without unions, as chains, trees and with automatic sizes, in CPU time, so that other work
+on the machine has little effect; `--by-head` prints a row per head, with the CPU time of a draft:
+
+    python benchmarks/heads_table.py --alone --requests 12 --head heads/hydra -o benchmarks/results/heads-trained.json
+    python benchmarks/heads_table.py --by-head benchmarks/results/heads-trained.json
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
+
+import sys
+import time
+
+CPU_TIME = "--alone" in sys.argv
+if CPU_TIME:
+    time.perf_counter = time.process_time  # set before the package imports its clock
 
 import argparse
 import json
@@ -19,6 +34,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from methods_table import MethodsBench
 from speculant.api.heads import open_head
@@ -30,6 +47,7 @@ from speculant.drafters.heads.drafter import LoadedHead
 from targets import TARGETS, load_pair, story_prompts
 
 CHAIN, UNION, TREE = 4, 16, 64  # nodes per draft
+CHAIN_OF, TREE_OF, AUTOMATIC = f"chain of {CHAIN}", f"tree of {UNION}", "automatic"
 _WIDE = {"tree": "dynamic", "depth": 9, "top_k": 10}  # for 64 nodes
 
 
@@ -45,7 +63,12 @@ def main() -> None:
     parser.add_argument("--systems", metavar="NAME;...", help="only systems whose names contain one of these")
     parser.add_argument("--again", action="store_true", help="measure again the systems that are in the file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", nargs="+", help="print a table of these results")
+    parser.add_argument("--alone", action="store_true", help="heads without unions, in CPU time")
+    parser.add_argument("--by-head", type=Path, metavar="FILE", nargs="+", help="print a table with a row per head")
     args = parser.parse_args()
+    if args.by_head:
+        print(table_by_head([json.loads(path.read_text("utf-8")) for path in args.by_head]))
+        return
     if args.markdown:
         print(table([json.loads(path.read_text("utf-8")) for path in args.markdown]))
         return
@@ -56,18 +79,18 @@ def main() -> None:
     set_threads(pair.model, args.threads)
     prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=args.prompt_tokens)
     bench = MethodsBench(args.target, pair, prompts, args.tokens)
-    results = read(args.out, bench.conditions())
+    results = read(args.out, bench.conditions() | ({"clock": "CPU"} if CPU_TIME else {}))
     heads = {name: open_head(folder, pair.model) for name, folder in folders.items()}
-    results["heads"] |= {name: facts(head) for name, head in heads.items()}
+    results["heads"] |= {name: facts(head, Path(folders[name])) for name, head in heads.items()}
     wanted = (args.systems or "").split(";")
-    for system in systems(heads):
+    for system in alone(heads) if args.alone else systems(heads):
         if (system.name in results["systems"] and not args.again) or not any(part in system.name for part in wanted):
             continue
         print(f"=== {system.name}", flush=True)
         results["systems"][system.name] = found = measure(bench, system)
         args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         print({key: found.get(key) for key in ("mat", "speedup", "identical", "compared", "skipped")}, flush=True)
-    print(table([results]))
+    print(table_by_head([results]) if args.alone else table([results]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +136,23 @@ def systems(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
     return found
 
 
+def alone(heads: Mapping[str, LoadedHead]) -> list[DraftingSystem]:
+    """Return the systems of heads that draft alone, and chains with siblings where a GLIDE head is unsure (CaPE)."""
+    found = list[DraftingSystem]()
+    for name, head in heads.items():
+        own: dict[str, Any] = {"head": name, "loaded": head, "method": head.method}
+        found += [
+            DraftingSystem(name=f"{name}, {CHAIN_OF}", nodes=CHAIN, settings={"tree": "chain"}, **own),
+            DraftingSystem(name=f"{name}, {TREE_OF}", nodes=UNION, settings={"tree": "dynamic"}, **own),
+            DraftingSystem(name=f"{name}, {AUTOMATIC}", nodes="auto", settings={"tree": "dynamic"}, **own),
+        ]
+        if head.kind == "glide":
+            own["settings"] = {"tree": "cape"}
+            found.append(DraftingSystem(name=f"{name} with CaPE, {TREE_OF}", nodes=UNION, **own))
+            found.append(DraftingSystem(name=f"{name} with CaPE, {AUTOMATIC}", nodes="auto", **own))
+    return found
+
+
 def named_folders(given: Sequence[str] | None) -> dict[str, str]:
     """Return the folders of heads by name, from "[NAME=]DIR" options or the bundled heads."""
     if given is None:
@@ -127,10 +167,12 @@ def named_folders(given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def facts(head: LoadedHead) -> dict[str, Any]:
+def facts(head: LoadedHead, folder: Path) -> dict[str, Any]:
     """Return the properties of a head that are recorded."""
-    modules: Any = head.head
-    return {"kind": head.kind, "parameters": sum(weight.numel() for weight in modules.parameters())}
+    if isinstance(head.head, nn.Module):
+        return {"kind": head.kind, "parameters": sum(weight.numel() for weight in head.head.parameters())}
+    trained = json.loads((folder / "training.json").read_text("utf-8"))  # a model of its own
+    return {"kind": head.kind, "parameters": trained["parameters"]}
 
 
 def measure(bench: MethodsBench, system: DraftingSystem) -> dict[str, Any]:
@@ -173,6 +215,39 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
             ]  # fmt: skip
         lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_by_head(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table with a row per head and columns per target: MAT, cost of a draft, and speed-up.
+
+    Columns without figures are left out.
+    """
+    by_target: dict[str, dict[str, Any]] = {}
+    for each in results:
+        by_target.setdefault(each["conditions"]["target"], {}).update(each["systems"])
+    kinds = (CHAIN_OF, TREE_OF, AUTOMATIC)
+    figures = {"MAT": lambda row: f"{row['mat']:.2f}", "ms per draft": milliseconds, "speed-up": speedup}
+    names = [*dict.fromkeys(name.rpartition(", ")[0] for found in by_target.values() for name in found)]
+    columns = [["head", "---", *names]]
+    for target, found in by_target.items():
+        for title, figure in figures.items():
+            for kind in kinds:
+                rows = [found.get(f"{name}, {kind}") or {} for name in names]
+                if any("mat" in row for row in rows):
+                    cells = [figure(row) if "mat" in row else "-" for row in rows]
+                    columns.append([f"{target}, {kind}: {title}", "---:", *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns, strict=True))
+
+
+def milliseconds(row: Mapping[str, Any]) -> str:
+    """Return the CPU time of a draft."""
+    return f"{1e3 * row['time_share']['draft'] * row['decode_seconds'] / row['rounds']:.1f}"
+
+
+def speedup(row: Mapping[str, Any]) -> str:
+    """Return the median over requests, with quartiles."""
+    low, middle, high = row["request_speedup_quartiles"]
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

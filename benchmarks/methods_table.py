@@ -219,7 +219,8 @@ class MethodsBench:
             runner.run(file)
             rows = file.rows
         plain, own = summary(rows)
-        return {key: own[key] for key in FIGURES} | {"plain_tokens_per_second": plain["tokens_per_second"]}
+        spent = {"decode_seconds": own["seconds"] - own["prefill_seconds"]}
+        return {key: own[key] for key in FIGURES} | spent | {"plain_tokens_per_second": plain["tokens_per_second"]}
 
 
 def nodes_of(name: str, given: Sequence[str]) -> int | str:

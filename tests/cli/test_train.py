@@ -115,6 +115,23 @@ def test_from_texts_to_a_draft_model_that_drafts(
     assert capsys.readouterr().out == plain
 
 
+def test_from_texts_to_a_pard_model_that_drafts(
+    texts: Path, tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture
+) -> None:
+    """Guards the path of the manual for PARD models: the folder is a model with its mask, and drafts as a head."""
+    out, given = tmp_path / "pard", ["--model", str(tiny_folder), "--data", str(texts), *SHORT, "--depth", "2"]
+    assert main(["train", "pard", *given, "--out", str(out), "--set", "hidden=32", "--set", "layers=1"]) == 0
+    assert {"model.safetensors", "tokenizer.json", "training.json"} <= {each.name for each in out.iterdir()}
+    assert "pard_token" in json.loads((out / "config.json").read_text())
+    assert "parallel_drafting" in (out / "README.md").read_text()
+    generate = ["generate", "Once", "--model", str(tiny_folder), "--max-new-tokens", "12", "--threads", "1", "--method"]
+    capsys.readouterr()
+    assert main([*generate, "none"]) == 0
+    plain = capsys.readouterr().out
+    assert main([*generate, "pard", "--head", str(out), "--nodes", "3"]) == 0
+    assert capsys.readouterr().out == plain
+
+
 def test_a_draft_model_of_another_shape(texts: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """Guards --like: the config of another model with the target's vocabulary."""
     tiny_model("qwen3").config.save_pretrained(tmp_path / "shape")
@@ -165,11 +182,12 @@ def test_heads_have_no_options_of_draft_models(capsys: CaptureFixture) -> None:
     """Guards options that would have no effect, in the help and when they are given."""
     assert main(["train", "eagle", "--data", "x", "--out", "y", "--on-policy", "0.5"]) == 2
     assert "--on-policy" in capsys.readouterr().err
-    for kind, has in (("eagle", False), ("draft-model", True)):
+    for kind, has in (("eagle", False), ("draft-model", True), ("pard", True)):
         assert main(["train", kind, "--help"]) == 0
         listed = capsys.readouterr().out
         assert ("--on-policy" in listed) is has
         assert ("--feature-weight" in listed) is not has
+        assert ("--depth " in listed) is (kind != "draft-model")
 
 
 def test_heads_and_model_trained_together(

@@ -17,7 +17,7 @@ from speculant.drafters.heads.eagle3.recipe import default_taps
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.files import Files
 from speculant.training.kind import TrainingKind
-from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
+from speculant.training.kinds import KINDS, MODELS, find_kind
 from speculant.training.run import train_head
 from trainings import sharp_model, tiny_data, tiny_identity, tiny_settings, tiny_texts
 
@@ -69,7 +69,7 @@ def test_a_reduced_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> 
     assert max(record["best"]["overlap"]) < 1
 
 
-@pytest.mark.parametrize("kind", [*KINDS, DRAFT_MODEL], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*KINDS, *MODELS], ids=lambda kind: kind.name)
 def test_the_table_states_each_option_of_the_builder(kind: TrainingKind) -> None:
     """Guards `--set`, which reads the table so that a wrong name is refused before PyTorch is imported."""
     taken = inspect.signature(load_object(kind.build)).parameters.values()

@@ -13,14 +13,23 @@ import typer
 from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command, Group
 from speculant.cli.train_data import register_data
-from speculant.cli.train_help import DRAFT_MODEL_EXAMPLES, DRAFT_MODEL_HELP, EXAMPLES, HEAD_EXAMPLES, HEAD_HELP, HELP
+from speculant.cli.train_help import (
+    DRAFT_MODEL_EXAMPLES,
+    DRAFT_MODEL_HELP,
+    EXAMPLES,
+    HEAD_EXAMPLES,
+    HEAD_HELP,
+    HELP,
+    PARD_EXAMPLES,
+    PARD_HELP,
+)
 from speculant.core.errors import FileError, UsageError
 from speculant.options import kinds
 from speculant.options.kinds import shorten
 from speculant.options.model import ModelOptions
 from speculant.training.files import Files
 from speculant.training.kind import TrainingKind
-from speculant.training.kinds import DRAFT_MODEL, KINDS, find_kind
+from speculant.training.kinds import DRAFT_MODEL, KINDS, PARD, find_kind
 from speculant.training.settings import TrainSettings
 
 DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", "temperature", "opening", "new_tokens")
@@ -56,6 +65,12 @@ class DraftModelCommand(TrainCommand):
     without = (*HEADS_ONLY, "joint", *JOINT_ONLY)
 
 
+class PardCommand(TrainCommand):
+    """The command for PARD models, which are draft models with several depths."""
+
+    without = ("feature_weight", "joint", *JOINT_ONLY)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
@@ -69,6 +84,13 @@ def register(app: typer.Typer) -> None:
             short_help=f"train a head of kind {kind.name}",
             epilog=HEAD_EXAMPLES.format(name=kind.name),
         )(bind(train))
+    group.command(
+        PARD.name,
+        cls=PardCommand,
+        help=PARD_HELP.format(source=PARD.source),
+        short_help="train a PARD model",
+        epilog=PARD_EXAMPLES,
+    )(bind(train))
     group.command(
         DRAFT_MODEL.name,
         cls=DraftModelCommand,

@@ -25,6 +25,20 @@ torchrun --nproc-per-node 8 -m speculant train {name} \\
     --model your/model --data texts --out head
 """
 
+PARD_HELP = """\
+Train a PARD model: a draft model that drafts a block of tokens in one pass, from mask tokens ({source}).
+
+It starts from the draft model of --init, which is adapted, or from new weights in the shape of --like and --set. The
+mask is the token that is rarest in the texts. Training ends after --steps or --minutes and writes the weights with the
+best held-out acceptance to DIR: a model that transformers and vLLM load, with the target's tokenizer, a model card and
+training.json. Ctrl-C saves; --resume continues. With --steps, an interrupted training gives the same model as an
+uninterrupted one."""
+
+PARD_EXAMPLES = """
+speculant train pard --model your/model --data texts --out pard --init your/small
+speculant generate "Why?" --model your/model --head pard
+"""
+
 DRAFT_MODEL_HELP = """\
 Train a draft model: a small language model with the target's vocabulary ({source}).
 

@@ -11,7 +11,9 @@ FIGURES = "training.json"
 
 def model_card(kind: TrainingKind, record: dict[str, Any]) -> str:
     """Return the README.md of a head or a draft model."""
-    return (_draft_model_intro(record) if kind.draft_model else _head_intro(kind, record)) + _figures(kind, record)
+    if not kind.draft_model:
+        return _head_intro(kind, record) + _figures(kind, record)
+    return (_draft_model_intro(record) if kind.depth == 1 else _pard_intro(kind, record)) + _figures(kind, record)
 
 
 def _head_intro(kind: TrainingKind, record: dict[str, Any]) -> str:
@@ -81,6 +83,29 @@ With transformers: `target.generate(..., assistant_model=AutoModelForCausalLM.fr
 """
 
 
+def _pard_intro(kind: TrainingKind, record: dict[str, Any]) -> str:
+    """Describe a PARD model and its use."""
+    target = record["target"]
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [speculative-decoding, {kind.name}]
+---
+
+# A PARD model for {target["name"]}
+
+A small language model with the vocabulary of {target["name"]} that drafts a block of tokens for it in one pass, from \
+mask tokens. The target's output stays as it is; only its speed changes.
+Method: {kind.source}.
+
+```
+speculant generate "..." --model {target["source"]} --head THIS_FOLDER
+vllm serve {target["source"]} --speculative-config \\
+  '{{"method": "draft_model", "model": "THIS_FOLDER", "num_speculative_tokens": 8, "parallel_drafting": true}}'
+```
+"""
+
+
 def _draft_model_rows(record: dict[str, Any]) -> str:
     """Return the table rows specific to draft models."""
     start, settings = record["start"], record["settings"]
@@ -103,7 +128,8 @@ def _figures(kind: TrainingKind, record: dict[str, Any]) -> str:
     target, settings, best = record["target"], record["settings"], record["best"]
     own = f"the model's {settings['joint_loss']}" if "joint" in record else "the distance of hidden states"
     weight = f" + {settings['feature_weight']:g} of {own}" if settings["feature_weight"] else ""
-    depths = f", {settings['depth']} depths, weights {settings['decay']:g}^(depth - 1)" if not kind.draft_model else ""
+    several = not kind.draft_model or settings["depth"] > 1
+    depths = f", {settings['depth']} depths, weights {settings['decay']:g}^(depth - 1)" if several else ""
     kept = "last ones" if settings["keep"] == "last" else "best by held-out acceptance"
     rows = "\n".join(
         f"| {depth} | {agreed:.3f} | {shared:.3f} |"

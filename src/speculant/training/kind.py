@@ -74,30 +74,43 @@ class TrainingKind(HeadTraining):
             if name not in self.options:
                 some = ", ".join(self.options) or "none"
                 raise UsageError(f"{self.plural} have no option {name!r}; there are: {some}.")
-        import numpy as np  # imported here: `speculant train --help` does not need it
-
         build = load_object(self.build)
         given: dict[str, Any] = {self.parts: depth or self.depth} if self.parts else {}
-        if "counts" in inspect.signature(build).parameters:
-            given["counts"] = np.ones(target.vocabulary, np.int64) if counts is None else counts
+        given |= self._counts(build, counts, target)
         if like is not None:
             given["like"] = like
         built: nn.Module = build(target, **given, **options or {})
         return built
+
+    def _counts(self, function: Callable[..., Any], counts: Int64 | None, target: TargetParts) -> dict[str, Int64]:
+        """Return the frequency of each token, if a function takes it."""
+        import numpy as np  # imported here: `speculant train --help` does not need it
+
+        if "counts" not in inspect.signature(function).parameters:
+            return {}
+        return {"counts": np.ones(target.vocabulary, np.int64) if counts is None else counts}
 
     def new_recipe(self, head: Any, depth: int) -> Recipe:
         """Return the recipe of a head for depths 1 to `depth`."""
         recipe: Callable[[Any, int], Recipe] = load_object(self.recipe)
         return recipe(head, depth)
 
-    def load_head(self, source: str, target: TargetParts, tokenizer: Any) -> nn.Module:
+    def load_head(self, source: str, target: TargetParts, tokenizer: Any, *, counts: Int64 | None = None) -> nn.Module:
         """Load a trained head or draft model from a folder or the hub.
+
+        Args:
+            source: the folder or hub id.
+            target: target of the head.
+            tokenizer: the target's, or None.
+            counts: as for `new_head`.
 
         Raises:
             UsageError: it is of another kind.
             SpeculantError: it cannot be loaded, or does not match the target.
         """
-        loaded: nn.Module = load_object(self.load)(source, self.name, target, tokenizer)
+        load = load_object(self.load)
+        given = self._counts(load, counts, target)
+        loaded: nn.Module = load(source, self.name, target, tokenizer, **given)
         return loaded
 
     def open_features(

@@ -1,4 +1,4 @@
-"""The trainable kinds: heads that have a recipe, and draft models."""
+"""The trainable kinds: heads that have a recipe, and models: PARD's and draft models."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ DRAFT_MODEL = TrainingKind(
     source="Zhou et al. 2024, arXiv 2310.08461; --before: Miao et al. 2024, arXiv 2305.09781, section 3.1",
 )
 
+PARD = TrainingKind(
+    name="pard",
+    build="speculant.training.pard.model:new_pard",
+    options=DRAFT_MODEL.options,
+    recipe="speculant.training.pard.recipe:PardRecipe",
+    save="speculant.training.pard.model:save_pard",
+    load="speculant.training.pard.model:load_pard",
+    features="speculant.training.student_features:student_features",
+    draft_model=True,
+    depth=8,
+    source="An et al. 2025, arXiv 2504.18583",
+)
+MODELS = (PARD, DRAFT_MODEL)
+
 
 def find_kind(name: str) -> TrainingKind:
     """Return the kind of that name.
@@ -36,8 +50,8 @@ def find_kind(name: str) -> TrainingKind:
     Raises:
         UsageError: there is no such kind.
     """
-    for kind in (*KINDS, DRAFT_MODEL):
+    for kind in (*KINDS, *MODELS):
         if kind.name == name:
             return kind
-    names = ", ".join(each.name for each in (*KINDS, DRAFT_MODEL))
+    names = ", ".join(each.name for each in (*KINDS, *MODELS))
     raise UsageError(f"there is no kind of head {name!r} to train; there are {names}.")

@@ -81,13 +81,13 @@ def build_head(
         UsageError: the starting point is of another kind, or an option is unknown.
         SpeculantError: it cannot be loaded, or does not match the target.
     """
+    counts = np.bincount(texts.ids, minlength=target.vocabulary).astype(np.int64)
     if files.init is None:
         with torch.random.fork_rng():
             torch.manual_seed(stream_seed(settings.seed))
-            counts = np.bincount(texts.ids, minlength=target.vocabulary).astype(np.int64)
             head = kind.new_head(target, settings.depth, counts=counts, options=files.options, like=files.like)
     else:
-        head = kind.load_head(files.init, target, tokenizer)
+        head = kind.load_head(files.init, target, tokenizer, counts=counts)
     return head.to(device=model.device, dtype=torch.float32).requires_grad_(True).train()
 
 

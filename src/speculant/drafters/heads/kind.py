@@ -94,10 +94,12 @@ class HeadKind:
         name: name of the architecture, as in `Method.heads`.
         layouts: layouts of its checkpoints.
         methods: methods that draft with it alone.
-        training: how it is trained; None if heads are only available as published checkpoints.
+        training: how it is trained; None if heads are only available as published checkpoints, or are models.
+        model: whether it is a causal model, which is trained as one; see `training.kinds`.
     """
 
     name: str
     layouts: tuple[Layout, ...]
     methods: tuple[HeadMethod, ...]
     training: HeadTraining | None = None
+    model: bool = False

@@ -20,7 +20,7 @@ def _row(method: HeadMethod) -> Method:
         source=method.source,
         samples="either",
         heads=tuple(kind.name for kind in kinds),
-        trainable=any(kind.training for kind in kinds),
+        trainable=any(kind.training or kind.model for kind in kinds),
         requires=method.requires,
     )
 

@@ -1,4 +1,4 @@
-"""Definition of PARD models as a kind of heads: checkpoints and methods."""
+"""Definition of PARD models as a kind of heads: checkpoints and methods. `training.pard` trains them."""
 
 from __future__ import annotations
 
@@ -25,4 +25,5 @@ PARD = HeadKind(
             requires="a PARD model of the target's family",
         ),
     ),
+    model=True,
 )

@@ -149,17 +149,25 @@ class HFTargetParts:
         return held.keys, held.values
 
     def run(self, embeddings: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        mask = self.row_mask(seen, embeddings.dtype)
+        output = self._model(inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, use_cache=False)
+        found: Tensor = output.logits
+        return found
+
+    def row_mask(self, seen: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the model's attention mask for Bool[B, 1, n, n], the rows that each may see.
+
+        Raises:
+            UnsupportedError: the model does not accept masks.
+        """
         kinds = set(getattr(self.config, "layer_types", None) or ())
         if not check_model(self._model).trees or "sliding_attention" in kinds:
             raise UnsupportedError(
                 f"{type(self._model).__name__} takes no mask of its own for all layers, which this training needs; "
                 "train another kind of head."
             )
-        mask = torch.zeros(seen.shape, dtype=embeddings.dtype, device=embeddings.device)
-        mask = mask.masked_fill(~seen, torch.finfo(embeddings.dtype).min)
-        output = self._model(inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, use_cache=False)
-        found: Tensor = output.logits
-        return found
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return mask.masked_fill(~seen, torch.finfo(dtype).min)
 
     def frequencies(self, rope: Mapping[str, Any], head_dim: int, positions: int) -> tuple[Tensor, float]:
         theta, kind = float(rope["rope_theta"]), str(rope.get("rope_type", "default"))

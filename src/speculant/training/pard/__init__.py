@@ -1,0 +1,1 @@
+"""Creation, loading, saving and the training recipe of PARD models."""
