@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.block_heads import check_greedy, check_training, overfit, target_of, train_batch
-from tests.models import VOCABULARY, perturbed, tiny_model
-from tests.trainings import tiny_data, tiny_identity, tiny_settings, tiny_texts
 
+from block_heads import check_greedy, check_training, overfit, target_of, train_batch
+from models import VOCABULARY, perturbed, tiny_model
 from speculant.api.draft_caches import open_draft_caches
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.pard.head import PardHead
@@ -21,6 +20,7 @@ from speculant.training.kinds import PARD
 from speculant.training.pard.model import PardStudent, block_rows
 from speculant.training.pard.recipe import PardRecipe
 from speculant.training.run import train_head
+from trainings import tiny_data, tiny_identity, tiny_settings, tiny_texts
 
 MASK = 60
 
