@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -48,22 +47,6 @@ def test_drafts_are_trees() -> None:
     for token in language(2, 100).tolist():
         check(session.propose(budget(20)), 20)
         commit(session, token)
-
-
-@pytest.mark.parametrize("price", [0.1, 0.5, 0.9])
-def test_nodes_that_cannot_pay_are_not_searched_for(price: float) -> None:
-    """Guards full passes, whose nodes are dear: the confident part of a draft is the same, and little else is there."""
-    held, text = drafter(), language(0, 600)
-    play(held, text)
-    play(held, text, text)
-    session, floor = held.open(start(text[:300])), price / 2 - 0.02
-    free = session.propose(budget(64))
-    priced = session.propose(replace(budget(64), node_price=price))
-    assert len(priced) < len(free)
-    assert (priced.weights > floor).all()
-    confident = {tuple(path) for path in paths_of(free.head(int((free.weights > 0.9).sum())))}
-    assert confident
-    assert confident <= {tuple(path) for path in paths_of(priced)}
 
 
 def test_a_prompt_of_one_token() -> None:

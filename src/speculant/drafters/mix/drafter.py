@@ -57,9 +57,6 @@ KIND = "mix"
 WIDE_SHARE = 4  # wide rows get at most one quarter of the limit
 _PIECE = 256  # tokens learned at a time
 _NARROW_BITS, _WIDE_BITS = 13, 9
-# A node is verified if its gain exceeds its price. The gain is its probability, corrected by recent acceptance by about
-# this factor at most, plus a bonus for what is learned from it. Searching below that is time spent in vain.
-_HIGHEST_GAIN, _HIGHEST_BONUS = 2.0, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,11 +179,10 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 
     def search(self, text: Int32, length: int, request: Arrays, budget: Budget) -> DraftTree:
         """Return the most probable continuations of text[:length] within the budget."""
-        floor = max(0.0, budget.node_price / _HIGHEST_GAIN - _HIGHEST_BONUS)
         with self._lock:
             if budget.trees:
                 tokens, parents, joints = most_probable(
-                    self._flat, request, text, length, budget.nodes, budget.depth, self.settings.cut, floor
+                    self._flat, request, text, length, budget.nodes, budget.depth, self.settings.cut
                 )
             else:
                 maximum = min(budget.nodes, budget.depth)
@@ -267,7 +263,7 @@ def _warm_up() -> None:
     text = np.zeros(2, np.int32)
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
     learn_top_k(empty, text, 2, text[:0], text[:0], text[None], np.zeros((1, 2), np.float32), float(UNIT), UNIT)
-    most_probable(empty, request, text, 2, 1, 1, 1.0, 0.0)
+    most_probable(empty, request, text, 2, 1, 1, 1.0)
     most_probable_chain(empty, request, text, 2, 1)
     follow(request, text, 1, 2)
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)

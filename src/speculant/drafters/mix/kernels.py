@@ -175,7 +175,7 @@ def learn_top_k(
 
 @njit(cache=True, nogil=True)
 def most_probable(
-    tables: Arrays, request: Arrays, text: Array, length: int, limit: int, deepest: int, cut: float, floor: float
+    tables: Arrays, request: Arrays, text: Array, length: int, limit: int, deepest: int, cut: float
 ) -> tuple[Array, Array, Array]:
     """Return the most probable tree: tokens Int32[N], parents Int32[N], joint probabilities Float32[N], best first.
 
@@ -187,7 +187,6 @@ def most_probable(
         deepest: maximum depth of a node.
         cut: a node is not expanded if a child would need a conditional probability above this to enter the tree; 1
             makes the search exact.
-        floor: nodes need a joint probability above this.
     """
     order, joints = np.empty(limit, np.int32), np.empty(limit, np.float32)
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
@@ -201,9 +200,7 @@ def most_probable(
         # 1. Take the best node not yet expanded, the root first; stop if its children cannot enter the tree.
         joint = np.float32(1)
         if rank >= 0:
-            if rank >= count or joints[rank] <= np.float32(floor):
-                break
-            if count == limit and joints[rank] * np.float32(cut) <= joints[limit - 1]:
+            if rank >= count or (count == limit and joints[rank] * np.float32(cut) <= joints[limit - 1]):
                 break
             joint = joints[rank]
         # 2. Fill the window with the node's last tokens: its path from the root, preceded by the end of the text.
@@ -231,7 +228,7 @@ def most_probable(
             place, agreed = NOWHERE, 0
         copied = text[place] if place != NOWHERE else NOWHERE
         # 4. Collect the candidates and compute their logits; those that cannot enter the tree are not scored.
-        needed = max(np.float32(floor), joints[limit - 1] if count == limit else np.float32(0)) / joint
+        needed = joints[limit - 1] / joint if count == limit else np.float32(0)
         maximum = LONGEST_ROW if needed < np.float32(_FEW) else NARROW_ROW
         last = np.int64(window[WINDOW - 1])
         found = gather(
