@@ -95,9 +95,11 @@ class HeadKind:
         layouts: layouts of its checkpoints.
         methods: methods that draft with it alone.
         training: how it is trained; None if heads are only available as published checkpoints.
+        decoder_only: why such heads do not draft for encoder-decoders; "" if they do.
     """
 
     name: str
     layouts: tuple[Layout, ...]
     methods: tuple[HeadMethod, ...]
     training: HeadTraining | None = None
+    decoder_only: str = ""

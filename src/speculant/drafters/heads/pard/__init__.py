@@ -25,4 +25,5 @@ PARD = HeadKind(
             requires="a PARD model of the target's family",
         ),
     ),
+    decoder_only="it reads only the text that the target writes, not what its encoder reads",
 )
