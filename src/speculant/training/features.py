@@ -137,9 +137,7 @@ class Features:
         """Return the outputs [T, L, D] of all layers for tokens Int64[T]."""
         return self._compute(ids[None].to(self._device), range(len(self._place)))[0]
 
-    def _compute(
-        self, ids: Tensor, layers: Sequence[int] | None = None, source: SourceStates | None = None
-    ) -> Tensor:
+    def _compute(self, ids: Tensor, layers: Sequence[int] | None = None, source: SourceStates | None = None) -> Tensor:
         """Compute the outputs [B, T, L', D] of layers, by default the stored ones, behind what an encoder has read."""
         layers = self.layers if layers is None else layers
         given: dict[str, Any] = {"input_ids": ids, "attention_mask": None}

@@ -39,7 +39,7 @@ def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files, target
     check_decoder(kind.plural, kind.decoder_only, target)
     if settings.joint and target.source_size:
         raise UnsupportedError(
-            "an encoder-decoder is not trained together with its heads. Leave out --joint, which trains the heads alone."
+            "an encoder-decoder is not trained together with its heads. Leave out --joint to train the heads alone."
         )
     if settings.joint and not kind.joint:
         raise UsageError(f"{kind.plural} are trained for a fixed model only; --joint trains heads of kind medusa.")
@@ -66,9 +66,9 @@ def fitting_sources(texts: Texts, model: Any, note: Callable[[str], object]) -> 
     if texts.sources is None:
         return texts
     lengths, maximum = texts.sources.lengths, source_positions(model)
-    chosen = np.flatnonzero((lengths > 0) & (lengths <= (maximum or lengths)))
-    if len(chosen) < len(texts):
-        note(f"{len(texts) - len(chosen)} of {len(texts)} texts have a source that is empty or too long, and are left out.")
+    chosen = np.flatnonzero(lengths > 0 if maximum is None else (lengths > 0) & (lengths <= maximum))
+    if lacking := len(texts) - len(chosen):
+        note(f"{lacking} of {len(texts)} texts have a source that is empty or too long, and are left out.")
     return texts.select(chosen)
 
 

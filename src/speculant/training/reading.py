@@ -129,7 +129,9 @@ def _read_pairs(path: Path, tokenizer: Any, start: int) -> Texts:
                 sources.append(source)
                 targets.append(target)
             case _:
-                raise FileError(f'{place}: a row {{"source", "target"}} was expected, as the target is an encoder-decoder.')
+                raise FileError(
+                    f'{place}: a row {{"source", "target"}} was expected, as the target is an encoder-decoder.'
+                )
     if not sources:
         return from_parts([])
     read, written = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from speculant.core.errors import FileError
-from speculant.training.texts import Int64, Texts, from_parts
+from speculant.training.texts import Int32, Int64, Texts, from_parts
 
 MANIFEST = "data.json"
 SOURCES, SOURCE_LENGTHS = "source_ids", "source_lengths"  # arrays of shards with pairs of texts
@@ -34,7 +34,7 @@ def write_shard(path: Path, texts: Texts) -> None:
         FileError: it cannot be written.
     """
     aside = path.with_suffix(f"{_ASIDE}.npz")
-    arrays = {"ids": texts.ids, "lengths": texts.lengths, "prompts": texts.prompts}
+    arrays: dict[str, Any] = {"ids": texts.ids, "lengths": texts.lengths, "prompts": texts.prompts}
     if texts.sources is not None:
         arrays |= {SOURCES: texts.sources.ids, SOURCE_LENGTHS: texts.sources.lengths}
     try:
@@ -55,7 +55,7 @@ def read_shard(path: Path, vocabulary: int) -> Texts:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as shard:
             ids, lengths = shard["ids"].astype(np.int64), shard["lengths"].astype(np.int64)
-            prompts = shard["prompts"] if "prompts" in shard else np.zeros(len(lengths), np.int32)
+            prompts = shard["prompts"].astype(np.int32) if "prompts" in shard else np.zeros(len(lengths), np.int32)
             if SOURCES in shard:
                 sources = _split(shard[SOURCES].astype(np.int64), shard[SOURCE_LENGTHS].astype(np.int64))
         found = replace(_split(ids, lengths, prompts), sources=sources)
@@ -74,7 +74,7 @@ def read_shard(path: Path, vocabulary: int) -> Texts:
     return found
 
 
-def _split(ids: Int64, lengths: Int64, prompts: Int64 | None = None) -> Texts:
+def _split(ids: Int64, lengths: Int64, prompts: Int32 | None = None) -> Texts:
     """Return texts given their concatenated ids.
 
     Raises:

@@ -42,9 +42,7 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(
-        self, known: Sequence[int], cache: TargetCache | None = None, source: Tensor | None = None
-    ) -> HeadState:
+    def open(self, known: Sequence[int], cache: TargetCache | None = None, source: Tensor | None = None) -> HeadState:
         """Return a state with the rows of all tokens but the last, if they were kept; otherwise one without them.
 
         Args:

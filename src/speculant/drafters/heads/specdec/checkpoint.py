@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.fitting import check_vocabulary, layer_shape, shape_config
 from speculant.drafters.heads.head import TargetParts
@@ -48,7 +49,8 @@ def _check_source(checkpoint: Checkpoint, target: TargetParts, source: int) -> N
     """
     if source == target.source_size:
         return
-    reads, has = (f"encoder states of size {size}" if size else "no encoder states" for size in (source, target.source_size))
+    sizes = source, target.source_size
+    reads, has = (f"encoder states of size {size}" if size else "no encoder states" for size in sizes)
     raise UnsupportedError(
         f"the head in {checkpoint.source} reads {reads}, but the target has {has}: it was trained for another model. "
         "Name the target it was trained for."

@@ -2,10 +2,10 @@
 
 Xia, Ge et al.: "Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation", Findings
 of EMNLP 2023, arXiv 2203.16487. Theirs is an encoder-decoder for translation: its decoder reads the source by
-cross-attention, and the prefix of the output. Behind an encoder-decoder target, the source is what that target's encoder
-has read, whose states every layer here attends to; the causal encoder reads the prefix. For a decoder-only target, the
-text is both. The encoder reads it token by token and keeps its rows, and the decoder's layers attend to its outputs and
-to the block, in both directions, in one attention.
+cross-attention, and the prefix of the output. Behind an encoder-decoder target, the source is what that target's
+encoder has read, whose states every layer here attends to; the causal encoder reads the prefix. For a decoder-only
+target, the text is both. The encoder reads it token by token and keeps its rows, and the decoder's layers attend to its
+outputs and to the block, in both directions, in one attention.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ class SpecDecHead(nn.Module, Head, TextHead, SourceHead):
         memory = self.encoder_norm(x)
         return [_layer(self.decoder, index).self_attn.keys_values(memory, angles) for index in range(len(self.decoder))]
 
-    def fill(
-        self, positions: Tensor, join: JoinKeys, seen: Tensor | None, source: SourceRows = NO_SOURCE
-    ) -> Tensor:
+    def fill(self, positions: Tensor, join: JoinKeys, seen: Tensor | None, source: SourceRows = NO_SOURCE) -> Tensor:
         """Return the logits [..., K, V] of a block of masks at positions Int64[..., K].
 
         Args:

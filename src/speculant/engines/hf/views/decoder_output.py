@@ -1,7 +1,8 @@
 """What an encoder-decoder does between its last decoder layer and its logits, found by a pass over one token.
 
-Families differ and no config tells all of it: BART and Marian have no final norm, T5 scales the normalised states if its
-embeddings are tied, BART adds a bias to the logits. So the ways that occur are compared with the model's own logits.
+Families differ and no config tells all of it: BART and Marian have no final norm, T5 scales the normalised states if
+its embeddings are tied, BART adds a bias to the logits. So the ways that occur are compared with the model's own
+logits.
 """
 
 from __future__ import annotations
