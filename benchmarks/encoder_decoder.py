@@ -69,14 +69,16 @@ DRAFTED: dict[str, tuple[str, int | None]] = {  # method with the draft model, a
 }
 
 
-HEADS: dict[str, dict[str, Any]] = {"blockwise": {}, "specdec": {"encoder": 1, "decoder": 1}}  # kinds, and options
+HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # kinds, their options, and settings of the training
+    "blockwise": ({}, {}),
+    "specdec": ({"encoder": 1, "decoder": 1}, {"depth": 4, "anchors": 16}),
+}
 HEADED: dict[str, tuple[str, int | None, dict[str, Any]]] = {  # method with a head, nodes per draft, and settings
     "blockwise": ("blockwise", None, {}),
     "blockwise, chain of 4": ("blockwise", 4, {}),
     "blockwise, tree of 8": ("blockwise", 8, {"tree": "dynamic"}),
     "specdec": ("specdec", None, {}),
     "specdec, chain of 4": ("specdec", 4, {}),
-    "specdec, chain of 8": ("specdec", 8, {"depth": 8}),
     "specdec, tree of 8": ("specdec", 8, {"tree": "dynamic"}),
     "mix-head with specdec": ("mix-head", None, {}),
 }
@@ -92,7 +94,7 @@ def main() -> None:
     parser.add_argument("--only-draft", action="store_true", help="measure the draft model, and keep the other results")
     parser.add_argument("--heads", type=Path, help="folder of the heads, by kind")
     parser.add_argument("--only-heads", action="store_true", help="measure the heads, and keep the other results")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="CPU minutes of training")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="minutes of training, of a head by the clock")
     parser.add_argument("--texts", type=int, default=24, help="passages to rewrite")
     parser.add_argument("-o", "--out", type=Path, help="folder for encoder-decoder.json")
     arguments = parser.parse_args()
@@ -114,7 +116,9 @@ def main() -> None:
         model = load(arguments.model)
         draft = None if arguments.draft is None else load(arguments.draft)
         held = (stories / "heldout.txt").read_text("utf-8").split(SEPARATOR)
-        systems = {} if arguments.only_draft or arguments.only_heads else SYSTEMS
+        systems = {} if arguments.only_draft else SYSTEMS
+        if arguments.only_heads:  # the model may have been trained again, so others are measured beside them
+            systems = {name: SYSTEMS[name] for name in ("lookup, chain", "mix, tree")}
         found = measure(model, tokenizer, held, arguments.texts, systems, draft, arguments.heads)
         out = arguments.out / "encoder-decoder.json"
         if part := "draft_models" if arguments.only_draft else "heads" if arguments.only_heads else "":
@@ -230,9 +234,10 @@ def train_heads(model: Any, tokenizer: Any, stories: Sequence[str], out: Path, m
     write_texts(model, sources, out / "texts", settings, identity)
     print(f"{PAIRS} texts written in {time.process_time() - began:.0f} s of CPU time", flush=True)
     data = read_data([out / "texts"], tokenizer, identity, start=decoder_start(model))
-    for name, options in HEADS.items():
+    for name, (options, chosen) in HEADS.items():
         kind = find_kind(name)
-        asked = TrainSettings(minutes=minutes, loss=kind.loss, depth=kind.depth, decay=kind.decay, lr=kind.lr)
+        own = {"loss": kind.loss, "depth": kind.depth, "decay": kind.decay, "lr": RATE}
+        asked = TrainSettings(minutes=minutes, **(own | chosen))
         record = train_head(kind, model, data, identity, asked, Files(out=out / name, options=options))
         print(name, None if record is None else (record["steps"], record["best"]), flush=True)
 
