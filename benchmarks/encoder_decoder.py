@@ -236,7 +236,7 @@ def train_heads(model: Any, tokenizer: Any, stories: Sequence[str], out: Path, m
     data = read_data([out / "texts"], tokenizer, identity, start=decoder_start(model))
     for name, (options, chosen) in HEADS.items():
         kind = find_kind(name)
-        own = {"loss": kind.loss, "depth": kind.depth, "decay": kind.decay, "lr": RATE}
+        own: dict[str, Any] = {"loss": kind.loss, "depth": kind.depth, "decay": kind.decay, "lr": RATE}
         asked = TrainSettings(minutes=minutes, **(own | chosen))
         record = train_head(kind, model, data, identity, asked, Files(out=out / name, options=options))
         print(name, None if record is None else (record["steps"], record["best"]), flush=True)
