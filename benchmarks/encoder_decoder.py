@@ -3,12 +3,14 @@
 SAD, Blockwise Parallel Decoding and SpecDec were published on such models. `train` trains one within minutes on one
 core (the bundled model's tokenizer; words dropped, doubled, swapped or replaced); its weights are not distributed.
 `distil` trains a draft model for it, with the encoder and embeddings of the model and the first layer of its decoder,
-as distil-whisper keeps its teacher's encoder (Gandhi et al. 2023, arXiv 2311.00430). `measure` rewrites held-out
-passages without and with drafts, greedily and sampled, with both sides alternating.
+as distil-whisper keeps its teacher's encoder (Gandhi et al. 2023, arXiv 2311.00430). `heads` lets the model rewrite
+passages, and trains Blockwise and SpecDec heads on them. `measure` rewrites held-out passages without and with drafts,
+greedily and sampled, with both sides alternating.
 
     python benchmarks/encoder_decoder.py train MODEL
     python benchmarks/encoder_decoder.py distil MODEL --draft DRAFT --minutes 2
-    python benchmarks/encoder_decoder.py measure MODEL --draft DRAFT -o benchmarks/results
+    python benchmarks/encoder_decoder.py heads MODEL --heads HEADS --minutes 4
+    python benchmarks/encoder_decoder.py measure MODEL --draft DRAFT --heads HEADS -o benchmarks/results
 """
 
 from __future__ import annotations
@@ -35,6 +37,14 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Ver
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.draft_encoder import same_weights
+from speculant.training.files import Files
+from speculant.training.fingerprint import identify
+from speculant.training.kinds import find_kind
+from speculant.training.reading import read_data
+from speculant.training.run import train_head
+from speculant.training.settings import TrainSettings
+from speculant.training.sources import decoder_start
+from speculant.training.writing import WritingSettings, write_texts
 
 NOISE = 0.12  # share of a passage's words
 SHORTEST, LONGEST = 4, 32  # words per passage; the maximum rises from the first to the second
@@ -59,13 +69,32 @@ DRAFTED: dict[str, tuple[str, int | None]] = {  # method with the draft model, a
 }
 
 
+HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # kinds, their options, and settings of the training
+    "blockwise": ({}, {}),
+    "specdec": ({"encoder": 1, "decoder": 1}, {"depth": 4, "anchors": 16}),
+}
+HEADED: dict[str, tuple[str, int | None, dict[str, Any]]] = {  # method with a head, nodes per draft, and settings
+    "blockwise": ("blockwise", None, {}),
+    "blockwise, chain of 4": ("blockwise", 4, {}),
+    "blockwise, tree of 8": ("blockwise", 8, {"tree": "dynamic"}),
+    "specdec": ("specdec", None, {}),
+    "specdec, chain of 4": ("specdec", 4, {}),
+    "specdec, tree of 8": ("specdec", 8, {"tree": "dynamic"}),
+    "mix-head with specdec": ("mix-head", None, {}),
+}
+PAIRS, ROWS, NEW_TOKENS = 6000, 100, 96  # passages that the model rewrites for its heads, at a time, and their length
+LEARNED = ((0.5, 0.0), (0.5, 1.0))  # shares of their temperatures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("train", "distil", "measure"))
+    parser.add_argument("action", choices=("train", "distil", "heads", "measure"))
     parser.add_argument("model", type=Path, help="the model's folder")
     parser.add_argument("--draft", type=Path, help="the draft model's folder")
     parser.add_argument("--only-draft", action="store_true", help="measure the draft model, and keep the other results")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="CPU minutes of training")
+    parser.add_argument("--heads", type=Path, help="folder of the heads, by kind")
+    parser.add_argument("--only-heads", action="store_true", help="measure the heads, and keep the other results")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="minutes of training, of a head by the clock")
     parser.add_argument("--texts", type=int, default=24, help="passages to rewrite")
     parser.add_argument("-o", "--out", type=Path, help="folder for encoder-decoder.json")
     arguments = parser.parse_args()
@@ -80,15 +109,20 @@ def main() -> None:
         texts = (stories / "train-a.txt").read_text("utf-8")
         draft = first_layer(T5ForConditionalGeneration.from_pretrained(arguments.model))
         train(draft, tokenizer, texts.split(SEPARATOR), arguments.minutes * 60).save_pretrained(arguments.draft)
+    elif arguments.action == "heads":
+        texts = (stories / "train-a.txt").read_text("utf-8")
+        train_heads(load(arguments.model), tokenizer, texts.split(SEPARATOR), arguments.heads, arguments.minutes)
     else:
         model = load(arguments.model)
         draft = None if arguments.draft is None else load(arguments.draft)
         held = (stories / "heldout.txt").read_text("utf-8").split(SEPARATOR)
         systems = {} if arguments.only_draft else SYSTEMS
-        found = measure(model, tokenizer, held, arguments.texts, systems, draft)
+        if arguments.only_heads:  # the model may have been trained again, so others are measured beside them
+            systems = {name: SYSTEMS[name] for name in ("lookup, chain", "mix, tree")}
+        found = measure(model, tokenizer, held, arguments.texts, systems, draft, arguments.heads)
         out = arguments.out / "encoder-decoder.json"
-        if arguments.only_draft:
-            found = {**json.loads(out.read_text("utf-8")), "draft_models": found}
+        if part := "draft_models" if arguments.only_draft else "heads" if arguments.only_heads else "":
+            found = {**json.loads(out.read_text("utf-8")), part: found}
         out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
@@ -189,6 +223,25 @@ def train(
     return model.eval()
 
 
+def train_heads(model: Any, tokenizer: Any, stories: Sequence[str], out: Path, minutes: float) -> None:
+    """Train a head of each kind for some minutes on noised passages and what the model writes for them."""
+    choice, others = random.Random(2), " ".join(stories[:200]).split()
+    drawn = (choice.randint(LONGEST // 2, LONGEST) for _ in range(PAIRS))
+    sources = [draw_pair(stories, tokenizer, choice, others, words)[0] for words in drawn]
+    identity = identify(model, tokenizer, name="T5 for stories", source="model")
+    settings = WritingSettings(texts=PAIRS, rows=ROWS, new_tokens=NEW_TOKENS, temperatures=LEARNED)
+    began = time.process_time()
+    write_texts(model, sources, out / "texts", settings, identity)
+    print(f"{PAIRS} texts written in {time.process_time() - began:.0f} s of CPU time", flush=True)
+    data = read_data([out / "texts"], tokenizer, identity, start=decoder_start(model))
+    for name, (options, chosen) in HEADS.items():
+        kind = find_kind(name)
+        own: dict[str, Any] = {"loss": kind.loss, "depth": kind.depth, "decay": kind.decay, "lr": RATE}
+        asked = TrainSettings(minutes=minutes, **(own | chosen))
+        record = train_head(kind, model, data, identity, asked, Files(out=out / name, options=options))
+        print(name, None if record is None else (record["steps"], record["best"]), flush=True)
+
+
 def _padded(rows: Sequence[list[int]], pad: int) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
 
@@ -200,6 +253,7 @@ def measure(
     count: int,
     systems: Mapping[str, tuple[str, bool]],
     draft: Any = None,
+    heads: Path | None = None,
 ) -> dict[str, Any]:
     """Return tokens per round, CPU time relative to plain decoding, and identity for each system and temperature."""
     choice = random.Random(1)
@@ -214,16 +268,32 @@ def measure(
             )
             rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
             print(rows[-1], flush=True)
+        for name, (method, nodes, chosen) in ({} if heads is None else HEADED).items():
+            assert heads is not None
+            head = heads / ("specdec" if method == "mix-head" else method)
+            speculator = Speculator.from_transformers(
+                model, method=method, head=str(head), nodes=nodes, settings=chosen
+            )
+            rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
+            print(rows[-1], flush=True)
         for name, (method, chains) in systems.items():
             speculator = Speculator.from_transformers(model, method=method)
             if chains:
                 speculator.drafter = Chains(speculator.drafter)
             rows.append({"system": name, "temperature": temperature, **compare(plain, speculator, pairs, temperature)})
             print(rows[-1], flush=True)
-    sizes = {"d_model": model.config.d_model, "encoder": len(model.encoder.block), "decoder": len(model.decoder.block)}
+    sizes: dict[str, Any] = {
+        "d_model": model.config.d_model,
+        "encoder": len(model.encoder.block),
+        "decoder": len(model.decoder.block),
+    }
     if draft is not None:
         shared = same_weights(model.get_encoder(), draft.get_encoder())
         sizes |= {"draft_decoder": len(draft.decoder.block), "shared_encoder": shared}
+    if heads is not None:
+        kept = ("parameters", "steps", "seconds", "best")
+        figures = {name: json.loads((heads / name / "training.json").read_text("utf-8")) for name in HEADS}
+        sizes["heads"] = {name: {key: figure[key] for key in kept} for name, figure in figures.items()}
     return {"model": sizes, "noise": NOISE, "words": LONGEST, "rows": rows, "environment": environment()}
 
 

@@ -53,6 +53,11 @@ def open_online(
             "the drafter shares weights with the target, which would change with it; load it a second time, or leave "
             "out online=."
         )
+    if head is not None and head.target.source_size:
+        raise UnsupportedError(
+            "a head of an encoder-decoder cannot learn online: the texts that are kept for it do not include what the "
+            "encoder read. Leave out online=."
+        )
     if head is not None:
         return open_learning(drafter, online, head=head, tokenizer=tokenizer)
     if len(drafts) != 1:

@@ -108,7 +108,7 @@ def train(
         typer.Option(
             "--data",
             metavar="PATH...",
-            help="folders of `train data`, .txt or .jsonl files ({text} or {messages})",
+            help="folders of `train data`, .txt or .jsonl files ({text}, {messages}, or {source, target})",
             rich_help_panel="Files",
         ),
     ],
@@ -173,9 +173,10 @@ def train(
     target, tokenizer, used = load(loading, needed="training reads hidden states of decoder layers")
     from speculant.training.fingerprint import identify
     from speculant.training.reading import read_data
+    from speculant.training.sources import decoder_start
 
     identity = identify(target, tokenizer, name=model_title(model.model), source=model_name(model.model))
-    texts_read = read_data(data, tokenizer, identity)
+    texts_read = read_data(data, tokenizer, identity, start=decoder_start(target))
     note = say if is_first_launched() else logging.getLogger(__name__).debug
     for each in texts_read.notes:
         note(f"warning: {each}")

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import UnsupportedError
-from speculant.drafters.heads.training.recipe import TrainBatch
+from speculant.drafters.heads.training.recipe import SourceStates, TrainBatch
 from speculant.engines.hf.views.layer_selection import shares_keys
 from speculant.engines.hf.views.model_view import LayerList, find_layers, tap_layer, view_model
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import HELD_OUT, TRAINING, Groups
 from speculant.training.feature_cache import FeatureCache
 from speculant.training.settings import TrainSettings
+from speculant.training.sources import encode_sources, source_inputs
 from speculant.training.stored_states import StoredStates
 from speculant.training.texts import Int64, Texts
 
@@ -77,7 +78,8 @@ class Features:
         for row, index in enumerate(chosen):
             ids[row, : lengths[row]] = torch.from_numpy(texts[int(index)].astype(np.int64))
         ids = ids.to(self._device)
-        states = self._states(group, ids, lengths)
+        source = None if texts.sources is None else encode_sources(self._model, texts.sources, chosen)
+        states = self._states(group, ids, lengths, source)
         with torch.no_grad():
             final = self._target.norm(states[:, :, -1])  # the last layer is always the last one stored
         return TrainBatch(
@@ -86,6 +88,7 @@ class Features:
             hidden=states if self._order == [*range(len(self.layers))] else states[:, :, self._order],
             final=final,
             anchors=torch.from_numpy(anchors).to(self._device),
+            source=source,
         )
 
     def training_batch(self, number: int) -> TrainBatch:
@@ -102,24 +105,24 @@ class Features:
         if self.cache is not None:
             self.cache.flush()
 
-    def _states(self, group: int, ids: Tensor, lengths: Int64) -> Tensor:
+    def _states(self, group: int, ids: Tensor, lengths: Int64, source: SourceStates | None) -> Tensor:
         """Return the outputs [B, T, L', D] of the stored layers; padding rows are undefined."""
         cache = self.cache
         if cache is None or not cache.holds(group):
-            return self._found(group, ids, lengths)
+            return self._found(group, ids, lengths, source)
         rows = np.arange(ids.shape[1]) < lengths[:, None]
         mask = torch.from_numpy(rows)
         if not cache.filled(group):
-            cache.put(group, self._found(group, ids, lengths)[mask.to(self._device)])
+            cache.put(group, self._found(group, ids, lengths, source)[mask.to(self._device)])
         found = torch.zeros(*ids.shape, len(self.layers), self._target.hidden_size, dtype=self._model.dtype)
         found[mask] = cache.get(group).to(found.dtype)  # rounded even the first time, so that every epoch is the same
         return found.to(self._device)
 
-    def _found(self, group: int, ids: Tensor, lengths: Int64) -> Tensor:
+    def _found(self, group: int, ids: Tensor, lengths: Int64, source: SourceStates | None) -> Tensor:
         """Return the outputs [B, T, L', D] of the stored layers, from disk where available."""
         stored = self.stored
         if stored is None:
-            return self._compute(ids)
+            return self._compute(ids, source=source)
         files = [self.groups.texts.files[index] for index in self.groups[group]]
         if None in files:
             states = self._compute(ids)
@@ -134,9 +137,12 @@ class Features:
         """Return the outputs [T, L, D] of all layers for tokens Int64[T]."""
         return self._compute(ids[None].to(self._device), range(len(self._place)))[0]
 
-    def _compute(self, ids: Tensor, layers: Sequence[int] | None = None) -> Tensor:
-        """Compute the outputs [B, T, L', D] of layers, by default the stored ones."""
+    def _compute(self, ids: Tensor, layers: Sequence[int] | None = None, source: SourceStates | None = None) -> Tensor:
+        """Compute the outputs [B, T, L', D] of layers, by default the stored ones, behind what an encoder has read."""
         layers = self.layers if layers is None else layers
+        given: dict[str, Any] = {"input_ids": ids, "attention_mask": None}
+        if source is not None:
+            given = {"decoder_input_ids": ids, **source_inputs(source)}
         found: dict[int, Tensor] = {}
 
         def taker(layer: int) -> Any:
@@ -148,7 +154,7 @@ class Features:
         views = {layer: tap_layer(self._place.layers[layer], taker(layer)) for layer in layers}
         with torch.no_grad():
             view_model(self._model, self._place.path, views)(
-                input_ids=ids, attention_mask=None, use_cache=False, return_dict=True, **self._options
+                use_cache=False, return_dict=True, **given, **self._options
             )
         return torch.stack([found[layer].to(ids.device) for layer in layers], dim=2)
 

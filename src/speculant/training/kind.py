@@ -32,12 +32,14 @@ class TrainingKind(HeadTraining):
             and the target's tokenizer.
         features: function that returns the batches of texts, see `training.features.head_features`.
         draft_model: whether it is a separate model, saved with the target's tokenizer, rather than a head.
+        decoder_only: see `HeadKind`.
     """
 
     name: str
     load: str = "speculant.training.trained:load_trained_head"
     features: str = "speculant.training.features:head_features"
     draft_model: bool = False
+    decoder_only: str = ""
 
     @property
     def noun(self) -> str:

@@ -10,7 +10,11 @@ from speculant.drafters.heads.kinds import HEAD_KINDS
 from speculant.training.kind import TrainingKind
 
 KINDS = tuple(
-    TrainingKind(name=kind.name, **{each.name: getattr(kind.training, each.name) for each in fields(HeadTraining)})
+    TrainingKind(
+        name=kind.name,
+        decoder_only=kind.decoder_only,
+        **{each.name: getattr(kind.training, each.name) for each in fields(HeadTraining)},
+    )
     for kind in HEAD_KINDS
     if kind.training is not None
 )
@@ -24,6 +28,7 @@ DRAFT_MODEL = TrainingKind(
     load="speculant.training.draft_model.model:load_draft_model",
     features="speculant.training.student_features:student_features",
     draft_model=True,
+    decoder_only="they are decoder-only models, which would not read what the target's encoder reads",
     depth=1,
     anchors=256,
     source="Zhou et al. 2024, arXiv 2310.08461; --before: Miao et al. 2024, arXiv 2305.09781, section 3.1",
@@ -38,6 +43,7 @@ PARD = TrainingKind(
     load="speculant.training.pard.model:load_pard",
     features="speculant.training.student_features:student_features",
     draft_model=True,
+    decoder_only=DRAFT_MODEL.decoder_only,
     depth=8,
     source="An et al. 2025, arXiv 2504.18583",
 )

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from speculant.core.errors import UsageError
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.drafters.heads.checkpoints.fitting import check_decoder
+from speculant.drafters.heads.head import TargetParts
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import split, stream_seed, usable
 from speculant.training.checkpoints import FOLDER
@@ -20,24 +22,54 @@ from speculant.training.files import Files
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.kind import TrainingKind
 from speculant.training.settings import TrainSettings
+from speculant.training.sources import source_positions
 from speculant.training.texts import Texts
 from speculant.training.workers import Workers
 
 HELD_OUT_SHARE = 0.1  # maximum share of the texts
 
 
-def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files) -> None:
-    """Refuse options that a kind does not support.
+def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files, target: TargetParts) -> None:
+    """Refuse options that a kind does not support, and targets for which it does not draft.
 
     Raises:
         UsageError: there are such options.
+        UnsupportedError: the target is an encoder-decoder, and this is not for one.
     """
+    check_decoder(kind.plural, kind.decoder_only, target)
+    if settings.joint and target.source_size:
+        raise UnsupportedError(
+            "an encoder-decoder is not trained together with its heads. Leave out --joint to train the heads alone."
+        )
     if settings.joint and not kind.joint:
         raise UsageError(f"{kind.plural} are trained for a fixed model only; --joint trains heads of kind medusa.")
     given = {"on_policy": settings.on_policy, "like": files.like, "before": files.before}
     wrong = [name for name, value in given.items() if value]
     if wrong and not kind.draft_model:
         raise UsageError(f"{' and '.join(wrong)} cannot be had for {kind.plural}, but for draft models alone.")
+
+
+def fitting_sources(texts: Texts, model: Any, note: Callable[[str], object]) -> Texts:
+    """Return the texts that a target can be trained on: with sources if it is an encoder-decoder, else without.
+
+    Pairs whose source is empty or longer than the encoder's positions are left out.
+
+    Raises:
+        UsageError: the texts are for a target of the other kind.
+    """
+    encodes = bool(getattr(model.config, "is_encoder_decoder", False))
+    if encodes != (texts.sources is not None):
+        held, needed = ("no sources", "an encoder-decoder") if encodes else ("sources", "decoder-only")
+        raise UsageError(
+            f"the texts have {held}, and the target is {needed}. Name texts that `speculant train data` lets it write."
+        )
+    if texts.sources is None:
+        return texts
+    lengths, maximum = texts.sources.lengths, source_positions(model)
+    chosen = np.flatnonzero(lengths > 0 if maximum is None else (lengths > 0) & (lengths <= maximum))
+    if lacking := len(texts) - len(chosen):
+        note(f"{lacking} of {len(texts)} texts have a source that is empty or too long, and are left out.")
+    return texts.select(chosen)
 
 
 def fitting_texts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,18 @@ class TrainData:
     notes: tuple[str, ...]
 
 
-def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentity) -> TrainData:
+def read_data(
+    paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentity, *, start: int | None = None
+) -> TrainData:
     """Read the texts of files and folders as token ids of the target.
 
     Args:
         paths: folders of `train data`, or of hidden states stored by vLLM or speculators; .txt files, split at
-            <|endoftext|>; .jsonl files with rows {"text"} or {"messages"}.
+            <|endoftext|>; .jsonl files with rows {"text"} or {"messages"}. For encoder-decoders: folders of `train
+            data`, or .jsonl files with rows {"source", "target"}.
         tokenizer: the target's tokenizer; with None only folders can be read.
         target: the target that should have written the texts.
+        start: the first token of the decoder's texts, if the target is an encoder-decoder.
 
     Raises:
         FileError: a file cannot be read, or is damaged or unfinished.
@@ -58,7 +62,7 @@ def read_data(paths: Sequence[str | Path], tokenizer: Any, target: TargetIdentit
         elif path.is_dir():
             found, written = _read_folder(path, target, notes)
         elif path.suffix in SUFFIXES:
-            found, written = _read_file(path, tokenizer), False
+            found, written = _read_file(path, tokenizer, start), False
         else:
             raise UsageError(f"{path} is no data: a folder, a .txt or a .jsonl file was expected.")
         if not written:
@@ -101,24 +105,60 @@ def _read_folder(path: Path, target: TargetIdentity, notes: list[str]) -> tuple[
     return joined([read_shard(shard, target.vocabulary) for shard in shards]), written
 
 
-def _read_file(path: Path, tokenizer: Any) -> Texts:
+def _read_file(path: Path, tokenizer: Any, start: int | None) -> Texts:
     if tokenizer is None:
         raise UsageError(f"{path} is text, and the target has no tokenizer to read it with. Name a folder of ids.")
+    if start is not None:
+        return _read_pairs(path, tokenizer, start)
     parts = [part for part in _texts(path, tokenizer) if part.strip()]
     ids = tokenizer(parts)["input_ids"] if parts else []
     return from_parts([np.asarray(each, np.int32) for each in ids])
 
 
+def _read_pairs(path: Path, tokenizer: Any, start: int) -> Texts:
+    """Read the pairs of a file; a decoder's text begins with the token `start`, which the target does not choose."""
+    if path.suffix == ".txt":
+        raise UsageError(
+            f"{path} has texts without sources, and the target is an encoder-decoder. Name a .jsonl file with rows "
+            '{"source", "target"}, or a folder that `speculant train data` made.'
+        )
+    sources, targets = list[str](), list[str]()
+    for place, row in _rows(path, _read_text(path)):
+        match row:
+            case {"source": str(source), "target": str(target)}:
+                sources.append(source)
+                targets.append(target)
+            case _:
+                raise FileError(
+                    f'{place}: a row {{"source", "target"}} was expected, as the target is an encoder-decoder.'
+                )
+    if not sources:
+        return from_parts([])
+    read, written = tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]
+    found = from_parts([np.asarray([start, *ids], np.int32) for ids in written], [1] * len(written))
+    return replace(found, sources=from_parts([np.asarray(ids, np.int32) for ids in read]))
+
+
 def _texts(path: Path, tokenizer: Any) -> Iterator[str]:
+    text = _read_text(path)
+    if path.suffix == ".txt":
+        yield from re.split(r"\n?<\|endoftext\|>\n?", text.replace("\r\n", "\n"))
+        return
+    for place, row in _rows(path, text):
+        yield _text_of(row, tokenizer, place)
+
+
+def _read_text(path: Path) -> str:
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text: byte {error.start} does not belong there.") from error
-    if path.suffix == ".txt":
-        yield from re.split(r"\n?<\|endoftext\|>\n?", text.replace("\r\n", "\n"))
-        return
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a .jsonl file, each with its place for messages."""
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -126,7 +166,7 @@ def _texts(path: Path, tokenizer: Any) -> Iterator[str]:
             row = json.loads(line)
         except ValueError as error:
             raise FileError(f"{path}:{number}: this is not JSON: {error}. It may be truncated.") from error
-        yield _text_of(row, tokenizer, f"{path}:{number}")
+        yield f"{path}:{number}", row
 
 
 def _text_of(row: Any, tokenizer: Any, place: str) -> str:

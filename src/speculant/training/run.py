@@ -21,7 +21,15 @@ from speculant.training.joint.changes import measure_changes
 from speculant.training.joint.recipe import JointRecipe, join_backbone
 from speculant.training.kind import TrainingKind
 from speculant.training.output import check_output, remove_state, write_head
-from speculant.training.preparing import attach_caches, build_head, check_kind, fitting_depths, fitting_texts, fix_model
+from speculant.training.preparing import (
+    attach_caches,
+    build_head,
+    check_kind,
+    fitting_depths,
+    fitting_sources,
+    fitting_texts,
+    fix_model,
+)
 from speculant.training.progress import Progress, TrainState
 from speculant.training.rank_tree import find_tree
 from speculant.training.reading import TrainData
@@ -66,12 +74,13 @@ def train_head(
         SpeculantError: training is not possible; see `Trainer.run`.
         KeyboardInterrupt: it was interrupted; its state is saved.
     """
-    check_kind(kind, settings, files)
     unfinished = check_output(files.out, resume=files.resume, noun=kind.noun)
     if files.resume and not unfinished:
         note(f"{files.out} holds no state of a training; it begins anew.")
     target = HFTargetParts(model)
-    heads = head = build_head(kind, target, model, settings, files, data.texts, tokenizer)
+    check_kind(kind, settings, files, target)
+    texts = fitting_sources(data.texts, model, note)
+    heads = head = build_head(kind, target, model, settings, files, texts, tokenizer)
     if settings.joint:
         head = join_backbone(heads, model, settings)
 
@@ -83,7 +92,7 @@ def train_head(
     settings = fitting_depths(kind, head, settings)
     rooms = [longest, *(getattr(each, "positions", None) for each in (head, *before))]
     longest = min((room for room in rooms if room is not None), default=None)
-    training, held_out = fitting_texts(data.texts, target, settings, longest, note)
+    training, held_out = fitting_texts(texts, target, settings, longest, note)
     workers = join_workers(model.device)
     features = [
         kind.open_features(model, target, part, head, settings, depth, before)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from speculant.core.errors import FileError
-from speculant.training.texts import Texts, from_parts
+from speculant.training.texts import Int32, Int64, Texts, from_parts
 
 MANIFEST = "data.json"
+SOURCES, SOURCE_LENGTHS = "source_ids", "source_lengths"  # arrays of shards with pairs of texts
 _ASIDE = ".tmp"
 
 
@@ -32,8 +34,11 @@ def write_shard(path: Path, texts: Texts) -> None:
         FileError: it cannot be written.
     """
     aside = path.with_suffix(f"{_ASIDE}.npz")
+    arrays: dict[str, Any] = {"ids": texts.ids, "lengths": texts.lengths, "prompts": texts.prompts}
+    if texts.sources is not None:
+        arrays |= {SOURCES: texts.sources.ids, SOURCE_LENGTHS: texts.sources.lengths}
     try:
-        np.savez(aside, ids=texts.ids, lengths=texts.lengths, prompts=texts.prompts)
+        np.savez(aside, **arrays)
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
@@ -41,27 +46,42 @@ def write_shard(path: Path, texts: Texts) -> None:
 
 
 def read_shard(path: Path, vocabulary: int) -> Texts:
-    """Read the texts of a shard: concatenated arrays `ids`, `lengths`, and optionally `prompts`.
+    """Read the texts of a shard: concatenated arrays `ids`, `lengths`, and optionally `prompts` and their sources.
 
     Raises:
         FileError: it is damaged, or has ids that the target lacks.
     """
+    sources: Texts | None = None
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as shard:
             ids, lengths = shard["ids"].astype(np.int64), shard["lengths"].astype(np.int64)
-            prompts = shard["prompts"] if "prompts" in shard else np.zeros(len(lengths), np.int32)
+            prompts = shard["prompts"].astype(np.int32) if "prompts" in shard else np.zeros(len(lengths), np.int32)
+            if SOURCES in shard:
+                sources = _split(shard[SOURCES].astype(np.int64), shard[SOURCE_LENGTHS].astype(np.int64))
+        found = replace(_split(ids, lengths, prompts), sources=sources)
+        if sources is not None and len(sources) != len(found):
+            raise ValueError(f"it has {len(sources)} sources of {len(found)} texts")
     except Exception as error:  # damaged archives fail in many ways; each ends here with its reason
         raise FileError(
             f"{path} cannot be read: {type(error).__name__}: {error}. It may be truncated: delete it, and let "
             "`speculant train data` write it again."
         ) from error
-    if lengths.sum() != len(ids) or len(prompts) != len(lengths) or (len(lengths) and lengths.min() < 0):
-        raise FileError(f"{path} is damaged: its lengths do not add up to its tokens. Delete it and write it again.")
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
         raise FileError(
             f"{path} has token ids from {ids.min()} to {ids.max()}, and the target's vocabulary has {vocabulary}: it "
             "was made for another model."
         )
+    return found
+
+
+def _split(ids: Int64, lengths: Int64, prompts: Int32 | None = None) -> Texts:
+    """Return texts given their concatenated ids.
+
+    Raises:
+        ValueError: the arrays contradict each other.
+    """
+    if lengths.sum() != len(ids) or (lengths < 0).any() or (prompts is not None and len(prompts) != len(lengths)):
+        raise ValueError("its lengths do not add up to its tokens")
     return from_parts(np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else [], prompts)
 
 

@@ -23,12 +23,14 @@ class Texts:
         starts: Int64[n + 1], start of each text; the last is N.
         prompts: Int32[n], number of leading tokens of each that the target did not generate; 0 if unknown.
         files: file of each text's hidden states, or None; () if none has any.
+        sources: what the encoder of an encoder-decoder reads for each text, which is then its decoder's; else None.
     """
 
     ids: Int32
     starts: Int64
     prompts: Int32
     files: tuple[Path | None, ...] = ()
+    sources: Texts | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -50,20 +52,25 @@ class Texts:
     def select(self, chosen: Int64) -> Texts:
         """Return some of the texts, in the given order."""
         files = tuple(self.files[index] for index in chosen) if self.files else ()
-        return replace(from_parts([self[index] for index in chosen], self.prompts[chosen]), files=files)
+        sources = None if self.sources is None else self.sources.select(chosen)
+        found = from_parts([self[index] for index in chosen], self.prompts[chosen])
+        return replace(found, files=files, sources=sources)
 
     def cut(self, longest: int) -> Texts:
-        """Return the texts truncated to a length."""
+        """Return the texts truncated to a length; sources stay as they are."""
         if not len(self) or self.lengths.max() <= longest:
             return self
-        return replace(from_parts([self[i][:longest] for i in range(len(self))], self.prompts), files=self.files)
+        found = from_parts([self[i][:longest] for i in range(len(self))], self.prompts)
+        return replace(found, files=self.files, sources=self.sources)
 
     def digest(self) -> str:
-        """Return a short hash of ids, boundaries and prompts, and of which texts have stored states."""
+        """Return a short hash of ids, boundaries, prompts and sources, and of which texts have stored states."""
         found = hashlib.blake2b(digest_size=12)
         for array in (self.ids, self.starts, self.prompts):
             found.update(np.ascontiguousarray(array).tobytes())
         found.update(bytes(file is not None for file in self.files))
+        if self.sources is not None:
+            found.update(self.sources.digest().encode())
         return found.hexdigest()
 
 
@@ -82,7 +89,8 @@ def from_parts(parts: Sequence[Int32], prompts: Sequence[int] | Int32 | None = N
 
 
 def joined(several: Sequence[Texts]) -> Texts:
-    """Concatenate several collections of texts."""
+    """Concatenate several collections of texts, either all or none of which have sources."""
+    sources = [texts.sources for texts in several if texts.sources is not None]
     files = [file for texts in several for file in (texts.files or (None,) * len(texts))]
     offsets = np.cumsum([0, *(texts.tokens for texts in several)])
     starts = [texts.starts[:-1] + offset for texts, offset in zip(several, offsets, strict=False)]
@@ -91,4 +99,5 @@ def joined(several: Sequence[Texts]) -> Texts:
         np.concatenate([*starts, offsets[-1:]]).astype(np.int64),
         np.concatenate([texts.prompts for texts in several]) if several else np.zeros(0, np.int32),
         tuple(files) if any(files) else (),
+        joined(sources) if sources else None,
     )

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from speculant.core.errors import FileError, OutOfMemoryError, UsageError
+from speculant.training.answering import answer_sources
 from speculant.training.continuing import TokenPrompt, continue_texts
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.shards import read_manifest, shard_file, write_manifest, write_shard
@@ -84,7 +85,7 @@ def write_texts(
 
     Args:
         model: the target, a transformers model.
-        prompts: token ids, none of them empty.
+        prompts: token ids, none of them empty; an encoder-decoder's sources.
         out: the folder of the shards.
         settings: settings of the texts.
         target: the model's fingerprints.
@@ -162,7 +163,8 @@ def _continue_shard(model: Any, prompts: Sequence[TokenPrompt], settings: Writin
         OutOfMemoryError: they do not fit in one batch.
     """
     try:
-        return continue_texts(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
+        write = answer_sources if getattr(model.config, "is_encoder_decoder", False) else continue_texts
+        return write(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
     except RuntimeError as error:
         if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
             raise

@@ -52,6 +52,7 @@ class TargetParts(Protocol):
         vocabulary: V.
         layers: number of decoder layers.
         positions: maximum number of positions of the target; None for no limit.
+        source_size: size S of the encoder's states that an encoder-decoder reads; 0 for decoder-only targets.
         config: transformers' config of the target's text model.
     """
 
@@ -59,6 +60,7 @@ class TargetParts(Protocol):
     vocabulary: int
     layers: int
     positions: int | None
+    source_size: int
     config: object
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -281,6 +283,20 @@ class TextHead(Protocol):
             tokens: at least one token.
             target: target of the head.
             cache: the target's cache of the request, lent to heads that read or run the target.
+        """
+
+
+@runtime_checkable
+class SourceHead(Protocol):
+    """A head that reads the text, and what the encoder of an encoder-decoder target has read; its `taps` are ()."""
+
+    def open_source(self, tokens: Sequence[int], target: TargetParts, source: Tensor) -> HeadState:
+        """Return the state of a text that begins with these tokens, without any rows yet.
+
+        Args:
+            tokens: at least one token of the decoder's text.
+            target: target of the head.
+            source: [n, S], the encoder's states.
         """
 
 

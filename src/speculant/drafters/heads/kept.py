@@ -10,8 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from speculant.core.engine import TargetCache
-from speculant.drafters.heads.head import Head, HeadState, LayerHead, TargetParts, TextHead
+from speculant.drafters.heads.head import Head, HeadState, LayerHead, SourceHead, TargetParts, TextHead
 
 KEPT = 4  # maximum number of states kept
 
@@ -40,13 +42,16 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(self, known: Sequence[int], cache: TargetCache | None = None) -> HeadState:
+    def open(self, known: Sequence[int], cache: TargetCache | None = None, source: Tensor | None = None) -> HeadState:
         """Return a state with the rows of all tokens but the last, if they were kept; otherwise one without them.
 
         Args:
             known: text up to and including the first token whose hidden states will be given next.
             cache: the target's cache of the request, for heads that read the text.
+            source: [n, S], the states of the target's encoder, if it has one.
         """
+        if source is not None and isinstance(self.head, SourceHead):
+            return self.head.open_source(known, self.target, source)
         if isinstance(self.head, TextHead):
             return self.head.open_text(known, self.target, cache)
         first = len(known) - 1
@@ -79,6 +84,8 @@ class KeptStates:
             self.head.end(state)
         if isinstance(self.head, TextHead):
             return  # the target's cache, which the head reads, ends with the request
+        if self.target.source_size:
+            return  # the same tokens have other states behind another source
         if state.length == len(tokens) - 1:
             with self._lock:
                 self._kept.append((tokens, state))

@@ -96,6 +96,7 @@ class HeadKind:
         methods: methods that draft with it alone.
         training: how it is trained; None if heads are only available as published checkpoints, or are models.
         model: whether it is a causal model, which is trained as one; see `training.kinds`.
+        decoder_only: why such heads do not draft for encoder-decoders; "" if they do.
     """
 
     name: str
@@ -103,3 +104,4 @@ class HeadKind:
     methods: tuple[HeadMethod, ...]
     training: HeadTraining | None = None
     model: bool = False
+    decoder_only: str = ""

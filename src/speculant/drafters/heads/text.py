@@ -40,7 +40,9 @@ class HeadText(LevelText):
         """
         self._states, self._warping, self._cache = states, Warping(start.sampling), start.target
         self.head, self._target = states.head, states.target
-        self.tokens: list[int] = start.prompt.tolist()
+        # Of an encoder-decoder's prompt, heads read the decoder's first tokens; the rest is the encoder's.
+        self.tokens: list[int] = (start.prompt if start.source is None else start.source.prompt).tolist()
+        self._source: Tensor | None = None if start.source is None else start.source.states[0]
         self.state: HeadState | None = None
         self._rows: list[int] = []  # the state's row for each row of the draft
         self._unread: list[int] = []  # for each committed token without a row, the token that follows it
@@ -114,7 +116,7 @@ class HeadText(LevelText):
             hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
         if self.state is None:  # for the part of the prompt that was not cached, or after a pause
             first = 0 if hidden is None else len(self.tokens) - (1 if len(verified.tree) else len(hidden))
-            self.state = self._states.open(self.tokens[: first + 1], self._cache)
+            self.state = self._states.open(self.tokens[: first + 1], self._cache, self._source)
             following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text itself
             hidden, maximum = torch.empty(len(following), 0, 0), 0

@@ -16,8 +16,6 @@ from transformers import (
     GraniteForCausalLM,
     OPTConfig,
     OPTForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from models import SHAPE, tiny_model
@@ -164,11 +162,3 @@ def test_the_projections_weights_give_its_logits(name: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(hidden @ parts.projection().T, parts.project(hidden), atol=1e-5, rtol=1e-5)
     assert len(parts.projection()) == parts.vocabulary
-
-
-def test_encoder_decoders_are_refused() -> None:
-    """Guards heads on T5's kind, whose first list of layers is the encoder's: an error that names what drafts there."""
-    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4}
-    model = T5ForConditionalGeneration(T5Config(vocab_size=128, **sizes))
-    with pytest.raises(UnsupportedError, match=r"is an encoder-decoder: trained heads .* 'mix'"):
-        HFTargetParts(model)

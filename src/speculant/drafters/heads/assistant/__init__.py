@@ -25,4 +25,5 @@ ASSISTANT = HeadKind(
             requires="the assistant published for the Gemma 4 model",
         ),
     ),
+    decoder_only="it reads the keys of Gemma 4's layers",
 )

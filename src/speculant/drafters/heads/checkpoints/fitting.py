@@ -39,6 +39,24 @@ def check_vocabulary(checkpoint: Checkpoint, target: TargetParts, vocabulary: in
         )
 
 
+def check_decoder(noun: str, decoder_only: str, target: TargetParts) -> None:
+    """Check that heads or draft models can draft for an encoder-decoder, if the target is one.
+
+    Args:
+        noun: what they are, in the plural.
+        decoder_only: see `HeadKind.decoder_only`.
+        target: the target.
+
+    Raises:
+        UnsupportedError: they cannot.
+    """
+    if target.source_size and decoder_only:
+        raise UnsupportedError(
+            f"the target is an encoder-decoder, for which {noun} do not draft: {decoder_only}. Use heads of kind "
+            "blockwise, medusa or specdec, or a method that copies, such as 'mix'."
+        )
+
+
 def check_taps(checkpoint: Checkpoint, target: TargetParts, taps: tuple[int, ...]) -> None:
     """Check that the target has all the given decoder layers, and that none is given twice.
 

@@ -14,6 +14,7 @@ import torch
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.core.references import load_object
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, first_line, read_checkpoint
+from speculant.drafters.heads.checkpoints.fitting import check_decoder
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.head import Head, TargetParts
 from speculant.drafters.heads.kinds import HEAD_KINDS
@@ -29,6 +30,7 @@ class Format:
         method: method that drafts with them alone.
         matches: recognises such checkpoints by config and tensor names.
         load: returns the head; raises UnsupportedError if it does not fit its target.
+        decoder_only: see `HeadKind`.
     """
 
     name: str
@@ -36,10 +38,11 @@ class Format:
     method: str
     matches: Callable[[Checkpoint], bool]
     load: Callable[[Checkpoint, TargetParts], Head]
+    decoder_only: str = ""
 
 
 FORMATS = tuple(
-    Format(each.name, kind.name, each.method, load_object(each.matches), load_object(each.load))
+    Format(each.name, kind.name, each.method, load_object(each.matches), load_object(each.load), kind.decoder_only)
     for kind in HEAD_KINDS
     for each in kind.layouts
 )
@@ -93,6 +96,7 @@ def load_head(source: str | Path | Checkpoint, target: TargetParts) -> LoadedHea
     """
     checkpoint = source if isinstance(source, Checkpoint) else read_checkpoint(source)
     found = find_format(checkpoint)
+    check_decoder(f"heads of kind {found.kind}", found.decoder_only, target)
     try:
         head = found.load(checkpoint, target)
     except SpeculantError:

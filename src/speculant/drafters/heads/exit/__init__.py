@@ -35,4 +35,5 @@ EXIT = HeadKind(
         anchors=256,
         source="Liu et al. 2024, arXiv 2404.18911",
     ),
+    decoder_only="it runs the target's first layers on their own, which such classes do not do",
 )

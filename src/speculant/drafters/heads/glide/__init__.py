@@ -33,4 +33,5 @@ GLIDE = HeadKind(
         loss="ce",
         source="Du et al. 2024, arXiv 2402.02082",
     ),
+    decoder_only="it attends to the target's rotated keys, which most such decoders do not have",
 )

@@ -35,4 +35,5 @@ PASS = HeadKind(
         lr=0.01,
         source="Monea et al. 2023, arXiv 2311.13581",
     ),
+    decoder_only="it drafts by passes of the target over embeddings of its own, which such classes do not take",
 )

@@ -33,4 +33,5 @@ MTP = HeadKind(
         feature_weight=0.1,
         source="DeepSeek-AI 2024, arXiv 2412.19437; several depths: FastMTP, arXiv 2509.18362",
     ),
+    decoder_only="its layers are of the target's class, whose decoder layers read an encoder's states",
 )

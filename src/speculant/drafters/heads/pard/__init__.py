@@ -26,4 +26,5 @@ PARD = HeadKind(
         ),
     ),
     model=True,
+    decoder_only="it reads only the text that the target writes, not what its encoder reads",
 )

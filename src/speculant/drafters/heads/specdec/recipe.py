@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.specdec.head import SpecDecHead
+from speculant.drafters.heads.specdec.head import NO_SOURCE, SpecDecHead
 from speculant.drafters.heads.training.depths import depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
 from speculant.drafters.heads.training.shapes import (
@@ -45,22 +45,31 @@ class SpecDecRecipe(Recipe):
         """Return the logits [A, K, V] of the blocks after the roots."""
         texts, rows = batch.anchors.unbind(1)
         places = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-        memory = head.encode(batch.ids, places, lambda _, *new: new, places <= places[:, None])
+        source = NO_SOURCE
+        if head.source:
+            assert batch.source is not None
+            source = head.read_source(batch.source.states.to(head.lm_head.weight), batch.source.seen)
+        memory = head.encode(batch.ids, places, lambda _, *new: new, places <= places[:, None], source)
 
         def join(index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            found_keys, found_values = memory[index]
+            found_keys, found_values = memory[index - len(head.encoder)]
             return torch.cat([found_keys[texts], keys], -2), torch.cat([found_values[texts], values], -2)
 
         positions = rows[:, None] + 2 + torch.arange(head.depth, device=rows.device)
         seen = (places <= rows[:, None] + 1)[:, None].expand(-1, head.depth, -1)
         own = torch.ones(len(rows), head.depth, head.depth, dtype=torch.bool, device=rows.device)
-        return head.fill(positions, join, torch.cat([seen, own], dim=-1))
+        return head.fill(positions, join, torch.cat([seen, own], dim=-1), source.of(texts))
 
 
 def new_specdec(target: TargetParts, *, encoder: int = 4, decoder: int = 1, block: int = 8) -> SpecDecHead:
     """Return a drafter of the target's sizes; embeddings and output projection start as copies of the target's."""
     head = SpecDecHead(
-        target_shape(target), vocabulary=target.vocabulary, encoder=encoder, decoder=decoder, block=block
+        target_shape(target),
+        vocabulary=target.vocabulary,
+        encoder=encoder,
+        decoder=decoder,
+        block=block,
+        source=target.source_size,
     )
     spread_weights(head)
     nn.init.normal_(head.embed_tokens.weight, std=SPREAD)

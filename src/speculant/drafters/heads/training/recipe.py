@@ -17,6 +17,19 @@ from speculant.drafters.heads.head import TargetParts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SourceStates:
+    """What an encoder has read of B sources of at most n tokens.
+
+    Attributes:
+        states: [B, n, S], its states; without gradients.
+        seen: Bool[B, n], False at padding.
+    """
+
+    states: Tensor
+    seen: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
     """B texts of at most T tokens, and the target's outputs for them.
 
@@ -27,6 +40,7 @@ class TrainBatch:
         final: [B, T, D], output of the last layer after the final norm; with gradients if the model is trained, too.
         anchors: Int64[A, 2], text and position of the row i after whose state f_i drafting is trained: its root is
             token i + 1, and the first drafted token i + 2. At least `depth` + 2 tokens of the text follow.
+        source: what the target's encoder has read for each text; None for decoder-only targets.
     """
 
     ids: Tensor
@@ -34,6 +48,7 @@ class TrainBatch:
     hidden: Tensor
     final: Tensor
     anchors: Tensor
+    source: SourceStates | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

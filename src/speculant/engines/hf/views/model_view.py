@@ -53,7 +53,7 @@ def find_layers(model: Any) -> LayerList | None:
     In models with parts for other media, the list in the text part. None if there is no such list, or more than one.
     """
     text = model.config.get_text_config(decoder=True)
-    count = getattr(text, "num_hidden_layers", None)
+    count = getattr(decoder_config(model).get_text_config(decoder=True), "num_hidden_layers", None)
     frontier: list[tuple[tuple[str, ...], nn.Module]] = [((), model)]
     if text is not model.config:
         decoder = model.get_decoder() if hasattr(model, "get_decoder") else None

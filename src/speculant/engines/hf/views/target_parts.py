@@ -19,6 +19,12 @@ from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.probe.capabilities import check_model
 from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
 from speculant.engines.hf.quantized.weight import take_rows
+from speculant.engines.hf.views.decoder_output import (
+    decoder_embeddings,
+    decoder_positions,
+    find_decoder_output,
+    source_size,
+)
 from speculant.engines.hf.views.model_view import find_layers
 from speculant.engines.hf.views.own_layer import OwnLayer
 from speculant.engines.hf.views.own_layer_building import build_layer, copy_layer
@@ -33,18 +39,13 @@ class HFTargetParts:
         """Find the parts.
 
         Args:
-            model: a causal LM.
+            model: a causal LM, or an encoder-decoder, whose decoder is the target.
             fast: whether heads may use compiled code, if available.
 
         Raises:
-            UnsupportedError: the decoder layers or the final norm cannot be identified, or it is an encoder-decoder.
+            UnsupportedError: the decoder layers or the final norm cannot be identified.
         """
         model = base_model(model)
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise UnsupportedError(
-                f"{type(model).__name__} is an encoder-decoder: trained heads read the states of all tokens of a "
-                "decoder-only model. Use a method that copies, such as 'mix', 'lookup' or 'sad', or a draft model."
-            )
         place, embeddings, output = find_layers(model), model.get_input_embeddings(), model.get_output_embeddings()
         if place is None or embeddings is None or output is None:
             raise UnsupportedError(
@@ -56,11 +57,18 @@ class HFTargetParts:
         self.config = model.config.get_text_config(decoder=True)
         self.vocabulary, self.layers = int(self.config.vocab_size), len(place)
         self.positions: int | None = getattr(self.config, "max_position_embeddings", None)
-        self._embeddings, self._output = embeddings, output
-        self._factor, self._cap = _logit_factor(self.config), getattr(self.config, "final_logit_softcapping", None)
-        self._norm = _final_norm(model, place.path, int(output.weight.shape[-1]))
+        self._embeddings, self._scale, self._output = embeddings, 1.0, output
+        self._cap, self._bias = getattr(self.config, "final_logit_softcapping", None), None
         self._views = dict[nn.Module, nn.Module]()  # see `first_layers`
-        self.hidden_size = int(output.weight.shape[-1])
+        self.hidden_size, self.source_size = int(output.weight.shape[-1]), 0
+        if getattr(model.config, "is_encoder_decoder", False):
+            found, self.source_size = find_decoder_output(model, place), source_size(model)
+            self._embeddings, self._scale = decoder_embeddings(model)
+            self._norm, self._factor, self._bias = found.norm, found.factor, found.bias
+            self.positions = decoder_positions(model)
+        else:
+            self._norm = _final_norm(model, place.path, self.hidden_size)
+            self._factor = _logit_factor(self.config)
 
     def same_model(self, other: HFTargetParts) -> bool:
         """Return whether both are parts of one model."""
@@ -68,7 +76,7 @@ class HFTargetParts:
 
     def embed(self, ids: Tensor) -> Tensor:
         found: Tensor = self._embeddings(ids)
-        return found
+        return found if self._scale == 1.0 else found * self._scale
 
     def embedding_rows(self, ids: Tensor) -> Tensor:
         if isinstance(self._embeddings, QuantizedEmbedding):
@@ -83,6 +91,8 @@ class HFTargetParts:
         found = self.linear(self._output, hidden.to(self._output.weight.dtype))
         if self._factor != 1.0:
             found = found * self._factor
+        if self._bias is not None:
+            found = found + self._bias.to(found)
         return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
 
     def projection(self) -> Tensor:
@@ -101,8 +111,10 @@ class HFTargetParts:
     def step_code(self, parts: Any) -> HeadStep | None:
         if self._code is None:
             return None
-        if parts.output is None and (self._factor != 1.0 or self._cap is not None):
+        if parts.output is None and (self._factor != 1.0 or self._cap is not None or self._bias is not None):
             return None  # the target modifies logits after its projection
+        if parts.embeddings is None and self._scale != 1.0:
+            return None
         embeddings = self._embeddings if parts.embeddings is None else parts.embeddings
         return self._code.step(parts, embeddings, self._output if parts.output is None else parts.output)
 
@@ -112,6 +124,8 @@ class HFTargetParts:
             return None
         found = copy.copy(self)
         rows = ids.to(output.weight.device)
+        if self._bias is not None:
+            found._bias = self._bias[..., rows]
         if isinstance(output, QuantizedLinear):
             found._output = QuantizedLinear(
                 take_rows(output.quantized, rows),
