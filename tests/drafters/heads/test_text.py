@@ -186,6 +186,25 @@ def test_a_text_without_drafts_is_not_read() -> None:
     assert not len(kept)
 
 
+def test_a_head_that_reads_the_text_rests_without_passes() -> None:
+    """Guards resting heads: rounds without drafts wait, and are then read in one pass, as if read at once."""
+    head = random_head(tiny_model("llama"), "specdec")
+    kept = KeptStates(head.head, head.target)
+
+    def begin_text(prompt: list[int], root: int) -> HeadText:
+        text = HeadText(kept, SessionRequest(prompt=np.array(prompt, np.int32)))
+        text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([root], np.int32)))
+        return text
+
+    text = begin_text(PROMPT, 7)
+    for token in (4, 6, 11):
+        text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([token], np.int32)))
+    assert text.state is not None
+    assert text.state.length == 0
+    torch.testing.assert_close(text.begin(), begin_text([*PROMPT, 7, 4, 6], 11).begin(), atol=1e-5, rtol=1e-4)
+    assert text.state.length == len(text.tokens) - 1
+
+
 def test_states_of_interrupted_texts_are_dropped() -> None:
     """Guards Ctrl-C between the state and the text: rows that may hold anything are not kept."""
     kept = states()

@@ -108,7 +108,7 @@ class HeadText(LevelText):
 
         So rounds without a draft cost no pass of the head, and all their tokens are read in one pass.
         """
-        hidden, following, maximum = verified.hidden, verified.tokens.tolist(), _UNREAD
+        hidden, following = verified.hidden, verified.tokens.tolist()
         if hidden is None and self.head.taps:
             self.follow(following)
             return
@@ -119,11 +119,11 @@ class HeadText(LevelText):
             self.state = self._states.open(self.tokens[: first + 1], self._cache, self._source)
             following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text itself
-            hidden, maximum = torch.empty(len(following), 0, 0), 0
+            hidden = torch.empty(len(following), 0, 0)
         self._hidden.append(hidden)
         self._unread += following
         self._rows = []
-        if len(self._unread) > maximum:
+        if len(self._unread) > _UNREAD:
             with torch.inference_mode():
                 _catch_up([self])
         self.tokens += verified.tokens.tolist()
