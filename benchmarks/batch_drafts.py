@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from versions import VersionProcess
 
 SIZES = (1, 4, 16, 64)
 SIDES, KINDS = ("none", "mix"), ("fresh", "known")
@@ -51,13 +52,16 @@ def main() -> None:
     prompts = iter(cut_prompts(Path(os.environ["SPECULANT_DATA"]) / "text/tinystories", count=5000))
     cells = list[dict[str, Any]]()
     for size in map(int, args.sizes.split(",")):
-        workers = {name: Worker(source, args.method) for name, source in sources.items()}
+        workers = {
+            name: VersionProcess(__file__, source, "--worker", "--method", args.method)
+            for name, source in sources.items()
+        }
         count = max(SHORTEST, args.requests * size)
         for repetition in range(-1, args.repetitions):
             asked = [next(prompts) for _ in range(size if repetition < 0 else count)]
             for kind in KINDS:
                 names = [*workers][:: 1 if repetition % 2 else -1]
-                found = {name: workers[name].measure(size, asked) for name in names}
+                found = {name: json.loads(workers[name].ask(json.dumps([size, asked]))) for name in names}
                 if repetition >= 0:
                     cells += [
                         {"size": size, "kind": kind, "repetition": repetition, "version": name, **found[name]}
@@ -69,37 +73,6 @@ def main() -> None:
         if args.out is not None:
             facts = {"tokens": TOKENS, "lengths": LENGTHS, "requests": args.requests, "clock": "process_time"}
             args.out.write_text(json.dumps(facts | {"summary": summary(cells), "cells": cells}, indent=1) + "\n")
-
-
-class Worker:
-    """A process that runs one version."""
-
-    def __init__(self, source: Path, method: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(source.resolve())}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", "--method", method],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        assert (found := self._answer()) == str(source.resolve() / "speculant"), f"runs {found} instead of {source}"
-
-    def measure(self, size: int, prompts: Sequence[str]) -> dict[str, Any]:
-        """Return the figures of each side."""
-        assert self._process.stdin is not None
-        print(json.dumps([size, prompts]), file=self._process.stdin, flush=True)
-        return dict(json.loads(self._answer()))
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
 
 
 def serve(method: str) -> None:

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import subprocess
 import sys
 import time
 from functools import cache
@@ -28,6 +26,8 @@ from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
+
+from versions import VersionProcess
 
 VOCABULARY, NODES = 1000, 16
 DRAFTERS, SIZES = ("none", "lookup", "mix"), (1, 8)
@@ -56,7 +56,7 @@ def main() -> None:
         cases = {f"plain, {size}": (folder, size) for size in MODEL_SIZES}
     met: dict[str, list[list[dict[str, float]]]] = {name: [] for name in cases}
     for _ in range(args.pairs):
-        pair = [Worker(args.before), Worker(args.after)]
+        pair = [VersionProcess(__file__, source, "--worker") for source in (args.before, args.after)]
         for name, (drafter, size) in cases.items():
             met[name].append(turns(pair, drafter, size, args.turns))
         for worker in pair:
@@ -71,43 +71,12 @@ def main() -> None:
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
-class Worker:
-    """A process that runs one version."""
-
-    def __init__(self, source: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        assert (found := self._answer()) == str(source.resolve() / "speculant"), f"runs {found} instead of {source}"
-
-    def turn(self, drafter: str, size: int) -> float:
-        """Return the CPU seconds per round."""
-        assert self._process.stdin is not None
-        print(drafter, size, file=self._process.stdin, flush=True)
-        return float(self._answer())
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-
-def turns(pair: list[Worker], drafter: str, size: int, count: int) -> list[dict[str, float]]:
+def turns(pair: list[VersionProcess], drafter: str, size: int, count: int) -> list[dict[str, float]]:
     """Return the seconds of both versions in each turn; the order alternates. The first turns are warm-up."""
     found = []
     for turn in range(-2, count):
         order = [("before", pair[0]), ("after", pair[1])][:: 1 if turn % 2 else -1]
-        seconds = {name: worker.turn(drafter, size) for name, worker in order}
+        seconds = {name: float(worker.ask(f"{drafter} {size}")) for name, worker in order}
         if turn >= 0:
             found.append(seconds)
     return found
