@@ -67,7 +67,7 @@ def test_parts_give_the_model_s_logits(name: str) -> None:
 
 def test_a_decoder_of_other_depth_than_its_encoder() -> None:
     """Guards the list of layers: the decoder's, whatever the encoder has."""
-    parts = HFTargetParts(build_encoder_decoder("t5", num_layers=1, num_decoder_layers=3))
+    parts = HFTargetParts(build_encoder_decoder("t5", "eager", num_layers=1, num_decoder_layers=3))
     assert parts.layers == 3
 
 
