@@ -19,26 +19,18 @@ of one architecture often share the result of the tiny one.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import json
 import logging
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from speculant.core.engine import make_refused
-from speculant.core.folders import cache_folder
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe.capabilities import TREE_ATTENTION, HFCapabilities, check_model, misreads_at_limit
-from speculant.engines.hf.probe.model_state import digest_of
+from speculant.engines.hf.probe.outcome import ProbeOutcome, result_file, stored
 from speculant.engines.hf.probe.rounds import (
     LONG_TEXTS,
     OWN_TEXTS,
@@ -50,37 +42,10 @@ from speculant.engines.hf.probe.rounds import (
     first_difference,
     reads_padding,
 )
-from speculant.engines.hf.probe.tiny import quiet, tiny_config, tiny_model
+from speculant.engines.hf.probe.tiny import tiny_config, tiny_model
 from speculant.engines.hf.views.unwrapping import base_model
 
-_NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOutcome:
-    """The findings of a probe.
-
-    Attributes:
-        verdict: "trees", "chains" or "refused".
-        text_alone: whether the model accepts prompts without media; others are checked by their first prompt.
-        masked: whether rows see windows as the config and class suggest; False if the model has none after all.
-        batches: whether several sequences may share a pass.
-        reads_padding: whether padding in front of a text affects its tokens.
-        drafts_padded: whether drafts after padding leave the logits unchanged.
-        reason: the difference found, for verdicts other than "trees".
-        notes: what could not be probed.
-    """
-
-    verdict: str
-    text_alone: bool = True
-    masked: bool = True
-    batches: bool = True
-    reads_padding: bool = False
-    drafts_padded: bool = True
-    reason: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def probe_outcome(
@@ -103,8 +68,8 @@ def probe_outcome(
     Raises:
         OutOfMemoryError: the device is full.
     """
-    file = _result_file(model, capabilities, acceleration, entry, largest)
-    return _stored(file, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest))
+    file = result_file(model, capabilities, acceleration, entry, largest)
+    return stored(file, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest))
 
 
 def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFCapabilities:
@@ -180,8 +145,8 @@ def examine(
 
 def _tiny_outcome(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
     """Return what texts beyond the limits of a tiny model show; stored, since many models have the same tiny one."""
-    file = _result_file(tiny, capabilities, None, None, 0, name="tiny-probe")
-    return _stored(file, lambda: _examine_tiny(tiny, capabilities, plain))
+    file = result_file(tiny, capabilities, None, None, 0, name="tiny-probe")
+    return stored(file, lambda: _examine_tiny(tiny, capabilities, plain))
 
 
 def _examine_tiny(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
@@ -234,82 +199,3 @@ def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities
         type(bare), config, attention=attention, device=model.device, dtype=model.dtype if half else torch.float32
     )
     return tiny, replace(check_model(tiny), trees=capabilities.trees)
-
-
-def _result_file(
-    model: Any,
-    capabilities: HFCapabilities,
-    acceleration: Acceleration | None,
-    entry: Any,
-    largest: int,
-    *,
-    name: str = "probe",
-) -> Path | None:
-    """Return the file of the outcome; None if there is no folder, or the model's state cannot be identified."""
-    state = digest_of(model)
-    if state is None:
-        return None
-    config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
-    kind, device = type(model), model.device
-    facts = [
-        config,
-        f"{kind.__module__}.{kind.__qualname__}",
-        getattr(model.config, "_attn_implementation", None),
-        str(model.dtype),
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        asdict(capabilities),
-        type(acceleration).__name__,
-        None if entry is None else str(type(entry)),
-        state,
-        largest,
-        *_code_identity(),
-    ]
-    identity = json.dumps(facts, sort_keys=True, default=str).encode()
-    try:
-        return cache_folder() / f"{name}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
-    except OSError:
-        return None
-
-
-@functools.cache
-def _code_identity() -> tuple[str, ...]:
-    """Return a digest of this engine's code, which affects its passes as much as versions do, and the versions.
-
-    They are read once per process, which continues with its imported code.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest(), *(version(name) for name in ("torch", "transformers", "speculant"))
-
-
-def _stored(file: Path | None, probe: Callable[[], ProbeOutcome]) -> ProbeOutcome:
-    """Return the outcome in a file, or that of a probe, which is stored there; without a file it is not stored."""
-    outcome = None if file is None else _read(file)
-    if outcome is None:
-        with quiet():
-            outcome = probe()
-        if file is not None:
-            _write(file, outcome)
-    return outcome
-
-
-def _read(path: Path) -> ProbeOutcome | None:
-    """Read a stored outcome; None if there is none or the file is broken, which probing again repairs."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        outcome = ProbeOutcome(**{**found, "notes": tuple(found["notes"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return outcome if outcome.verdict in ("trees", "chains", "refused") else None
-
-
-def _write(path: Path, outcome: ProbeOutcome) -> None:
-    """Store an outcome atomically; with an unwritable folder, every process probes again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            json.dump(asdict(outcome), file)
-        os.replace(file.name, path)
-    except OSError as error:
-        logger.info("the probe's result could not be kept: %s", error)
