@@ -182,11 +182,12 @@ def test_heads_have_no_options_of_draft_models(capsys: CaptureFixture) -> None:
     """Guards options that would have no effect, in the help and when they are given."""
     assert main(["train", "eagle", "--data", "x", "--out", "y", "--on-policy", "0.5"]) == 2
     assert "--on-policy" in capsys.readouterr().err
-    for kind, has in (("eagle", False), ("draft-model", True), ("pard", True)):
+    for kind in ("eagle", "draft-model", "pard"):
         assert main(["train", kind, "--help"]) == 0
         listed = capsys.readouterr().out
-        assert ("--on-policy" in listed) is has
-        assert ("--feature-weight" in listed) is not has
+        assert ("--on-policy" in listed) is (kind == "draft-model")
+        assert ("--like" in listed) is (kind != "eagle")
+        assert ("--feature-weight" in listed) is (kind == "eagle")
         assert ("--depth " in listed) is (kind != "draft-model")
 
 

@@ -68,7 +68,7 @@ class DraftModelCommand(TrainCommand):
 class PardCommand(TrainCommand):
     """The command for PARD models, which are draft models with several depths."""
 
-    without = ("feature_weight", "joint", *JOINT_ONLY)
+    without = ("feature_weight", *(name for name in DRAFT_ONLY if name != "like"), "joint", *JOINT_ONLY)
 
 
 def register(app: typer.Typer) -> None:
@@ -84,20 +84,14 @@ def register(app: typer.Typer) -> None:
             short_help=f"train a head of kind {kind.name}",
             epilog=HEAD_EXAMPLES.format(name=kind.name),
         )(bind(train))
-    group.command(
-        PARD.name,
-        cls=PardCommand,
-        help=PARD_HELP.format(source=PARD.source),
-        short_help="train a PARD model",
-        epilog=PARD_EXAMPLES,
-    )(bind(train))
-    group.command(
-        DRAFT_MODEL.name,
-        cls=DraftModelCommand,
-        help=DRAFT_MODEL_HELP.format(source=DRAFT_MODEL.source),
-        short_help="train a draft model",
-        epilog=DRAFT_MODEL_EXAMPLES,
-    )(bind(train))
+    models = (
+        (PARD, PardCommand, PARD_HELP, PARD_EXAMPLES, "a PARD model"),
+        (DRAFT_MODEL, DraftModelCommand, DRAFT_MODEL_HELP, DRAFT_MODEL_EXAMPLES, "a draft model"),
+    )
+    for kind, command, text, examples, noun in models:
+        group.command(
+            kind.name, cls=command, help=text.format(source=kind.source), short_help=f"train {noun}", epilog=examples
+        )(bind(train))
     app.add_typer(group, name="train")
 
 

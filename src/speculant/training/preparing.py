@@ -44,8 +44,9 @@ def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files, target
     if settings.joint and not kind.joint:
         raise UsageError(f"{kind.plural} are trained for a fixed model only; --joint trains heads of kind medusa.")
     given = {"on_policy": settings.on_policy, "like": files.like, "before": files.before}
-    wrong = [name for name, value in given.items() if value]
-    if wrong and not kind.draft_model:
+    known = () if not kind.draft_model else given if kind.depth == 1 else ("like",)  # PARD models have several depths
+    wrong = [name for name, value in given.items() if value and name not in known]
+    if wrong:
         raise UsageError(f"{' and '.join(wrong)} cannot be had for {kind.plural}, but for draft models alone.")
 
 

@@ -83,11 +83,14 @@ def test_a_draft_model_is_adapted_and_drafts(tmp_path: Path) -> None:
 
 
 def test_limits(tmp_path: Path) -> None:
-    """Guards what users may ask for: depths that a block has, models that take masks."""
+    """Guards what users may ask for: depths that a block has, settings that it has, models that take masks."""
     model, parts = target_of()
     settings = tiny_settings(depth=9)
     with pytest.raises(UsageError, match="8 tokens at most"):
         train_head(PARD, model, tiny_data(), tiny_identity(model), settings, Files(out=tmp_path / "pard"))
+    given = tiny_settings(depth=3, on_policy=0.5)
+    with pytest.raises(UsageError, match="on_policy cannot be had"):
+        train_head(PARD, model, tiny_data(), tiny_identity(model), given, Files(out=tmp_path / "pard"))
     recipe = PardRecipe(PardStudent(tiny_model("gemma3"), MASK), 3)
     with pytest.raises(UnsupportedError, match="mask"):
         list(recipe.run(train_batch(model, parts, (), 3), parts))
