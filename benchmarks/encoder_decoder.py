@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="the draft model's folder")
     parser.add_argument("--only-draft", action="store_true", help="measure the draft model, and keep the other results")
     parser.add_argument("--heads", type=Path, help="folder of the heads, by kind")
+    parser.add_argument("--kinds", default=",".join(HEADS), help="kinds of heads to train")
     parser.add_argument("--only-heads", action="store_true", help="measure the heads, and keep the other results")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="minutes of training, of a head by the clock")
     parser.add_argument("--texts", type=int, default=24, help="passages to rewrite")
@@ -111,7 +112,8 @@ def main() -> None:
         train(draft, tokenizer, texts.split(SEPARATOR), arguments.minutes * 60).save_pretrained(arguments.draft)
     elif arguments.action == "heads":
         texts = (stories / "train-a.txt").read_text("utf-8")
-        train_heads(load(arguments.model), tokenizer, texts.split(SEPARATOR), arguments.heads, arguments.minutes)
+        kinds = arguments.kinds.split(",")
+        train_heads(load(arguments.model), tokenizer, texts.split(SEPARATOR), arguments.heads, arguments.minutes, kinds)
     else:
         model = load(arguments.model)
         draft = None if arguments.draft is None else load(arguments.draft)
@@ -223,7 +225,9 @@ def train(
     return model.eval()
 
 
-def train_heads(model: Any, tokenizer: Any, stories: Sequence[str], out: Path, minutes: float) -> None:
+def train_heads(
+    model: Any, tokenizer: Any, stories: Sequence[str], out: Path, minutes: float, kinds: Sequence[str]
+) -> None:
     """Train a head of each kind for some minutes on noised passages and what the model writes for them."""
     choice, others = random.Random(2), " ".join(stories[:200]).split()
     drawn = (choice.randint(LONGEST // 2, LONGEST) for _ in range(PAIRS))
@@ -234,7 +238,8 @@ def train_heads(model: Any, tokenizer: Any, stories: Sequence[str], out: Path, m
     write_texts(model, sources, out / "texts", settings, identity)
     print(f"{PAIRS} texts written in {time.process_time() - began:.0f} s of CPU time", flush=True)
     data = read_data([out / "texts"], tokenizer, identity, start=decoder_start(model))
-    for name, (options, chosen) in HEADS.items():
+    for name in kinds:
+        options, chosen = HEADS[name]
         kind = find_kind(name)
         own: dict[str, Any] = {"loss": kind.loss, "depth": kind.depth, "decay": kind.decay, "lr": RATE}
         asked = TrainSettings(minutes=minutes, **(own | chosen))
