@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MEDIA_NAMES
 
-from speculant.engines.hf.probe.capabilities import ENCODERS
+from speculant.engines.hf.probe.class_checks import ENCODERS
 from speculant.engines.hf.probe.tiny import POSITIONS, quiet, tiny_config, tiny_model
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}

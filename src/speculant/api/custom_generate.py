@@ -131,7 +131,8 @@ class Bound:
                 f"a streamer takes one sequence, not {call.ids.shape[0]}. Leave it out, or use `Speculator.batch`, "
                 "which yields every text piece by piece."
             )
-        rows = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call, self.reads_padding()))]
+        read = call.padding is not None and not bool(call.padding.all()) and self.reads_padding()
+        rows = [self._begin(row, self._seed(row, place)) for place, row in enumerate(split(call, read))]
         if any(row.sampler.has_criteria and not row.sampler.end_tokens for row in rows):
             raise UnsupportedError(
                 "without an end of text transformers pads nothing: rows that a criterion or stop string ended go on "

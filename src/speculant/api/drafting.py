@@ -189,7 +189,7 @@ def _check_options(asked: DraftingOptions, own: CheckedDrafter | None, method: M
 def _add_target_parts(context: BuildContext, method: Method, model: Any, drafts: Sequence[DraftCaches]) -> BuildContext:
     """Return the context with the parts of target and draft models that the method uses."""
     from speculant.engines.hf.caches.sparse_cache import whole_cache_reason
-    from speculant.engines.hf.probe.capabilities import optional_layers
+    from speculant.engines.hf.probe.class_checks import optional_layers
     from speculant.engines.hf.views.layer_parts import whole_layers_reason
 
     return replace(

@@ -9,7 +9,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.probe.capabilities import check_model
+from speculant.engines.hf.probe.class_checks import check_model
 from speculant.engines.hf.views.unwrapping import adapter_reason, base_model
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import find_method

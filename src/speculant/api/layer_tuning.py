@@ -22,7 +22,7 @@ from speculant.core.errors import UsageError
 from speculant.core.packages import check_packages
 from speculant.core.sublayers import Part, Sublayers
 from speculant.drafters.layers.subsets import check_layers, every_other, format_skipped, without
-from speculant.engines.hf.probe.capabilities import optional_layers
+from speculant.engines.hf.probe.class_checks import optional_layers
 from speculant.engines.hf.quantized.model_weights import count_weights
 from speculant.engines.hf.views.layer_parts import find_layer_parts, whole_layers_reason
 from speculant.engines.hf.views.model_view import find_layers

@@ -209,7 +209,7 @@ class Preparation:
     @property
     def reads_padding(self) -> bool:
         """Whether padding in front of a row affects its text."""
-        return self._engine.capabilities.reads_padding
+        return self._engine.reads_padding
 
     def drafts(self, call: Call) -> bool:
         """Return whether drafts can be verified on a request prepared by `generate`."""

@@ -103,8 +103,6 @@ class Capabilities:
         sequences: maximum number of texts plus branches of their drafts in a pass, see `Budget.branches`.
         hidden_layers: number of decoder layers whose output can be read; 0 if none.
         by_slot: whether positions count the rows of a cache, including padding.
-        reads_padding: whether padding before a text affects its tokens.
-        drafts_padded: whether drafts can be verified after padding.
         media: whether the model also reads images, audio or other inputs, such as the output of an encoder.
         keeps_logits: whether a pass can compute the logits of only the last rows.
         cache_argument: the keyword of the cache in the model's own `generate`.
@@ -118,8 +116,6 @@ class Capabilities:
     sequences: int = UNLIMITED
     hidden_layers: int = 0
     by_slot: bool = False
-    reads_padding: bool = False
-    drafts_padded: bool = True
     media: bool = False
     keeps_logits: bool = False
     cache_argument: str = "past_key_values"

@@ -84,6 +84,11 @@ class ModelEngine(Engine, Protocol):
         """What the latency of passes depends on, besides the model's config, dtype and acceleration."""
         return ()
 
+    @property
+    def reads_padding(self) -> bool:
+        """Whether padding in front of a text affects its tokens."""
+        return False
+
     def probe(self, *, rows: int = 0) -> None:
         """Check that verification passes reproduce the model's logits; restrict the capabilities to those that do.
 

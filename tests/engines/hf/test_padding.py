@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from transformers import cache_utils
 from architecture_matrix.catalogue import build, names
 from architecture_matrix.compare import Guesses, random_prompt
 from speculant import Speculator
+from speculant.engines.hf.probe import padding
+from speculant.engines.hf.probe.padding import padding_outcome
 
 LENGTHS = (2, 9, 33)
 # Older releases let GIT's sequences share a pass, and decode states only from a text's beginning.
@@ -53,8 +56,8 @@ def test_rows_are_those_of_calls_of_their_own(name: str, reads: bool, drafts: bo
     known = [*zip(prompts, texts, strict=True), *zip(ids.tolist(), texts, strict=True)]
     speculator.drafter = Guesses({tuple(prompt): text for prompt, text in known})
     assert torch.equal(model.generate(ids, attention_mask=mask, custom_generate=speculator, **OPTIONS), expected)
-    capabilities = speculator.engine.capabilities
-    assert (capabilities.reads_padding, capabilities.drafts_padded) == (reads, drafts)
+    found = padding_outcome(speculator.engine._runner)
+    assert (found.read, found.drafts) == (reads, drafts)
 
 
 @pytest.mark.skipif(not CURRENT, reason="drafts are verified behind padding")
@@ -66,3 +69,18 @@ def test_a_padded_row_without_drafts_says_so() -> None:
     speculator.model.generate(ids, attention_mask=mask, custom_generate=speculator, **OPTIONS)
     assert speculator.last_stats is not None
     assert any("padding" in note for note in speculator.last_stats.notes)
+
+
+def test_padding_is_examined_once_and_only_for_padded_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards start-up time: prompts without padding examine none, and a second process reads the stored outcome."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    speculator = speculator_of("llama")
+    ids = torch.tensor([random_prompt(9)])
+    speculator.model.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=speculator, **OPTIONS)
+    assert not list(tmp_path.glob("*/tiny-padding-*"))
+    mask = (torch.arange(9) >= 3).long()[None]
+    speculator.model.generate(ids, attention_mask=mask, custom_generate=speculator, **OPTIONS)
+    assert len(list(tmp_path.glob("*/tiny-padding-*"))) == 1
+    monkeypatch.setattr(padding, "_examine", lambda _: pytest.fail("examined again"))
+    again = speculator_of("llama")
+    again.model.generate(ids, attention_mask=mask, custom_generate=again, **OPTIONS)

@@ -25,7 +25,7 @@ from models import VOCABULARY, tiny_model
 from passes import IDS, plain_text
 from speculant import Speculator
 from speculant.core.errors import PromptError
-from speculant.engines.hf.probe.capabilities import check_model
+from speculant.engines.hf.probe.class_checks import check_model
 
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 DECODER: dict[str, Any] = {

@@ -31,10 +31,13 @@ from speculant.engines.hf.cache import (
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.opening import AnySequence, open_sequence
-from speculant.engines.hf.probe.capabilities import STATE_ON_MODULES, HFCapabilities, check_model, plain_capabilities
+from speculant.engines.hf.probe.capabilities import HFCapabilities
+from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES, check_model, plain_capabilities
 from speculant.engines.hf.probe.first_prompt import FirstPromptCheck
 from speculant.engines.hf.probe.live_check import LiveCheck, Sample
 from speculant.engines.hf.probe.model_state import state_of
+from speculant.engines.hf.probe.outcome import PaddingOutcome
+from speculant.engines.hf.probe.padding import padding_outcome
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
 from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
@@ -70,6 +73,7 @@ class HFEngine:
         self.acceleration = PlainPasses() if acceleration is None else acceleration
         self.entry, self._strict, self._notes = model if entry is None else entry, strict, tuple(notes)
         self._state: tuple[Any, ...] | None = None
+        self._padding: PaddingOutcome | None = None
         self.changes = 0  # number of detected model changes; earlier results become invalid with each
         self._largest = ROW_COUNTS[-1]
         self._latest: list[Any] = []  # see `PlainTargetCache`
@@ -107,12 +111,29 @@ class HFEngine:
         found = self._checked(runner.model)
         if found.drafts and not found.encoder:  # encoders are checked by their first prompt
             with torch.random.fork_rng():  # a model in training mode uses the default random streams
-                entry = self.entry if self.whole is runner.model else None  # otherwise it cannot read text alone
-                outcome = probe_outcome(runner.model, found, self.acceleration, entry=entry, largest=self._largest)
+                outcome = probe_outcome(
+                    runner.model, found, self.acceleration, entry=self._defining_entry, largest=self._largest
+                )
             found = merge(found, outcome, type(runner.model).__name__)
             self._refuse(found)
-        runner.capabilities, self._state = found, state
+        runner.capabilities, self._state, self._padding = found, state, None
         self._batch, self._live, self._first = BatchPass(runner), LiveCheck(runner), FirstPromptCheck(runner)
+
+    @property
+    def reads_padding(self) -> bool:
+        return self._padding_outcome().read
+
+    def _padding_outcome(self) -> PaddingOutcome:
+        """Return what padding changes on the model as it was last probed; examined at the first padded prompt."""
+        if self._padding is None:
+            with torch.random.fork_rng():
+                self._padding = padding_outcome(self._runner, entry=self._defining_entry)
+        return self._padding
+
+    @property
+    def _defining_entry(self) -> Any:
+        """The wrapper whose `generate` defines the text; None if that cannot read text alone."""
+        return self.entry if self.whole is self.model else None
 
     def _checked(self, model: Any) -> HFCapabilities:
         """Return the capabilities promised by the class, config and adapter.
@@ -191,11 +212,11 @@ class HFEngine:
             return "the text continues from a cache with an image, but does not say which rows see it"
         if not self.capabilities.text_alone:
             return "the model reads no text without media"
-        if self.capabilities.drafts_padded or prepared.padding is None:
+        if prepared.padding is None or bool(prepared.padding[:, prepared.start :].all()):
             return ""
-        read = len(prepared.ids) == 1 or self.capabilities.reads_padding
-        padded = read and not bool(prepared.padding[:, prepared.start :].all())
-        return "padding in front of a text changes this model's logits on drafts" if padded else ""
+        found = self._padding_outcome()
+        wrong = not found.drafts and (len(prepared.ids) == 1 or found.read)  # rows of a batch are read without padding
+        return "padding in front of a text changes this model's logits on drafts" if wrong else ""
 
     def _is_unusual(self, prepared: Call) -> bool:
         """Return whether a prompt has more than text."""

@@ -18,7 +18,8 @@ from speculant.core.tree import Bool, Int32, Int64
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.probe.capabilities import STATE_LAYERS, HFCapabilities, decode_mode
+from speculant.engines.hf.probe.capabilities import HFCapabilities
+from speculant.engines.hf.probe.class_checks import STATE_LAYERS
 from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.mixers import View
 from speculant.engines.hf.states.recorded_cache import RecordedStates, StateCache
@@ -269,3 +270,11 @@ def out_of_memory(where: str) -> Iterator[None]:
         raise OutOfMemoryError(
             f"the device ran out of memory at {where}. Draft fewer nodes, shorten the prompt, or use a smaller dtype."
         ) from error
+
+
+def decode_mode(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which transformers' own decoding loop runs its passes, if this release has one."""
+    mode: contextlib.AbstractContextManager[Any] = getattr(
+        model, "_optimize_model_for_decode", contextlib.nullcontext
+    )()
+    return mode

@@ -18,8 +18,7 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.sublayers import Part, Sublayers
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, SUBLAYERS
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
-from speculant.engines.hf.probe.capabilities import decode_mode
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, decode_mode, out_of_memory
 from speculant.engines.hf.views.layer_parts import split_layer
 from speculant.engines.hf.views.layer_selection import Entry, check_layers
 from speculant.engines.hf.views.model_view import find_layers

@@ -14,7 +14,7 @@ from passes import rows_of
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cuda.static_cache import StaticBuffers, draft_input, masks
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.probe.capabilities import check_model
+from speculant.engines.hf.probe.class_checks import check_model
 from tree_forms import attention_mask
 from trees import random_draft
 

@@ -14,8 +14,8 @@ from transformers import (
 from architecture_matrix.catalogue import build, names
 from models import SHAPE, tiny_model
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.probe import capabilities
-from speculant.engines.hf.probe.capabilities import check_model
+from speculant.engines.hf.probe import class_checks
+from speculant.engines.hf.probe.class_checks import check_model
 
 
 def test_llama_takes_trees() -> None:
@@ -81,7 +81,7 @@ def test_encoder_decoders_draft_on_their_decoder() -> None:
 
 def test_states_on_modules_need_layers_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards releases of transformers whose caches have none, where the texts of a model would share a state."""
-    monkeypatch.setattr(capabilities, "find_mixers", lambda _: None)
+    monkeypatch.setattr(class_checks, "find_mixers", lambda _: None)
     with pytest.raises(UnsupportedError, match="on its modules"):
         check_model(build("recurrent_gemma", "eager"))
 

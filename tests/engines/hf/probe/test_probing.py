@@ -16,7 +16,7 @@ from passes import IDS, plain_text
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.probe import probing, tiny
-from speculant.engines.hf.probe.capabilities import check_model
+from speculant.engines.hf.probe.class_checks import check_model
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_far_limits_are_reached_on_a_small_model() -> None:
     """Guards long windows: texts that cross a window of thousands of tokens take too long on the model itself."""
     config = MistralConfig(**SHAPE | {"max_position_embeddings": 32768}, sliding_window=4096)
     model = MistralForCausalLM(config).eval()
-    shrunk, small = probing._tiny(model, check_model(model))
+    shrunk, small = probing.build_tiny(model, check_model(model))
     assert small.window == 6
     assert shrunk.config.num_hidden_layers == 2
     assert shrunk.config.max_position_embeddings == 32
@@ -154,7 +154,7 @@ def test_two_windows_are_told_apart(folder: Path, method: str) -> None:
         IDS, max_new_tokens=60, temperature=0, eos_token_id=None
     )
     assert result.ids == expected
-    small, _ = probing._tiny(model, check_model(model))
+    small, _ = probing.build_tiny(model, check_model(model))
     assert small.config.keep_window_size < small.config.sliding_window < 36
 
 

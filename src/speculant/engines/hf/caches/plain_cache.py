@@ -20,8 +20,8 @@ from speculant.core.errors import ModelError, UnsupportedError
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32
-from speculant.engines.hf.forward_pass import out_of_memory
-from speculant.engines.hf.probe.capabilities import STATE_ON_MODULES, decode_mode
+from speculant.engines.hf.forward_pass import decode_mode, out_of_memory
+from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES
 from speculant.engines.hf.prompt import copy_encoded, slices_by_length
 from speculant.engines.hf.sampling.generate_capture import Call
 from speculant.engines.hf.views.model_view import twin

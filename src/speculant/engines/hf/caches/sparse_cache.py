@@ -22,7 +22,8 @@ from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.caches.row_retrieval import NO_QUERIES, RetrievalCache
 from speculant.engines.hf.draft_rows import DraftRows, NewRows
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput
-from speculant.engines.hf.probe.capabilities import HFCapabilities, check_model
+from speculant.engines.hf.probe.capabilities import HFCapabilities
+from speculant.engines.hf.probe.class_checks import check_model
 from speculant.engines.hf.views.layer_selection import shares_keys
 from speculant.engines.hf.views.unwrapping import base_model
 

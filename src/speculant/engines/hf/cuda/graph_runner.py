@@ -43,7 +43,9 @@ from speculant.engines.hf.cuda.static_cache import (
     to_device,
 )
 from speculant.engines.hf.draft_rows import DraftRows
-from speculant.engines.hf.probe.capabilities import HFCapabilities, check_model, decode_mode
+from speculant.engines.hf.forward_pass import decode_mode
+from speculant.engines.hf.probe.capabilities import HFCapabilities
+from speculant.engines.hf.probe.class_checks import check_model
 
 ROWS = (1, 3, 5, 9, 17, 33, 65)  # a root and 0, 2, 4, ... 64 nodes
 MIN_LENGTH = 256

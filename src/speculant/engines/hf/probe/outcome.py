@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from speculant.engines.hf.probe.model_state import digest_of
 from speculant.engines.hf.probe.tiny import quiet
 
 _NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
+
+Outcome = TypeVar("Outcome", "ProbeOutcome", "PaddingOutcome")
 
 logger = logging.getLogger(__name__)
 
@@ -36,20 +38,36 @@ class ProbeOutcome:
         text_alone: whether the model accepts prompts without media; others are checked by their first prompt.
         masked: whether rows see windows as the config and class suggest; False if the model has none after all.
         batches: whether several sequences may share a pass.
-        reads_padding: whether padding in front of a text affects its tokens.
-        drafts_padded: whether drafts after padding leave the logits unchanged.
         reason: the difference found, for verdicts other than "trees".
         notes: what could not be probed.
+
+    Raises:
+        ValueError: there is no such verdict.
     """
 
     verdict: str
     text_alone: bool = True
     masked: bool = True
     batches: bool = True
-    reads_padding: bool = False
-    drafts_padded: bool = True
     reason: str = ""
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.verdict not in ("trees", "chains", "refused"):
+            raise ValueError(f"no verdict: {self.verdict}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingOutcome:
+    """What padding in front of a text changes.
+
+    Attributes:
+        read: whether it affects the text.
+        drafts: whether drafts behind it leave the logits unchanged.
+    """
+
+    read: bool = False
+    drafts: bool = True
 
 
 def result_file(
@@ -99,9 +117,9 @@ def _code_identity() -> tuple[str, ...]:
     return digest.hexdigest(), *(version(name) for name in ("torch", "transformers", "speculant"))
 
 
-def stored(file: Path | None, probe: Callable[[], ProbeOutcome]) -> ProbeOutcome:
+def stored(file: Path | None, kind: type[Outcome], probe: Callable[[], Outcome]) -> Outcome:
     """Return the outcome in a file, or that of a probe, which is stored there; without a file it is not stored."""
-    outcome = None if file is None else _read(file)
+    outcome = None if file is None else _read(file, kind)
     if outcome is None:
         with quiet():
             outcome = probe()
@@ -110,17 +128,18 @@ def stored(file: Path | None, probe: Callable[[], ProbeOutcome]) -> ProbeOutcome
     return outcome
 
 
-def _read(path: Path) -> ProbeOutcome | None:
+def _read(path: Path, kind: type[Outcome]) -> Outcome | None:
     """Read a stored outcome; None if there is none or the file is broken, which probing again repairs."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-        outcome = ProbeOutcome(**{**found, "notes": tuple(found["notes"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if "notes" in found:
+            found["notes"] = tuple(found["notes"])
+        return kind(**found)
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return outcome if outcome.verdict in ("trees", "chains", "refused") else None
 
 
-def _write(path: Path, outcome: ProbeOutcome) -> None:
+def _write(path: Path, outcome: ProbeOutcome | PaddingOutcome) -> None:
     """Store an outcome atomically; with an unwritable folder, every process probes again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,6 @@ of one architecture often share the result of the tiny one.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,20 +28,19 @@ import torch
 from speculant.core.engine import make_refused
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.probe.capabilities import TREE_ATTENTION, HFCapabilities, check_model, misreads_at_limit
+from speculant.engines.hf.probe.capabilities import HFCapabilities
+from speculant.engines.hf.probe.class_checks import TREE_ATTENTION, check_model, misreads_at_limit
 from speculant.engines.hf.probe.outcome import ProbeOutcome, result_file, stored
 from speculant.engines.hf.probe.rounds import (
     LONG_TEXTS,
     OWN_TEXTS,
-    PADDED_TEXTS,
     ROW_COUNTS,
     Plain,
     batch_difference,
     count_difference,
     first_difference,
-    reads_padding,
 )
-from speculant.engines.hf.probe.tiny import tiny_config, tiny_model
+from speculant.engines.hf.probe.tiny import one_thread, tiny_config, tiny_model
 from speculant.engines.hf.views.unwrapping import base_model
 
 logger = logging.getLogger(__name__)
@@ -69,7 +67,7 @@ def probe_outcome(
         OutOfMemoryError: the device is full.
     """
     file = result_file(model, capabilities, acceleration, entry, largest)
-    return stored(file, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest))
+    return stored(file, ProbeOutcome, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest))
 
 
 def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFCapabilities:
@@ -80,13 +78,11 @@ def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFC
     if capabilities.trees and outcome.verdict == "chains":
         notes = (*notes, f"drafts are verified as chains: {outcome.reason}.")
     trees = capabilities.trees and outcome.verdict == "trees"
-    changed = _change(capabilities, trees=trees, masked=outcome.masked)
+    changed = restrict(capabilities, trees=trees, masked=outcome.masked)
     return replace(
         changed,
         text_alone=outcome.text_alone,
         batches=capabilities.batches and outcome.batches,
-        reads_padding=capabilities.reads_padding or outcome.reads_padding,
-        drafts_padded=outcome.drafts_padded,
         notes=notes,
     )
 
@@ -117,7 +113,7 @@ def examine(
         verdict = "trees" if capabilities.trees else "chains"
         return ProbeOutcome(verdict=verdict, text_alone=False, batches=False, notes=(note,))
     try:
-        tiny, small = _tiny(model, capabilities)
+        tiny, small = build_tiny(model, capabilities)
     except Exception as error:  # a class may fail on a small config: the model itself can still be probed
         logger.info("no tiny model of %s: %r", type(model).__name__, error)
         tiny, small = None, capabilities
@@ -125,17 +121,16 @@ def examine(
     reason = found = ""
     plain_tiny = Plain(tiny)
     for trees, masked in _candidates(small):
-        runner = ModelRunner(model, _change(capabilities, trees=trees, masked=masked), used)
+        runner = ModelRunner(model, restrict(capabilities, trees=trees, masked=masked), used)
         beyond = ProbeOutcome(verdict="trees" if trees else "chains")
         if tiny is not None:
-            beyond = _tiny_outcome(tiny, _change(small, trees=trees, masked=masked), plain_tiny)
+            beyond = _tiny_outcome(tiny, restrict(small, trees=trees, masked=masked), plain_tiny)
         found = beyond.reason or first_difference(runner, OWN_TEXTS, plain) or count_difference(runner, largest)
         if not found:
             return replace(
                 beyond,
                 masked=masked,
                 batches=beyond.batches and not (trees and batch_difference(runner, OWN_TEXTS * 2, plain)),
-                reads_padding=beyond.reads_padding if tiny is not None else reads_padding(runner, OWN_TEXTS[0], plain),
                 reason=reason,
                 notes=notes,
             )
@@ -146,33 +141,16 @@ def examine(
 def _tiny_outcome(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
     """Return what texts beyond the limits of a tiny model show; stored, since many models have the same tiny one."""
     file = result_file(tiny, capabilities, None, None, 0, name="tiny-probe")
-    return stored(file, lambda: _examine_tiny(tiny, capabilities, plain))
+    return stored(file, ProbeOutcome, lambda: _examine_tiny(tiny, capabilities, plain))
 
 
 def _examine_tiny(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
     runner, trees = ModelRunner(tiny, capabilities, PlainPasses()), capabilities.trees
-    with _one_thread():
+    with one_thread():
         if found := first_difference(runner, LONG_TEXTS, plain):
             return ProbeOutcome(verdict="refused", batches=False, reason=found)
         batches = not (trees and batch_difference(runner, LONG_TEXTS, plain))
-        padded = reads_padding(runner, LONG_TEXTS[0], plain)
-        wrong = bool(first_difference(runner, PADDED_TEXTS, plain))
-        if not wrong and trees and batches:
-            wrong = batch_difference(runner, PADDED_TEXTS, plain)
-    return ProbeOutcome(
-        verdict="trees" if trees else "chains", batches=batches, reads_padding=padded, drafts_padded=not wrong
-    )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run tiny passes on one thread: several would only wait for each other, for seconds on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return ProbeOutcome(verdict="trees" if trees else "chains", batches=batches)
 
 
 def _candidates(capabilities: HFCapabilities) -> Iterator[tuple[bool, bool]]:
@@ -183,13 +161,14 @@ def _candidates(capabilities: HFCapabilities) -> Iterator[tuple[bool, bool]]:
             yield trees, False
 
 
-def _change(capabilities: HFCapabilities, *, trees: bool, masked: bool) -> HFCapabilities:
+def restrict(capabilities: HFCapabilities, *, trees: bool, masked: bool) -> HFCapabilities:
+    """Return the capabilities with these trees, and without windows if rows are not masked by them."""
     if masked:
         return replace(capabilities, trees=trees)
     return replace(capabilities, trees=trees, window=None, window_by_cache=False)
 
 
-def _tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities]:
+def build_tiny(model: Any, capabilities: HFCapabilities) -> tuple[Any, HFCapabilities]:
     """Return a tiny random model of the same architecture and its capabilities."""
     bare = base_model(model)
     config = tiny_config(bare.config)

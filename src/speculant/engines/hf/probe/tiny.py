@@ -129,6 +129,17 @@ def tiny_model(
 
 
 @contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run tiny passes on one thread: several would only wait for each other, for seconds on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' warnings about sizes and lengths."""
     before = logging.get_verbosity()

@@ -16,7 +16,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cpu.head_code import HeadCode
 from speculant.engines.hf.cpu.head_layer import HeadLayer
 from speculant.engines.hf.cpu.head_step import HeadStep
-from speculant.engines.hf.probe.capabilities import check_model
+from speculant.engines.hf.probe.class_checks import check_model
 from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
 from speculant.engines.hf.quantized.weight import take_rows
 from speculant.engines.hf.views.decoder_output import (
