@@ -98,11 +98,11 @@ test-peers: $(VENV)/.peers
 	$(BIN)/pytest -m peers tests/bench tests/drafters
 
 # GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time. The tests
-# need neither its part for images nor its speed.
+# need neither its parts for images and for its own programs nor its speed.
 # Its AMX code ends with an illegal instruction on some virtual machines.
 NO_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
-LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)' \
-	-DCMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)'
+LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE_BEFORE=$(CURDIR)/tests/engines/llamacpp/library_alone.cmake \
+	-DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)' -DCMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)'
 $(VENV)/.llamacpp: $(VENV)/.ready
 	CMAKE_ARGS="$(LLAMACPP)" $(PIP) -c constraints.txt llama-cpp-python gguf
 	@touch $@

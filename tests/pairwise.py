@@ -27,5 +27,16 @@ def in_turn(cases: Iterable[Any], values: Sequence[Any], *, whole: int = 0) -> l
     ]
 
 
+def every_other(cases: Iterable[Any], *, first: bool) -> list[Any]:
+    """Return all cases, every second one as a fast test and the others as slow tests.
+
+    Two tests that share cases, one with `first` and one without, meet each case once among the fast tests.
+    """
+    return [
+        pytest.param(*_arguments(case), marks=() if (place % 2 == 0) == first else pytest.mark.slow)
+        for place, case in enumerate(cases)
+    ]
+
+
 def _arguments(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)

@@ -39,7 +39,15 @@ def opened(folder: Path, **options: Any) -> Speculator:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm_moe_dsa", "mimo of three", "nemotron_h"]
+    "name",
+    [
+        "qwen3_5",
+        pytest.param("qwen3_5_moe", marks=pytest.mark.slow),
+        "deepseek_v3",
+        pytest.param("glm_moe_dsa", marks=pytest.mark.slow),
+        "mimo of three",
+        "nemotron_h",
+    ],
 )
 def test_text_is_the_targets(tmp_path: Path, name: str) -> None:
     """Guards losslessness and the default: the layers are found, said, united with `mix`, and change no token."""

@@ -15,7 +15,7 @@ from speculant.engines.hf.cpu.build import BuildError
 from speculant.engines.hf.quantized.products import native
 
 IDS = [5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]
-PROMPTS = [IDS, [3, 3, 8, 9], [(7 * place) % 50 + 5 for place in range(40)]]
+PROMPTS = [IDS, [3, 3, 8, 9], [(7 * place) % 50 + 5 for place in range(56)]]
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 11}
 
@@ -33,7 +33,7 @@ def texts(speculator: Speculator, prompts: list[list[int]] = PROMPTS, **options:
     """Return the new tokens of each prompt, decoded alone; seeds count up, as in a batch."""
     seed = options.pop("seed", 0)
     return [
-        speculator.generate(prompt, **{"max_new_tokens": 30, "seed": seed + place} | options).ids
+        speculator.generate(prompt, **{"max_new_tokens": 14, "seed": seed + place} | options).ids
         for place, prompt in enumerate(prompts)
     ]
 
@@ -56,7 +56,7 @@ def test_drafts_change_no_token(name: str, bits: int, dtype: torch.dtype, fast: 
         for method, nodes in (("lookup", 6), ("recycling", 24)):
             drafted = Speculator.from_transformers(model, method=method, nodes=nodes, fast=fast)
             assert texts(drafted, **options) == expected
-        together = drafted.generate_batch(PROMPTS, max_new_tokens=30, **options)
+        together = drafted.generate_batch(PROMPTS, max_new_tokens=14, **options)
         assert [each.ids for each in together] == expected
 
 
@@ -68,8 +68,8 @@ def test_heads_draft_on_quantised_targets(method: str, kind: str) -> None:
     """Guards heads that read the target's embeddings and output projection, whose weights are packed."""
     model = quantized_model(endless("llama"))
     drafted = Speculator.from_transformers(model, method=method, head=random_head(model, kind))
-    assert texts(drafted, PROMPTS[:2], max_new_tokens=30, **GREEDY) == texts(
-        Speculator.from_transformers(model, method="none"), PROMPTS[:2], max_new_tokens=30, **GREEDY
+    assert texts(drafted, PROMPTS[:2], max_new_tokens=14, **GREEDY) == texts(
+        Speculator.from_transformers(model, method="none"), PROMPTS[:2], max_new_tokens=14, **GREEDY
     )
 
 

@@ -117,7 +117,7 @@ def both_ways(
 @pytest.mark.parametrize(("name", "attention"), GREEDY)
 def test_greedy_tokens_are_those_of_generate(name: str, attention: str) -> None:
     """Guards positions, masks and cache rollback of every architecture, past sliding windows too."""
-    plain, ours, speculator = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=40, do_sample=False)
+    plain, ours, speculator = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=30, do_sample=False)
     assert ours == plain
     stats = speculator.last_stats
     assert stats is not None
@@ -140,7 +140,7 @@ SEEDED = in_turn([(name, choice) for choice in CHOICES for name in ("llama", "qw
 @pytest.mark.parametrize(("name", "choice", "attention"), SEEDED)
 def test_the_same_seed_gives_the_same_text(name: str, choice: str, attention: str) -> None:
     """Guards the random stream and processors that read the prefix."""
-    plain, ours, _ = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=30, **CHOICES[choice])
+    plain, ours, _ = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=24, **CHOICES[choice])
     assert ours == plain
 
 
@@ -222,7 +222,7 @@ def test_scores_and_logits_are_those_of_generate() -> None:
 
 
 PROMPTS = [prompt_ids(length)[0].tolist() for length in (9, 4, 13)]
-TOKENS, BATCH_TOKENS = 32, 20
+TOKENS, BATCH_TOKENS = 24, 12
 
 
 def speculator_of(method: str, model: Any) -> Speculator:

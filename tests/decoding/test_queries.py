@@ -95,7 +95,7 @@ class AskingSession(Session):
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_queries_are_answered_never_accepted_or_counted(name: str, nodes: int | str) -> None:
     """Guards the split of a pass: acceptance sees root and nodes only, the session all rows; statistics count nodes."""
-    model, options = tiny_model(name), {"max_new_tokens": 24, "temperature": 0}
+    model, options = tiny_model(name), {"max_new_tokens": 12, "temperature": 0}
     texts = alone(model, [options] * len(prompts()))
     speculator = Speculator.from_transformers(model, method="none", nodes=nodes)
     asking = Asking({tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)})
@@ -114,10 +114,10 @@ def test_queries_are_answered_never_accepted_or_counted(name: str, nodes: int | 
 def test_texts_are_those_of_plain_decoding(name: str, method: str, temperature: float) -> None:
     """Alone and in batches, greedy and seeded, with sliding windows and learned positions."""
     model = tiny_model(name)
-    options = [{"max_new_tokens": 24, "temperature": temperature, "seed": 5 + i} for i in range(len(prompts()))]
+    options = [{"max_new_tokens": 14, "temperature": temperature, "seed": 5 + i} for i in range(len(prompts()))]
     texts = alone(model, options)
     speculator = Speculator.from_transformers(model, method=method, nodes=8)
-    shared = {"max_new_tokens": 24, "temperature": temperature, "seed": 5}
+    shared = {"max_new_tokens": 14, "temperature": temperature, "seed": 5}
     assert [each.ids for each in speculator.generate_batch(prompts(), size=4, **shared)] == texts
     assert speculator.generate(prompts()[2], **options[2]).ids == texts[2]
 
@@ -125,7 +125,7 @@ def test_texts_are_those_of_plain_decoding(name: str, method: str, temperature: 
 @pytest.mark.parametrize("settings", [{"variant": "pgj"}, {"variant": "hgj", "length": 10}, {"fill": 0}])
 def test_variants_of_jacobi_decoding(settings: dict[str, Any]) -> None:
     """All of them give the text of plain decoding."""
-    model, options = tiny_model("llama"), {"max_new_tokens": 30, "temperature": 0}
+    model, options = tiny_model("llama"), {"max_new_tokens": 16, "temperature": 0}
     speculator = Speculator.from_transformers(model, method="jacobi", nodes=8, settings=settings)
     assert [speculator.generate(each, **options).ids for each in prompts()] == alone(model, [options] * 6)
 
@@ -149,7 +149,7 @@ def test_models_that_verify_chains_only() -> None:
 
 def test_chains_under_a_rule_without_trees_may_have_queries() -> None:
     """Only the model decides about queries; a rule for chains alone still gets chains."""
-    model, options = tiny_model("llama"), {"max_new_tokens": 30, "temperature": 0}
+    model, options = tiny_model("llama"), {"max_new_tokens": 16, "temperature": 0}
     plain = Speculator.from_transformers(model, method="none").generate(prompts()[0], **options).ids
     speculator = Speculator.from_transformers(model, method="lookahead", verifier="block", nodes=8)
     assert speculator.generate(prompts()[0], **options).ids == plain

@@ -25,10 +25,10 @@ def pair() -> tuple[Any, Any]:
 def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any]) -> None:
     """Guards temperature 0, where a rule of probabilities must be the argmax of the target, draft or not."""
     target, draft = pair
-    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False)[0, 5:].tolist()
+    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False)[0, 5:].tolist()
     for nodes in (1, 3, 8, "auto"):
         speculator = Speculator.from_transformers(target, method="draft-model", draft_model=draft, nodes=nodes)
-        result = speculator.generate(PROMPT, max_new_tokens=60, temperature=0)
+        result = speculator.generate(PROMPT, max_new_tokens=30, temperature=0)
         assert result.ids == plain
         assert nodes == "auto" or 0 < result.stats.accepted < result.stats.drafted
 
@@ -39,15 +39,15 @@ def test_greedy_tokens_are_the_targets_under_every_rule(pair: tuple[Any, Any], v
     target, draft = pair
     prompts = [PROMPT, [7], [11] * 9]
     plain = [
-        target.generate(torch.tensor([each]), max_new_tokens=20, do_sample=False)[0, len(each) :].tolist()
+        target.generate(torch.tensor([each]), max_new_tokens=12, do_sample=False)[0, len(each) :].tolist()
         for each in prompts
     ]
     speculator = Speculator.from_transformers(
         target, method="draft-model", draft_model=draft, verifier=verifier, nodes=6
     )
-    results = speculator.generate_batch(prompts, size=3, max_new_tokens=20, temperature=0)
+    results = speculator.generate_batch(prompts, size=3, max_new_tokens=12, temperature=0)
     assert [each.ids for each in results] == plain
-    assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0).ids == plain[0]
+    assert speculator.generate(PROMPT, max_new_tokens=12, temperature=0).ids == plain[0]
     if verifier == "greedy":
         with pytest.raises(UnsupportedError, match="temperature 0"):
             speculator.generate(PROMPT, max_new_tokens=4, temperature=1.0)
@@ -109,7 +109,7 @@ def test_a_batch_of_four(pair: tuple[Any, Any]) -> None:
     prompts = [PROMPT, [7], [3, 4, 5], [11] * 9]
     speculator = Speculator.from_transformers(target, method="draft-model", draft_model=draft, nodes=12)
     plain = Speculator.from_transformers(target, method="none")
-    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0}
+    options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0}
     results = speculator.generate_batch(prompts, size=4, **options)
     assert [each.ids for each in results] == [plain.generate(prompt, **options).ids for prompt in prompts]
     assert sum(each.stats.accepted for each in results) > 0

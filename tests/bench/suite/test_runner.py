@@ -149,7 +149,7 @@ def test_methods_are_checked_by_name(names: str, message: str) -> None:
 
 def test_batches_are_run_in_groups(model: Any, tmp_path: Path) -> None:
     """One row per group and method of Speculant, with the counts of all its requests; an interrupted run resumes."""
-    recordings = [recording(TEXT[: 4 + i], prompt=[3, i]) for i in range(20)]
+    recordings = [recording(TEXT[: 4 + i % 4], prompt=[3, i]) for i in range(20)]
     run = runner(model, tasks=[make_recorded_task("a", recordings, 256)], batches=[1, 2])
     file = RowFile(tmp_path, {})
     assert run.remaining_items(file) == run.total_items == 2 * 2 * 20

@@ -11,7 +11,7 @@ from guesses import prompts
 from heads import HEADED, NAMES, PAIRS, SINGLE, begun, head_for, oracle, random_head
 from interrupts import interrupted
 from models import PHI3, endless
-from pairwise import in_turn
+from pairwise import every_other, in_turn
 from passes import plain_text
 from speculant import Speculator
 from speculant.core.errors import UsageError
@@ -28,8 +28,8 @@ MODELS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gp
 NOISE = 0.6  # of an oracle, so that drafts are accepted in part
 SMALL = 5  # tokens
 STATIC: dict[str, Any] = {"settings": {"tree": "static"}}
-GREEDY: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0, "eos_token_id": None}
-SHORT = GREEDY | {"max_new_tokens": 16}
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0, "eos_token_id": None}
+SHORT = GREEDY | {"max_new_tokens": 12}
 DRAWN = SHORT | {"temperature": 1.5, "seed": 2}
 
 
@@ -50,17 +50,17 @@ def test_greedy_text_is_the_targets(name: str, fast: bool | None) -> None:
     """Guards every architecture, sliding windows included: alone, in chunks, in batches, with CPU code, in turns."""
     model = endless(name)
     speculator = speculator_of(model, oracle(model, begin=5, noise=NOISE), fast=fast, settings={"depth": 3}, nodes=6)
-    plain = plain_text(model, torch.tensor([PROMPT]), 24)
+    plain = plain_text(model, torch.tensor([PROMPT]), 20)
     first = speculator.generate(PROMPT, **GREEDY)
     assert first.ids == plain
     assert first.stats.accepted > 0
     config = type(model.generation_config)(prefill_chunk_size=2)
     assert speculator.generate(PROMPT, generation_config=config, **GREEDY).ids == plain
     asked = [*PROMPT, *plain, 17, 4]
-    again = plain_text(model, torch.tensor([asked]), 24)
+    again = plain_text(model, torch.tensor([asked]), 20)
     assert speculator.generate(asked, cache=first.cache, **GREEDY).ids == again
     together = speculator_of(model, random_head(model)).generate_batch(prompts(), **GREEDY)
-    assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), 24) for each in prompts()]
+    assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), 20) for each in prompts()]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_every_method_keeps_the_text_with_every_head(
     assert sum(each.stats.accepted for each in (drawn, *results)) > 0
 
 
-@pytest.mark.parametrize(("method", "name"), SINGLE)
+@pytest.mark.parametrize(("method", "name"), every_other(SINGLE, first=True))
 def test_turns_chunks_and_generate(method: str, name: str, small: tuple[Any, list[list[int]], list[list[int]]]) -> None:
     """Guards a second turn on the kept cache, prompts that are read in chunks, and `generate` of transformers."""
     model, asked, texts = small
@@ -100,14 +100,15 @@ def test_turns_chunks_and_generate(method: str, name: str, small: tuple[Any, lis
     assert first.ids == texts[0]
     longer = [*asked[0], *first.ids, 4, 3]
     second = speculator.generate(longer, cache=first.cache, **SHORT)
-    assert second.ids == plain_text(model, torch.tensor([longer]), 16)
+    assert second.ids == plain_text(model, torch.tensor([longer]), 12)
     ids = torch.tensor([[0, 0, *asked[1]]])  # left padding
-    settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "attention_mask": (ids != 0).long()}
+    settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "attention_mask": (ids != 0).long()}
     plain = model.generate(ids, **settings)
     assert torch.equal(model.generate(ids, custom_generate=speculator, **settings), plain)
 
 
-@pytest.mark.parametrize(("method", "name", "options"), in_turn(SINGLE, [SHORT, DRAWN | {"top_p": 0.9}]))
+@pytest.mark.parametrize(("method", "name"), every_other(SINGLE, first=False))
+@pytest.mark.parametrize("options", [SHORT, pytest.param(DRAWN | {"top_p": 0.9}, marks=pytest.mark.slow)])
 def test_sliding_windows_and_seeds(method: str, name: str, options: dict[str, Any]) -> None:
     """Guards targets that forget, greedy and by seed: with chosen drafts sampled text is plain decoding's."""
     model = endless("mistral" if name == "glide" else "gemma3", vocab_size=SMALL)  # GLIDE takes one rotary embedding
@@ -219,7 +220,7 @@ def test_bfloat16(method: str, name: str, options: dict[str, Any]) -> None:
     verifier = "speculative-sampling" if options else None
     speculator = speculator_of(model, head, method, verifier=verifier, settings=settings)
     result = speculator.generate(PROMPT, **GREEDY | options)
-    assert len(result.ids) == 24
+    assert len(result.ids) == 20
     assert result.stats.drafted > 0
 
 

@@ -34,7 +34,7 @@ def endless_model(name: str, attention: str = "sdpa") -> Any:
 def plain_texts(model: Any, **options: Any) -> list[list[int]]:
     """Return plain decoding's texts behind the prompts."""
     speculator = Speculator.from_transformers(model, method="none", fast=False)
-    return [speculator.generate(each, max_new_tokens=40, **options).ids for each in PROMPTS]
+    return [speculator.generate(each, max_new_tokens=24, **options).ids for each in PROMPTS]
 
 
 WAYS = [("sdpa", True), ("eager", False), ("eager", True), ("sdpa", False)]
@@ -47,11 +47,11 @@ def test_greedy_tokens_are_the_targets(name: str, attention: str, fast: bool) ->
     plain = plain_texts(model, temperature=0)
     for settings in (ALL, FEW):
         speculator = Speculator.from_transformers(model, method="sparse-cache", nodes=5, settings=settings, fast=fast)
-        results = [speculator.generate(each, max_new_tokens=40, temperature=0) for each in PROMPTS]
-        results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=40, temperature=0)
+        results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
+        results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=24, temperature=0)
         assert [each.ids for each in results] == plain * 2
         drafted, accepted = (sum(getattr(each.stats, name) for each in results) for name in ("drafted", "accepted"))
-        assert drafted >= accepted > 20
+        assert drafted >= accepted > 12
         assert settings is FEW or drafted == accepted
 
 
@@ -71,7 +71,7 @@ def test_chosen_tokens_follow_plain_sampling() -> None:
     """Guards a rule that takes greedy decoding alone: the tokens of plain decoding."""
     model = endless_model("llama")
     speculator = Speculator.from_transformers(model, method="sparse-cache", verifier="greedy", nodes=5, settings=FEW)
-    assert speculator.generate(PROMPTS[0], max_new_tokens=40, temperature=0).ids == plain_texts(model, temperature=0)[0]
+    assert speculator.generate(PROMPTS[0], max_new_tokens=24, temperature=0).ids == plain_texts(model, temperature=0)[0]
 
 
 def test_the_distribution_is_the_targets() -> None:

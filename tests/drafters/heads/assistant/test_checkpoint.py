@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from gemmas import FULL, SLIDING, TARGETS, assistant_config, assistant_tensors, gemma, save_assistant
 from models import tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError
@@ -32,8 +33,7 @@ def opened(model: Any, config: dict[str, Any], tensors: dict[str, Tensor] | None
     return open_head(Checkpoint("memory", config, tensors or assistant_tensors(config)), model)
 
 
-@pytest.mark.parametrize("clusters", [0, 12])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("name", "clusters"), in_turn(TARGETS, [0, 12]))
 def test_the_published_layout(name: str, clusters: int, tmp_path: Path) -> None:
     """Guards folders: the format is found, every tensor is where its name says, and the head drafts by its method."""
     model = gemma(name, vocab_size=60)

@@ -116,13 +116,13 @@ def test_texts_and_batches(name: str) -> None:
     model = build(name, "eager")
     speculator = Speculator.from_transformers(model, method="recycling", nodes=4, fast=False)
     ids = IDS[:, :6]
-    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     expected = model.generate(ids, **options)[0, 6:].tolist()
-    result = speculator.generate(ids[0].tolist(), max_new_tokens=16, temperature=0)
+    result = speculator.generate(ids[0].tolist(), max_new_tokens=10, temperature=0)
     assert result.ids == expected
     assert result.cache is None
     assert any("read again" in note for note in result.stats.notes)
-    several = speculator.generate_batch([ids[0].tolist()] * 2, max_new_tokens=16, temperature=0)
+    several = speculator.generate_batch([ids[0].tolist()] * 2, max_new_tokens=10, temperature=0)
     assert [each.ids for each in several] == [expected] * 2
 
 

@@ -117,7 +117,7 @@ def test_an_interrupt_leaves_both_caches_as_they_were(fast: bool) -> None:
         cache.rollback()  # as a sequence does that fails
         assert (cache.length, cache.cache.get_seq_length()) == (36, 36)
         torch.testing.assert_close(grown(sparse, 4), drafted, atol=1e-4, rtol=1e-4)
-        line += 29
+        line += 61
     assert line > 100
     torch.testing.assert_close(cache.forward(*rows_of(4, TREE)).logits, expected, atol=1e-4, rtol=1e-4)
 

@@ -60,7 +60,7 @@ def position_hook(minimum: int) -> Callable[..., Any]:
     return hook
 
 
-def text(model: Any, tokens: int = 60, **options: Any) -> tuple[list[int], list[str]]:
+def text(model: Any, tokens: int = 32, **options: Any) -> tuple[list[int], list[str]]:
     """Return what a speculator on copies of its prompt yields, and its notes."""
     speculator = Speculator.from_transformers(model, method="lookup", nodes=16, fast=False, **options)
     result = speculator.generate(PROMPT, max_new_tokens=tokens, temperature=0, eos_token_id=None)
@@ -74,7 +74,7 @@ def test_hooks_that_see_how_many_rows_a_pass_has(minimum: int) -> None:
     text(model)  # an outcome of the model as it was is kept
     model.model.layers[1].mlp.register_forward_hook(row_hook(minimum))
     found, notes = text(model)
-    assert found == plain_text(model, IDS, 60)
+    assert found == plain_text(model, IDS, 32)
     assert any("decoded plainly" in note for note in notes)
 
 
@@ -86,7 +86,7 @@ def test_a_hook_that_sees_one_number_of_rows(count: int) -> None:
         lambda _module, _given, output: output * 1.7 if output.shape[1] == count else output
     )
     found, notes = text(model)
-    assert found == plain_text(model, IDS, 60)
+    assert found == plain_text(model, IDS, 32)
     assert any("decoded plainly" in note for note in notes)
 
 
@@ -222,7 +222,7 @@ def test_quantised_modules_are_another_model() -> None:
     with pytest.warns((DeprecationWarning, UserWarning, FutureWarning)):
         quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     found, _ = text(quantised)
-    assert found == plain_text(quantised, IDS, 60)
+    assert found == plain_text(quantised, IDS, 32)
 
 
 ADAPTERS = [

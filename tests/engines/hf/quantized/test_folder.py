@@ -16,7 +16,7 @@ from speculant.core.errors import FileError, ModelError, UnsupportedError
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_a_folder_is_the_model(tmp_path: Path, scheme: str) -> None:
     """Guards config, tokenizer, chat template and weights: what --quantize makes is what the folder holds."""
     folder = tmp_path / "small"
