@@ -44,6 +44,32 @@ class LayerCode(Protocol):
         """
 
 
+class CrossLayerCode(Protocol):
+    """Fast code for a decoder layer with cross-attention before its MLP; see `LayerCode`."""
+
+    maximum: int  # maximum rows per call
+
+    def __call__(
+        self,
+        x: Tensor,
+        given: Tensor,
+        angles: tuple[Tensor, Tensor],
+        cross: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        length: int,
+        seen: Tensor | None,
+        read: tuple[Tensor, Tensor],
+    ) -> Tensor | None:
+        """Return the layer's output [n, D] and write the rows' keys and values; None if unsupported for these rows.
+
+        Args:
+            x, given, angles, keys, values, length, seen: as for `LayerCode`.
+            cross: cos and sin [n, d] of the rows for the cross-attention.
+            read: keys and values [H_kv, m, d] of the cross-attention, of which every row sees all.
+        """
+
+
 class TargetParts(Protocol):
     """Parts of the target that a head uses. The weights belong to the target and are never changed.
 
@@ -88,6 +114,14 @@ class TargetParts(Protocol):
 
         Args:
             layer: layer with the parts and names of `layers.DecoderLayer`.
+        """
+        return None
+
+    def cross_code(self, layer: nn.Module) -> CrossLayerCode | None:
+        """Return fast code for a head's decoder layer with cross-attention, or None.
+
+        Args:
+            layer: as for `layer_code`, with a `glide.cross.CrossAttention` as `cross_attn`.
         """
         return None
 

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from speculant.engines.hf.cpu.build import BuildError, load_native
+from speculant.engines.hf.cpu.head_cross_layer import HeadCrossLayer
 from speculant.engines.hf.cpu.head_layer import HeadLayer, computable
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.cpu.kernel_table import KernelTable
@@ -40,6 +41,13 @@ class HeadCode:
             return None
         products = self._load()
         return None if products is None else HeadLayer(layer, products)
+
+    def cross_layer(self, layer: Any) -> HeadCrossLayer | None:
+        """Return the code for a decoder layer with cross-attention; None if it is too small or unsupported."""
+        if not self._worth_a_call(layer) or not is_torch_linear(layer.cross_attn.o_proj):
+            return None
+        products = self._load()
+        return None if products is None else HeadCrossLayer(layer, products)
 
     def step(self, parts: Any, embeddings: nn.Module, output: nn.Module) -> HeadStep | None:
         """Return the code for a head's steps; None if a layer is too small or a part is unsupported.

@@ -14,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cpu.head_code import HeadCode
+from speculant.engines.hf.cpu.head_cross_layer import HeadCrossLayer
 from speculant.engines.hf.cpu.head_layer import HeadLayer
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.probe.capabilities import check_model
@@ -107,6 +108,9 @@ class HFTargetParts:
 
     def layer_code(self, layer: nn.Module) -> HeadLayer | None:
         return None if self._code is None else self._code.layer(layer)
+
+    def cross_code(self, layer: nn.Module) -> HeadCrossLayer | None:
+        return None if self._code is None else self._code.cross_layer(layer)
 
     def step_code(self, parts: Any) -> HeadStep | None:
         if self._code is None:
