@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from speculant.core.engine import RequestedOutputs, TargetCache
+from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.drafters.heads.step import GrownDraft, StepCode, StepParts
 from speculant.drafters.models.shapes import GrowthPlan
 
@@ -45,27 +46,28 @@ class LayerCode(Protocol):
 
 
 class CrossLayerCode(Protocol):
-    """Fast code for a decoder layer with cross-attention before its MLP; see `LayerCode`."""
+    """Fast code for a decoder layer with cross-attention before its MLP, and for the norm after it; see `LayerCode`."""
 
     maximum: int  # maximum rows per call
 
     def __call__(
         self,
         x: Tensor,
-        given: Tensor,
-        angles: tuple[Tensor, Tensor],
-        cross: tuple[Tensor, Tensor],
+        positions: Tensor,
+        last: int,
         keys: Tensor,
         values: Tensor,
         length: int,
         seen: Tensor | None,
         read: tuple[Tensor, Tensor],
     ) -> Tensor | None:
-        """Return the layer's output [n, D] and write the rows' keys and values; None if unsupported for these rows.
+        """Return the norm's output [n, D] and write the rows' keys and values; None if unsupported for these rows.
 
         Args:
-            x, given, angles, keys, values, length, seen: as for `LayerCode`.
-            cross: cos and sin [n, d] of the rows for the cross-attention.
+            x: [n, D], embeddings.
+            positions: Int64[n], positions of the rows in their text.
+            last: highest position.
+            keys, values, length, seen: as for `LayerCode`.
             read: keys and values [H_kv, m, d] of the cross-attention, of which every row sees all.
         """
 
@@ -117,11 +119,13 @@ class TargetParts(Protocol):
         """
         return None
 
-    def cross_code(self, layer: nn.Module) -> CrossLayerCode | None:
+    def cross_code(self, layer: nn.Module, norm: RMSNorm, rotary: Rotary) -> CrossLayerCode | None:
         """Return fast code for a head's decoder layer with cross-attention, or None.
 
         Args:
             layer: as for `layer_code`, with a `glide.cross.CrossAttention` as `cross_attn`.
+            norm: the norm after it.
+            rotary: rotary embedding of its own attention.
         """
         return None
 

@@ -109,7 +109,7 @@ class GlideHead(nn.Module, Head, TextHead):
         return self.layer.self_attn.keys_values(rows.given, rows.angles)
 
     def outputs(self, rows: GlideRows, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the layer's outputs [..., n, D] for rows.
+        """Return the input [..., n, D] of the output projection for rows.
 
         Args:
             rows: the rows.
@@ -119,7 +119,8 @@ class GlideHead(nn.Module, Head, TextHead):
         layer = self.layer
         x = rows.x + layer.self_attn.o_proj(attend(layer.self_attn.queries(rows.given, rows.angles)))
         crossed = layer.cross_attn.o_proj(cross(layer.cross_attn.queries(x, rows.cross)))
-        return layer.finish(x, crossed)
+        found: Tensor = self.norm(layer.finish(x, crossed))
+        return found
 
 
 class GlideState(HeadState):
@@ -134,7 +135,7 @@ class GlideState(HeadState):
     def __init__(self, head: GlideHead, tokens: Sequence[int], target: TargetParts, cache: TargetCache) -> None:
         self.head, self.target, self.read = head, target, cache
         self._text, self.cache = list(tokens[:1]), HeadCache(1)
-        self._code = target.cross_code(head.layer)
+        self._code = target.cross_code(head.layer, head.norm, head.rotary)
 
     @property
     def length(self) -> int:
@@ -168,21 +169,28 @@ class GlideState(HeadState):
         del self._text[length + 1 :]
         self.cache.crop(length + 1)
 
-    def run_code(self, rows: GlideRows, seen: Tensor | None) -> Tensor | None:
-        """Return the layer's outputs [n, D] for the newest rows by fast code, which writes their keys and values.
+    @property
+    def last(self) -> int:
+        """The highest position of its rows, or more."""
+        return self.cache.length + self.cache.drafted
+
+    def run_code(self, ids: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor | None:
+        """Return the outputs [n, D] of the newest rows by fast code, which writes their keys and values.
 
         Args:
-            rows: inputs of the root, or of rows that the cache has reserved.
+            ids: Int64[n], the root, or tokens for which the cache has reserved rows.
+            positions: Int64[n].
             seen: Bool[n, rows], rows that each may attend to; None for all.
 
         Returns:
             None if there is no code for these rows.
         """
-        code, count, shape = self._code, len(rows.x), self.head.shape
+        code, count, shape = self._code, len(ids), self.head.shape
         if code is None or count > code.maximum:
             return None
-        keys, values, length = self.cache.reserve(0, count, (shape.kv_heads, shape.head_dim), rows.x)
-        return code(rows.x, rows.given, rows.angles, rows.cross, keys, values, length, seen, self.read.layer_rows(-1))
+        x = self.head.embed_tokens(ids)
+        keys, values, length = self.cache.reserve(0, count, (shape.kv_heads, shape.head_dim), x)
+        return code(x, positions, self.last, keys, values, length, seen, self.read.layer_rows(-1))
 
 
 def extend_texts(states: Sequence[GlideState], following: Sequence[Tensor]) -> None:
@@ -190,14 +198,15 @@ def extend_texts(states: Sequence[GlideState], following: Sequence[Tensor]) -> N
     head, new = states[0].head, [state.take(own) for state, own in zip(states, following, strict=True)]
     ids = _ids(head, new)
     positions = [state.cache.commit(len(own), ids.device)[0] for state, own in zip(states, new, strict=True)]
-    _append(states, head.keys_values(_rows(states, ids, positions)), [len(own) for own in new])
+    rows = head.rows(ids, joined(positions), max(state.last for state in states))
+    _append(states, head.keys_values(rows), [len(own) for own in new])
 
 
 def start_texts(states: Sequence[GlideState]) -> list[Tensor]:
     """Return the logits [1, V] after the root of each text of one head."""
     ids = _ids(states[0].head, [[state.root] for state in states])
     positions = torch.tensor([state.cache.length - 1 for state in states], device=ids.device)
-    return _logits(states, _rows(states, ids, [positions]), [None] * len(states), new=False)
+    return _logits(states, ids, positions, [None] * len(states), new=False)
 
 
 def grow_texts(
@@ -207,13 +216,7 @@ def grow_texts(
     ids = _ids(states[0].head, tokens)
     branched = [state.cache.branch(own, ids.device) for state, own in zip(states, above, strict=True)]
     positions, seen = zip(*branched, strict=True)
-    return _logits(states, _rows(states, ids, positions), seen, new=True)
-
-
-def _rows(states: Sequence[GlideState], ids: Tensor, positions: Sequence[Tensor]) -> GlideRows:
-    """Return the inputs of tokens Int64[n] of several texts, text by text."""
-    last = max(state.cache.length + state.cache.drafted for state in states)
-    return states[0].head.rows(ids, joined(positions), last)
+    return _logits(states, ids, joined(positions), seen, new=True)
 
 
 def _append(
@@ -224,26 +227,30 @@ def _append(
     return [state.cache.append(0, *own) for state, *own in zip(states, keys, values, strict=True)]
 
 
-def _logits(states: Sequence[GlideState], rows: GlideRows, seen: Sequence[Tensor | None], *, new: bool) -> list[Tensor]:
+def _logits(
+    states: Sequence[GlideState], ids: Tensor, positions: Tensor, seen: Sequence[Tensor | None], *, new: bool
+) -> list[Tensor]:
     """Return the logits [n, V] after the newest rows of several texts, by text.
 
     Args:
         states: states of the texts.
-        rows: inputs of the rows, text by text.
+        ids: Int64[n], tokens of the rows, text by text.
+        positions: Int64[n], their positions.
         seen: rows that each row of a text sees; None for one that sees all.
         new: whether the rows are to be written.
     """
     head, target = states[0].head, states[0].target
     sizes = [1 if own is None else len(own) for own in seen]
-    outputs = states[0].run_code(rows, seen[0]) if len(states) == 1 else None  # PyTorch suffices for several texts
+    outputs = states[0].run_code(ids, positions, seen[0]) if len(states) == 1 else None
     if outputs is None:
+        rows = head.rows(ids, positions, max(state.last for state in states))
         held = _append(states, head.keys_values(rows), sizes) if new else [state.cache.rows(0) for state in states]
         outputs = head.outputs(
             rows,
             lambda queries: head.layer.self_attn.weigh_apart(queries, held, seen, sizes),
             lambda queries: _cross(states, queries, sizes),
         )
-    return [*torch.split(target.linear(head.lm_head, head.norm(outputs)), sizes)]
+    return [*torch.split(target.linear(head.lm_head, outputs), sizes)]
 
 
 def _cross(states: Sequence[GlideState], queries: Tensor, sizes: list[int]) -> Tensor:

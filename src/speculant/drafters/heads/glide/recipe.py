@@ -51,7 +51,7 @@ class GlideRecipe(Recipe):
             lambda queries: attention.weigh(queries, own[0], own[1], own_seen),
             lambda queries: cross.weigh(queries, keys, values, seen),
         )
-        logits = head.lm_head(head.norm(outputs))
+        logits = head.lm_head(outputs)
         for depth in range(1, self.depth + 1):
             yield depth_output(logits[:, depth - 1], batch, target, depth)
 

@@ -118,10 +118,9 @@ def find_quantized(linear: QuantizedLinear) -> tuple[None, int | None, bool, boo
 class HeadLayer:
     """See `drafters.heads.head.LayerCode`."""
 
-    def __init__(self, layer: Any, products: Products, *, attention_alone: bool = False) -> None:
-        """Take a layer that is `computable`, or only its attention."""
+    def __init__(self, layer: Any, products: Products) -> None:
+        """Take a layer that is `computable`."""
         self._weights, self._native = LayerWeights(layer, products), products.native
-        self._weights.arguments.only = ATTENTION if attention_alone else 0
         self.maximum = self._weights.maximum
 
     def __call__(
