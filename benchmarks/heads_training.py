@@ -118,7 +118,7 @@ class Training:
         spent = {"cpu_seconds": round(time.process_time() - started, 1), "resumed": resume}
         plan = {"settings": dict(PLANS[kind].settings), "options": dict(PLANS[kind].options), "init": PLANS[kind].init}
         return {
-            "step_cpu_seconds": round(step, 4),
+            "step_cpu_seconds": step,
             "steps": steps,
             "warmup": warmup,
             **spent,

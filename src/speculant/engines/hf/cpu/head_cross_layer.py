@@ -1,7 +1,7 @@
 """Compiled code for a head's decoder layer with cross-attention before its MLP, as in GLIDE, and for the norm after it.
 
 The parts of `layer.cpp` run one after another, with attention to the text's own keys and then to the target's. PyTorch
-runs some sixty operations for the same, which take several times as long as reading the weights.
+runs dozens of operations for the same, which take several times as long as reading the weights.
 """
 
 from __future__ import annotations
