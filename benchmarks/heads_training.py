@@ -3,7 +3,8 @@
 A short run of each kind gives the CPU time of a step and with it the number of steps, so that the learning rate follows
 steps and not the clock of a shared machine. The target's states are stored by a first run, whose time does not count.
 Finished heads are kept and interrupted ones resumed, so that the same command continues. What each head's
-`training.json` says is added to the results, with its CPU time and options.
+`training.json` says is added to the results, with its CPU time and options. `--steps N` trains for so many steps in
+place of a time, and `--as NAME` is the name in the results, for comparisons of a kind with itself.
 
     DATA="--prompts stories.jsonl --opening 2-60 --temperature 0:0.5,1:0.5"
     speculant train data $DATA --texts 512 --out texts
@@ -75,6 +76,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders of `speculant train data`")
     parser.add_argument("--heads", type=Path, required=True, help="folder for the heads")
     parser.add_argument("--seconds", type=float, default=90, help="CPU seconds of each head's steps")
+    parser.add_argument("--steps", type=int, help="steps of each head, in place of --seconds")
+    parser.add_argument("--warmup", type=int, default=50, help="warm-up steps of the learning rate")
+    parser.add_argument("--as", dest="name", help="name in the results; default: the kind")
     parser.add_argument("--begun", type=Path, help="folder of heads to go on with; default: new heads")
     parser.add_argument("--kinds", metavar="NAME,...", default=",".join(PLANS))
     args = parser.parse_args()
@@ -86,9 +90,9 @@ def main() -> None:
     for kind in args.kinds.split(","):
         if (args.heads / kind / "training.json").exists():
             continue
-        found = training.train(kind, args.seconds)
+        found = training.train(kind, args.seconds, args.steps, args.warmup)
         results = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"heads": {}}
-        results["heads"][kind] = found
+        results["heads"][args.name or kind] = found
         args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         print(kind, found, flush=True)
 
@@ -104,15 +108,23 @@ class Training:
     heads: Path
     begun: Path | None
 
-    def train(self, kind: str, seconds: float) -> dict[str, Any]:
-        """Train a head for this CPU time, or go on with it; return its figures."""
-        step = self.step_seconds(kind)
-        folder, started, steps = self.heads / kind, time.process_time(), int(seconds / step)
+    def train(self, kind: str, seconds: float, steps: int | None, warmup: int) -> dict[str, Any]:
+        """Train a head for this CPU time or these steps, or go on with it; return its figures."""
+        self.store_states(kind)
+        step = None if steps else round(self.step_seconds(kind), 4)
+        folder, started, steps = self.heads / kind, time.process_time(), steps or int(seconds / (step or 1))
         resume = folder.exists()
-        record = self.run(kind, folder, resume=resume, steps=steps, evaluate_every=-(-steps // 2))
+        record = self.run(kind, folder, resume=resume, steps=steps, evaluate_every=-(-steps // 2), warmup=warmup)
         spent = {"cpu_seconds": round(time.process_time() - started, 1), "resumed": resume}
         plan = {"settings": dict(PLANS[kind].settings), "options": dict(PLANS[kind].options), "init": PLANS[kind].init}
-        return {"step_cpu_seconds": round(step, 4), "steps": steps, **spent, **plan, **figures(record)}
+        return {
+            "step_cpu_seconds": step,
+            "steps": steps,
+            "warmup": warmup,
+            **spent,
+            **plan,
+            **figures(record),
+        }
 
     def store_states(self, kind: str) -> None:
         """Run the target once over all texts, unless its states are stored."""
@@ -126,7 +138,6 @@ class Training:
         notes = [self.heads / f"{kind}.json", *([] if self.begun is None else [self.begun / f"{kind}.json"])]
         if found := [note for note in notes if note.exists()]:
             return float(json.loads(found[0].read_text("utf-8")))
-        self.store_states(kind)
         clock = dict[int, float]()
         self.trial(kind, lambda progress: clock.setdefault(progress.step, time.process_time()), steps=TO + 1)
         step = (clock[TO] - clock[FROM]) / (TO - FROM)

@@ -24,7 +24,8 @@ from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.eagle.head import EagleHead
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.exit.head import ExitHead
-from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
+from speculant.drafters.heads.glide.cross import target_cross_shape
+from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape

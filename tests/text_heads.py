@@ -6,7 +6,8 @@ from typing import Any
 
 from block_heads import random_weights
 from models import VOCABULARY
-from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
+from speculant.drafters.heads.glide.cross import target_cross_shape
+from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.lookahead.head import LookaheadHead
 from speculant.drafters.heads.specdec.head import SpecDecHead

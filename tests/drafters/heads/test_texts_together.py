@@ -22,7 +22,8 @@ from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint
 from speculant.drafters.heads.dflash.head import DFlashHead
 from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
+from speculant.drafters.heads.glide.cross import target_cross_shape
+from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.mtp.checkpoint import load_native

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from speculant.core.engine import RequestedOutputs, TargetCache
+from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.drafters.heads.step import GrownDraft, StepCode, StepParts
 from speculant.drafters.models.shapes import GrowthPlan
 
@@ -41,6 +42,33 @@ class LayerCode(Protocol):
             keys, values: [H_kv, room, d], contiguous; the new rows are the last of the first `length`.
             length: number of rows of keys and values, including the new ones.
             seen: Bool[n, length], keys that each row may see; None for all.
+        """
+
+
+class CrossLayerCode(Protocol):
+    """Fast code for a decoder layer with cross-attention before its MLP, and for the norm after it; see `LayerCode`."""
+
+    maximum: int  # maximum rows per call
+
+    def __call__(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        last: int,
+        keys: Tensor,
+        values: Tensor,
+        length: int,
+        seen: Tensor | None,
+        read: tuple[Tensor, Tensor],
+    ) -> Tensor | None:
+        """Return the norm's output [n, D] and write the rows' keys and values; None if unsupported for these rows.
+
+        Args:
+            x: [n, D], embeddings.
+            positions: Int64[n], positions of the rows in their text.
+            last: highest position.
+            keys, values, length, seen: as for `LayerCode`.
+            read: keys and values [H_kv, m, d] of the cross-attention, of which every row sees all.
         """
 
 
@@ -88,6 +116,16 @@ class TargetParts(Protocol):
 
         Args:
             layer: layer with the parts and names of `layers.DecoderLayer`.
+        """
+        return None
+
+    def cross_code(self, layer: nn.Module, norm: RMSNorm, rotary: Rotary) -> CrossLayerCode | None:
+        """Return fast code for a head's decoder layer with cross-attention, or None.
+
+        Args:
+            layer: as for `layer_code`, with a `glide.cross.CrossAttention` as `cross_attn`.
+            norm: the norm after it.
+            rotary: rotary embedding of its own attention.
         """
         return None
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Angles = tuple[Tensor, Tensor]  # cos and sin
 _TABLE = 9  # the smallest table of angles has 2 ** this positions
 
 

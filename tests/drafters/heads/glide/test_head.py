@@ -16,8 +16,9 @@ from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.drafters.heads.glide.checkpoint import save
+from speculant.drafters.heads.glide.cross import target_cross_shape
 from speculant.drafters.heads.glide.drafter import ConfidenceWidths
-from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
+from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.models.shapes import Level
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from text_heads import glide_head

@@ -56,6 +56,38 @@ def test_targets_without_one_mask_are_refused() -> None:
         parts.run(torch.zeros(1, 2, 32), torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 1, 2, 2).bool())
 
 
+@pytest.mark.parametrize("model_name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["glide", "specdec"])
+def test_new_heads_start_as_the_target(name: str, model_name: str, tmp_path: Path) -> None:
+    """Guards what is copied, biases and norms of queries and keys included, and that the folder keeps it."""
+    model, parts = target_of(model_name)
+    kind = find_kind(name)
+    head = kind.new_head(parts, options={"encoder": 2} if name == "specdec" else {})
+    own, target = head.state_dict(), model.state_dict()
+    same = {"embed_tokens.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+    if name == "glide":
+        places = {"layers.0.self_attn": 0, "layers.0.input_layernorm": 0, "layers.0.mlp": 2, "layers.0.post": 2}
+        same |= {
+            each: each.replace("layers.0", f"model.layers.{layer}")
+            for part, layer in places.items()
+            for each in own
+            if each.startswith(part)
+        }
+        same |= {
+            f"layers.0.cross_attn.{part}_proj.weight": f"model.layers.2.self_attn.{part}_proj.weight" for part in "qo"
+        }
+    else:
+        layers = {"encoder.0": 0, "encoder.1": 1, "decoder.0": 2}
+        same |= {each: f"model.layers.{layers[each[:9]]}{each[9:]}" for each in own if each[:9] in layers}
+        same["encoder_norm.weight"] = "model.layers.2.input_layernorm.weight"
+    assert set(own) - set(same) == {"lm_head.weight"}
+    for mine, its in same.items():
+        torch.testing.assert_close(own[mine][: len(target[its])], target[its], atol=1e-6, rtol=1e-6)
+    kind.save_head(head, tmp_path, parts)
+    loaded = open_head(tmp_path, model).head.state_dict()
+    assert all(torch.equal(loaded[each], own[each]) for each in own)
+
+
 @pytest.mark.parametrize("name", ["dflash", "glide", "pass", "specdec"])
 def test_new_heads_are_trained_and_saved(name: str, tmp_path: Path) -> None:
     """Guards the row of each kind: a new head runs in its recipe at the default depth, and its folder loads."""

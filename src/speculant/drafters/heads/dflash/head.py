@@ -14,9 +14,9 @@ from torch import Tensor
 from speculant.drafters.heads.block import BlockHead, BlockState, SlotRows
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.dflash.corrections import CorrectedRows
-from speculant.drafters.heads.dflash.network import Angles, BlockNetwork
+from speculant.drafters.heads.dflash.network import BlockNetwork
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.layers import Attention, joined
+from speculant.drafters.heads.layers import Angles, Attention, joined
 
 
 class DFlashHead(BlockNetwork, BlockHead):

@@ -32,9 +32,8 @@ from speculant.drafters.heads.dflash.corrections import (
 )
 from speculant.drafters.heads.dflash.shape import BlockShape
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import Attention, DecoderLayer, LayerShape, RMSNorm, Rotary
+from speculant.drafters.heads.layers import Angles, Attention, DecoderLayer, LayerShape, RMSNorm, Rotary
 
-Angles = tuple[Tensor, Tensor]  # cos and sin
 RunCode = Callable[[int, Tensor, Tensor, Angles], Tensor | None]
 Attend = Callable[[int, Attention, Tensor, Angles], Tensor]
 

@@ -20,10 +20,9 @@ from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.convolution import ConvolvedLayer
 from speculant.drafters.heads.dflash.corrections import CorrectedRows
 from speculant.drafters.heads.dflash.head import DFlashHead
-from speculant.drafters.heads.dflash.network import Angles
 from speculant.drafters.heads.dflash.shape import BlockShape, Convolution, Domino, Selector
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import Attention, LayerShape
+from speculant.drafters.heads.layers import Angles, Attention, LayerShape
 from speculant.drafters.heads.training.depths import anchor_target, anchor_tokens, depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
 from speculant.drafters.heads.training.shapes import SPREAD, spread_weights, target_shape

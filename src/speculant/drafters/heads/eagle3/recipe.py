@@ -17,7 +17,7 @@ from speculant.core.tree import Int64
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
-from speculant.drafters.heads.training.shapes import spread_weights, target_shape
+from speculant.drafters.heads.training.shapes import copy_final_norm, spread_weights, target_shape
 from speculant.drafters.heads.training.unrolled import Unrolled
 
 
@@ -111,10 +111,7 @@ def begin_as_target(head: Eagle3Head, target: TargetParts) -> None:
     spread_weights(head)
     with torch.no_grad():
         head.fc.weight[:, -hidden:] += torch.eye(hidden)
-        signs = torch.ones(hidden)
-        signs[1::2] = -1  # mean 0 and mean square 1, so that any norm returns it times the norm's weights
-        own = target.norm(signs.to(target.projection())).float().cpu() * signs
-        head.norm.weight.copy_(own)
+        copy_final_norm(head.norm, target)
         if head.shape.own_output:
             weights = target.projection().float().cpu()
             head.lm_head.weight.copy_(weights if head.ids is None else weights[head.ids])

@@ -19,7 +19,8 @@ from speculant.drafters.heads.checkpoints.fitting import (
     layer_shape,
     shape_config,
 )
-from speculant.drafters.heads.glide.head import GlideHead, target_cross_shape
+from speculant.drafters.heads.glide.cross import target_cross_shape
+from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.heads.head import TargetParts
 
 _PREFIX = "model."
@@ -55,7 +56,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> GlideHead:
         )
     if "embed_tokens.weight" in tensors:
         check_vocabulary(checkpoint, target, tensors["embed_tokens.weight"].shape[0])
-    head = GlideHead(layer_shape(checkpoint, target), cross, vocabulary=target.vocabulary)
+    shape = layer_shape(checkpoint, target, norms="layers.0.self_attn.q_norm.weight" in tensors)
+    head = GlideHead(shape, cross, vocabulary=target.vocabulary)
     load_weights(head, checkpoint, tensors)
     return head
 

@@ -9,8 +9,7 @@ depend only on the tokens, so those of drafted tokens stay valid when the tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,62 +17,9 @@ from torch import Tensor, nn
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.cache import HeadCache
+from speculant.drafters.heads.glide.cross import CrossAttention, CrossShape
 from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
-from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, joined, rotated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossShape:
-    """The target's attention, which the cross-attention reads.
-
-    Attributes:
-        heads, kv_heads, head_dim: sizes of the target's attention.
-        frequencies: Float32[head_dim / 2] of the target's rotary embedding.
-        scale: factor for cos and sin.
-        block: tokens per draft in training; the head was not trained to draft more.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    frequencies: Tensor = field(compare=False)
-    scale: float = 1.0
-    block: int = 5
-
-
-class CrossAttention(nn.Module):
-    """Attention with queries of the head over keys and values of the target."""
-
-    def __init__(self, size: int, shape: CrossShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.q_proj = nn.Linear(size, shape.heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, size, bias=False)
-        self._rotary = Rotary(
-            LayerShape(
-                hidden=size,
-                inner=0,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                head_dim=shape.head_dim,
-                frequencies=shape.frequencies,
-                scale=shape.scale,
-            )
-        )
-
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return rotated queries [..., H, n, d] for x [..., n, D]."""
-        found = self.q_proj(x).reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
-        return rotated(found, self._rotary.angles(positions, x))
-
-    def weigh(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-        """Return [..., n, H * d], before the output projection, over keys [..., H_kv, m, d]; `seen` Bool[..., n, m]."""
-        keys, values, flat = keys.to(queries.dtype), values.to(queries.dtype), queries.ndim == 3
-        if flat:
-            queries, keys, values = queries[None], keys[None], values[None]
-        mask, shared = None if seen is None else seen.unsqueeze(-3), self.shape.kv_heads != self.shape.heads
-        found = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=shared)
-        return (found[0] if flat else found).transpose(-3, -2).flatten(-2)
+from speculant.drafters.heads.layers import Angles, DecoderLayer, LayerShape, RMSNorm, Rotary, joined
 
 
 class GlideLayer(DecoderLayer):
@@ -82,6 +28,22 @@ class GlideLayer(DecoderLayer):
     def __init__(self, shape: LayerShape, cross: CrossShape) -> None:
         super().__init__(shape)
         self.cross_attn = CrossAttention(shape.hidden, cross)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlideRows:
+    """What the layer reads of n tokens.
+
+    Attributes:
+        x: [..., n, D], embeddings.
+        given: [..., n, D], the input of its own attention.
+        angles, cross: cos and sin [..., n, d] for its own attention, and for that to the target's keys.
+    """
+
+    x: Tensor
+    given: Tensor
+    angles: Angles
+    cross: Angles
 
 
 class GlideHead(nn.Module, Head, TextHead):
@@ -113,7 +75,7 @@ class GlideHead(nn.Module, Head, TextHead):
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:
             raise UnsupportedError("GLIDE reads the target's keys and values, but was not given its cache.")
-        return GlideState(self, tokens, cache)
+        return GlideState(self, tokens, target, cache)
 
     def extend_all(self, states: Sequence[HeadState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
         extend_texts(_select_own(states), following)
@@ -133,31 +95,31 @@ class GlideHead(nn.Module, Head, TextHead):
         assert isinstance(layer, GlideLayer)
         return layer
 
-    def keys_values(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return its own keys and values [..., H, n, d] for tokens Int64[..., n]."""
-        x = self.embed_tokens(ids)
-        return self.layer.self_attn.keys_values(self.layer.attention_input(x), self.rotary.angles(positions, x))
+    def rows(self, ids: Tensor, positions: Tensor, maximum: int | None = None) -> GlideRows:
+        """Return the inputs of tokens Int64[..., n] at positions up to `maximum`; None if that is not known."""
+        layer, x = self.layer, self.embed_tokens(ids)
+        angles, cross = (
+            rotary.angles(positions, x) if maximum is None else rotary.looked_up(positions, maximum, x)
+            for rotary in (self.rotary, layer.cross_attn.rotary)
+        )
+        return GlideRows(x, layer.attention_input(x), angles, cross)
 
-    def logits(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        attend: Callable[[Tensor], Tensor],
-        cross: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        """Return the logits [..., n, V] after tokens Int64[..., n].
+    def keys_values(self, rows: GlideRows) -> tuple[Tensor, Tensor]:
+        """Return its own keys and values [..., H, n, d] of rows."""
+        return self.layer.self_attn.keys_values(rows.given, rows.angles)
+
+    def outputs(self, rows: GlideRows, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the input [..., n, D] of the output projection for rows.
 
         Args:
-            ids: the tokens.
-            positions: positions of the tokens.
+            rows: the rows.
             attend: returns its own attention's output before projection, [..., n, H * d], for queries [..., H, n, d].
             cross: returns the same for the attention to the target's keys.
         """
-        layer, x = self.layer, self.embed_tokens(ids)
-        queries = layer.self_attn.queries(layer.attention_input(x), self.rotary.angles(positions, x))
-        x = x + layer.self_attn.o_proj(attend(queries))
-        crossed = layer.cross_attn.o_proj(cross(layer.cross_attn.queries(x, positions)))
-        found: Tensor = self.lm_head(self.norm(layer.finish(x, crossed)))
+        layer = self.layer
+        x = rows.x + layer.self_attn.o_proj(attend(layer.self_attn.queries(rows.given, rows.angles)))
+        crossed = layer.cross_attn.o_proj(cross(layer.cross_attn.queries(x, rows.cross)))
+        found: Tensor = self.norm(layer.finish(x, crossed))
         return found
 
 
@@ -165,14 +127,15 @@ class GlideState(HeadState):
     """State of one text.
 
     Attributes:
-        head: the head.
-        target: the target's cache.
+        head, target: the head and its target.
+        read: the target's cache.
         cache: rows of its tokens, including the root's.
     """
 
-    def __init__(self, head: GlideHead, tokens: Sequence[int], cache: TargetCache) -> None:
-        self.head, self.target = head, cache
+    def __init__(self, head: GlideHead, tokens: Sequence[int], target: TargetParts, cache: TargetCache) -> None:
+        self.head, self.target, self.read = head, target, cache
         self._text, self.cache = list(tokens[:1]), HeadCache(1)
+        self._code = target.cross_code(head.layer, head.norm, head.rotary)
 
     @property
     def length(self) -> int:
@@ -206,31 +169,54 @@ class GlideState(HeadState):
         del self._text[length + 1 :]
         self.cache.crop(length + 1)
 
+    @property
+    def last(self) -> int:
+        """The highest position of its rows, or more."""
+        return self.cache.length + self.cache.drafted
+
+    def run_code(self, ids: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor | None:
+        """Return the outputs [n, D] of the newest rows by fast code, which writes their keys and values.
+
+        Args:
+            ids: Int64[n], the root, or tokens for which the cache has reserved rows.
+            positions: Int64[n].
+            seen: Bool[n, rows], rows that each may attend to; None for all.
+
+        Returns:
+            None if there is no code for these rows.
+        """
+        code, count, shape = self._code, len(ids), self.head.shape
+        if code is None or count > code.maximum:
+            return None
+        x = self.head.embed_tokens(ids)
+        keys, values, length = self.cache.reserve(0, count, (shape.kv_heads, shape.head_dim), x)
+        return code(x, positions, self.last, keys, values, length, seen, self.read.layer_rows(-1))
+
 
 def extend_texts(states: Sequence[GlideState], following: Sequence[Tensor]) -> None:
     """Append rows of committed tokens to texts of one head."""
     head, new = states[0].head, [state.take(own) for state, own in zip(states, following, strict=True)]
     ids = _ids(head, new)
     positions = [state.cache.commit(len(own), ids.device)[0] for state, own in zip(states, new, strict=True)]
-    _append(states, head.keys_values(ids, joined(positions)), [len(own) for own in new])
+    rows = head.rows(ids, joined(positions), max(state.last for state in states))
+    _append(states, head.keys_values(rows), [len(own) for own in new])
 
 
 def start_texts(states: Sequence[GlideState]) -> list[Tensor]:
     """Return the logits [1, V] after the root of each text of one head."""
     ids = _ids(states[0].head, [[state.root] for state in states])
     positions = torch.tensor([state.cache.length - 1 for state in states], device=ids.device)
-    return _logits(states, ids, positions, [state.cache.rows(0) for state in states], [None] * len(states))
+    return _logits(states, ids, positions, [None] * len(states), new=False)
 
 
 def grow_texts(
     states: Sequence[GlideState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
-    head, ids = states[0].head, _ids(states[0].head, tokens)
+    ids = _ids(states[0].head, tokens)
     branched = [state.cache.branch(own, ids.device) for state, own in zip(states, above, strict=True)]
     positions, seen = zip(*branched, strict=True)
-    held = _append(states, head.keys_values(ids, joined(positions)), [len(own) for own in tokens])
-    return _logits(states, ids, joined(positions), held, seen)
+    return _logits(states, ids, joined(positions), seen, new=True)
 
 
 def _append(
@@ -242,32 +228,36 @@ def _append(
 
 
 def _logits(
-    states: Sequence[GlideState],
-    ids: Tensor,
-    positions: Tensor,
-    held: Sequence[tuple[Tensor, Tensor]],
-    seen: Sequence[Tensor | None],
+    states: Sequence[GlideState], ids: Tensor, positions: Tensor, seen: Sequence[Tensor | None], *, new: bool
 ) -> list[Tensor]:
-    """Return the logits [n, V] after tokens Int64[n] of several texts, by text.
+    """Return the logits [n, V] after the newest rows of several texts, by text.
 
     Args:
         states: states of the texts.
-        ids: the tokens, text by text.
-        positions: positions of the tokens.
-        held: keys and values of each text.
-        seen: rows that each token of a text sees; None for one token that sees all.
+        ids: Int64[n], tokens of the rows, text by text.
+        positions: Int64[n], their positions.
+        seen: rows that each row of a text sees; None for one that sees all.
+        new: whether the rows are to be written.
     """
+    head, target = states[0].head, states[0].target
     sizes = [1 if own is None else len(own) for own in seen]
-    targets = [state.target.layer_rows(-1) for state in states]
+    outputs = states[0].run_code(ids, positions, seen[0]) if len(states) == 1 else None
+    if outputs is None:
+        rows = head.rows(ids, positions, max(state.last for state in states))
+        held = _append(states, head.keys_values(rows), sizes) if new else [state.cache.rows(0) for state in states]
+        outputs = head.outputs(
+            rows,
+            lambda queries: head.layer.self_attn.weigh_apart(queries, held, seen, sizes),
+            lambda queries: _cross(states, queries, sizes),
+        )
+    return [*torch.split(target.linear(head.lm_head, outputs), sizes)]
 
-    def attend(queries: Tensor) -> Tensor:
-        return states[0].head.layer.self_attn.weigh_apart(queries, held, seen, sizes)
 
-    def cross(queries: Tensor) -> Tensor:
-        own = zip(torch.split(queries, sizes, dim=-2), targets, strict=True)
-        return joined([states[0].head.layer.cross_attn.weigh(each, *rows, None) for each, rows in own])
-
-    return [*torch.split(states[0].head.logits(ids, positions, attend, cross), sizes)]
+def _cross(states: Sequence[GlideState], queries: Tensor, sizes: list[int]) -> Tensor:
+    """Return the output of the cross-attention before its projection, each text's rows over its target's keys."""
+    attention = states[0].head.layer.cross_attn
+    own = zip(torch.split(queries, sizes, dim=-2), states, strict=True)
+    return joined([attention.weigh(each, *state.read.layer_rows(-1), None) for each, state in own])
 
 
 def _ids(head: GlideHead, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -276,23 +266,3 @@ def _ids(head: GlideHead, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 def _select_own(states: Sequence[HeadState]) -> list[GlideState]:
     return [state for state in states if isinstance(state, GlideState)]
-
-
-def target_cross_shape(target: TargetParts, *, block: int = 5) -> CrossShape:
-    """Return the shape of a target's attention, from its config.
-
-    Raises:
-        UnsupportedError: its layers rotate keys in several ways, or the config does not describe its attention.
-    """
-    config: Any = target.config
-    heads = getattr(config, "num_attention_heads", None)
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    if heads is None or "rope_theta" not in rope or float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedError(
-            "GLIDE reads the target's rotated keys, and this target's config does not describe one rotary embedding "
-            "for all layers and dimensions; use another kind of head."
-        )
-    dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
-    frequencies, scale = target.frequencies(rope, dim, target.positions or 2048)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    return CrossShape(heads=heads, kv_heads=kv_heads, head_dim=dim, frequencies=frequencies, scale=scale, block=block)

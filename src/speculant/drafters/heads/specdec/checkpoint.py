@@ -30,7 +30,7 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> SpecDecHead:
     source = int(checkpoint.config.get("source_size") or 0)
     _check_source(checkpoint, target, source)
     head = SpecDecHead(
-        layer_shape(checkpoint, target),
+        layer_shape(checkpoint, target, norms="encoder.0.self_attn.q_norm.weight" in checkpoint.tensors),
         vocabulary=target.vocabulary,
         encoder=int(checkpoint.value("encoder_layers")),
         decoder=int(checkpoint.value("decoder_layers")),

@@ -113,7 +113,14 @@ class SpecDecHead(nn.Module, Head, TextHead, SourceHead):
         memory = self.encoder_norm(x)
         return [_layer(self.decoder, index).self_attn.keys_values(memory, angles) for index in range(len(self.decoder))]
 
-    def fill(self, positions: Tensor, join: JoinKeys, seen: Tensor | None, source: SourceRows = NO_SOURCE) -> Tensor:
+    def fill(
+        self,
+        positions: Tensor,
+        join: JoinKeys,
+        seen: Tensor | None,
+        source: SourceRows = NO_SOURCE,
+        shown: Tensor | None = None,
+    ) -> Tensor:
         """Return the logits [..., K, V] of a block of masks at positions Int64[..., K].
 
         Args:
@@ -121,8 +128,9 @@ class SpecDecHead(nn.Module, Head, TextHead, SourceHead):
             join: appends a layer's keys and values to those of the text, and returns all.
             seen: Bool[..., K, m], what each mask may see; None for all.
             source: what the layers read of a source.
+            shown: Int64[..., K], tokens in place of masks, V where the mask stays; None for masks alone.
         """
-        x = self.embed_tokens(torch.full_like(positions, self.vocabulary))
+        x = self.embed_tokens(torch.full_like(positions, self.vocabulary) if shown is None else shown)
         angles = self.rotary.angles(positions, x)
         for index in range(len(self.decoder)):
             x = self._run(len(self.encoder) + index, x, angles, join, seen, source)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import LayerShape
+from speculant.drafters.heads.layers import LayerShape, RMSNorm
 
 SPREAD = 0.02  # standard deviation of new weights
 HEADS = 4  # default for kinds with one head per depth
@@ -77,3 +77,20 @@ def copy_projection(projection: nn.Linear, target: TargetParts) -> None:
     """Copy the target's weights into a projection."""
     with torch.no_grad():
         projection.weight.copy_(target.projection().detach().float().cpu())
+
+
+def copy_final_norm(norm: RMSNorm, target: TargetParts) -> None:
+    """Copy the weights of the target's final norm, of whatever class, into a head's norm of the same size."""
+    signs = torch.ones(target.hidden_size)
+    signs[1::2] = -1  # mean 0 and mean square 1, so that any norm returns it times the norm's weights
+    with torch.no_grad():
+        norm.weight.copy_(target.norm(signs.to(target.projection())).float().cpu() * signs)
+
+
+def copy_weights(module: nn.Module, source: nn.Module) -> None:
+    """Copy all weights that a module has in common with another, by name and shape; the others stay as they are."""
+    found = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if name in found and found[name].shape == weight.shape:
+                weight.copy_(found[name].float().cpu())

@@ -8,7 +8,9 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.engines.hf.cpu.build import BuildError, load_native
+from speculant.engines.hf.cpu.head_cross_layer import HeadCrossLayer
 from speculant.engines.hf.cpu.head_layer import HeadLayer, computable
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.cpu.kernel_table import KernelTable
@@ -40,6 +42,16 @@ class HeadCode:
             return None
         products = self._load()
         return None if products is None else HeadLayer(layer, products)
+
+    def cross_layer(self, layer: Any, norm: RMSNorm, rotary: Rotary) -> HeadCrossLayer | None:
+        """Return the code for a decoder layer with cross-attention and the norm after it; None as for `layer`."""
+        linears = (layer.cross_attn.q_proj, layer.cross_attn.o_proj)
+        if not self._worth_a_call(layer) or not all(is_torch_linear(linear) for linear in linears):
+            return None
+        if norm.weight.dtype is not linears[0].weight.dtype or not readable(norm.weight):
+            return None
+        products = self._load()
+        return None if products is None else HeadCrossLayer(layer, norm, rotary, products)
 
     def step(self, parts: Any, embeddings: nn.Module, output: nn.Module) -> HeadStep | None:
         """Return the code for a head's steps; None if a layer is too small or a part is unsupported.

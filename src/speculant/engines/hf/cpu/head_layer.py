@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speculant.engines.hf.cpu.gqa import MAX_QUERIES, TILE, AttentionArguments
 from speculant.engines.hf.cpu.layer_matching import LINEARS
@@ -18,6 +18,8 @@ from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArgumen
 from speculant.engines.hf.cpu.linear import is_torch_linear, readable
 from speculant.engines.hf.cpu.products import DTYPES, Products
 from speculant.engines.hf.quantized.modules import QuantizedLinear
+
+ATTENTION = 1  # in `LayerArguments.only`
 
 
 def computable(layer: Any) -> bool:
@@ -45,17 +47,27 @@ class LayerWeights:
         maximum: maximum rows per call.
     """
 
-    def __init__(self, layer: Any, products: Products, narrow: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        products: Products,
+        narrow: Callable[[Tensor], Tensor] | None = None,
+        *,
+        output: nn.Linear | None = None,
+    ) -> None:
         """Take a layer that is `computable`.
 
         Args:
             layer: the layer that owns the weights.
             products: the available products.
             narrow: returns the copy of a matrix to read in its place; None to read the matrices themselves.
+            output: output projection of another attention before the MLP; None for the layer's own.
         """
         attention, mlp, self._narrow = layer.self_attn, getattr(layer, "mlp", None), narrow
         names = LINEARS[:4] if mlp is None else LINEARS
         linears = {name: getattr(attention if name in LINEARS[:4] else mlp, name) for name in names}
+        if output is not None:
+            linears["o_proj"] = output
         norms = {} if mlp is None else {"post": layer.post_attention_layernorm}
         norms |= {name: attention._modules[f"{name}_norm"] for name in "qk" if f"{name}_norm" in attention._modules}
         self._linears = [(name, linear._parameters) for name, linear in linears.items()]

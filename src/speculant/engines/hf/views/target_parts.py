@@ -13,7 +13,9 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.engines.hf.cpu.head_code import HeadCode
+from speculant.engines.hf.cpu.head_cross_layer import HeadCrossLayer
 from speculant.engines.hf.cpu.head_layer import HeadLayer
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.probe.class_checks import check_model
@@ -107,6 +109,9 @@ class HFTargetParts:
 
     def layer_code(self, layer: nn.Module) -> HeadLayer | None:
         return None if self._code is None else self._code.layer(layer)
+
+    def cross_code(self, layer: nn.Module, norm: RMSNorm, rotary: Rotary) -> HeadCrossLayer | None:
+        return None if self._code is None else self._code.cross_layer(layer, norm, rotary)
 
     def step_code(self, parts: Any) -> HeadStep | None:
         if self._code is None:
