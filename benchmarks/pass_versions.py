@@ -41,11 +41,13 @@ def main() -> None:
     if args.worker:
         serve(args.worker, Path(args.shape), Path(args.folder))
         return
-    report: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    report: dict[str, Any] = {"formats": {}}
+    if args.out and args.out.exists():
+        report = json.loads(args.out.read_text())
     for kind in args.formats.split(","):
         arguments = [args.shape, "--folder", args.folder, "--worker", kind]
         pair = [VersionProcess(__file__, source, *arguments) for source in (args.before, args.after)]
-        found = report.setdefault(kind, {})
+        found = report["formats"].setdefault(kind, {})
         for rows in args.rows.split(","):
             found[rows] = compare(pair, rows, args.turns)
             print(kind, rows, found[rows], flush=True)

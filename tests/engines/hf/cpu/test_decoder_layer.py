@@ -134,7 +134,8 @@ def test_layers_of_two_kinds_have_masks_of_their_own(together: list[int]) -> Non
 
 def test_views_run_their_own_layers(together: list[int]) -> None:
     """Guards heads, which read the outputs of layers: the same logits as without."""
-    cache = HFEngine(model_of("llama"), acceleration=True).open(IDS[:1])
+    model = model_of("llama")
+    cache = HFEngine(model, acceleration=prepare_model(model, True)).open(IDS[:1])
     cache.prefill()
     logits = list[Tensor]()
     for needs in (RequestedOutputs(hidden_layers=(0, 2)), RequestedOutputs()):
