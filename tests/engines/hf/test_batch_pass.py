@@ -18,8 +18,8 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.batch_attention import NAME, BatchCache
 from speculant.engines.hf.caches import in_place_layer
-from speculant.engines.hf.cpu import decoder_layer
 from speculant.engines.hf.cpu.accelerate import prepare_model
+from speculant.engines.hf.cpu.batch_rows import PassRows
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
 from trees import random_draft
@@ -75,7 +75,7 @@ def test_layers_of_a_batch_in_one_call_equal_those_sequence_by_sequence(
 
     found, calls = passes()
     assert calls == 3 * model.config.num_hidden_layers
-    monkeypatch.setattr(decoder_layer, "batch_calls", lambda *_: None)
+    monkeypatch.setattr(PassRows, "calls", lambda *_: None)
     expected, calls = passes()
     assert not calls
     assert not engine.batch_note

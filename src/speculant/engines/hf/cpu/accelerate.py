@@ -187,7 +187,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
         layers=layers,
         attention=attention,
         table=table,
-        shadows=Shadows(model, forwards, attention.rename),
+        shadows=Shadows(model, forwards, attention.rename, plans.stack),
         plans=plans,
         notes=notes,
     )
@@ -225,7 +225,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
         layers=layers,
         attention=attention,
         table=table,
-        shadows=Shadows(model, forwards, attention.rename, groups=1),
+        shadows=Shadows(model, forwards, attention.rename, plans.stack, groups=1),
         plans=plans,
         notes=notes,
         quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),

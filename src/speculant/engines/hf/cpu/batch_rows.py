@@ -1,11 +1,11 @@
-"""Attention of several sequences in one call: each sequence's new rows go to its own cache and attend to it alone.
+"""Attention of the sequences of a pass in one call: each one's new rows go to its own cache and attend to it alone.
 
 The compiled code gets one struct of arguments per sequence, the same as if that sequence were decoded alone, and
 computes each row in the same order: its result is that of the sequence alone to the last bit. Everything but the
-addresses is equal in all layers of a pass, so it is worked out once per pass (`BatchCache.prepared`).
+addresses is equal in all layers of a pass, so it is worked out once per pass.
 
-A pass is left to `BatchCache.attend` if any of its sequences would not be computed by `attention.cpp` alone: without
-shared key-value heads, with too many rows, or with an empty cache.
+A pass of several sequences is left to `BatchCache.attend` if any of them would not be computed by `attention.cpp`
+alone: without shared key-value heads, with too many rows, or with an empty cache.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.caches.in_place_layer import FirstRows, InPlaceLayer
@@ -23,18 +25,18 @@ from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchRows:
-    """The rows of a layer in the caches of several sequences, followed by their new rows.
+class AppendedRows:
+    """The rows of a layer in the caches of a pass, followed by their new rows.
 
     Attributes:
-        cache: the caches of the pass.
-        layer: index of the layer.
         each: the cache layer of each sequence, what it held when this was looked up, and the rows with the new ones.
+        layer: index of the layer.
+        batch: the caches of several sequences; None for one cache.
     """
 
-    cache: BatchCache
-    layer: int
     each: Sequence[tuple[InPlaceLayer, object, FirstRows]]
+    layer: int
+    batch: BatchCache | None
 
     def take(self) -> bool:
         """Append the new rows, which the caller writes; False, and nothing appended, if a cache changed meanwhile."""
@@ -42,7 +44,8 @@ class BatchRows:
             return False
         for layer, _, rows in self.each:
             layer.hold(rows)
-        self.cache.attended_elsewhere(self.layer)
+        if self.batch is not None:
+            self.batch.attended_elsewhere(self.layer)
         return True
 
 
@@ -51,63 +54,86 @@ def as_array(call: AttentionArguments) -> ctypes.Array[AttentionArguments]:
     return (AttentionArguments * 1)(call)
 
 
-def batch_calls(
-    attend: GQAttention,
-    module: Any,
-    cache: BatchCache,
-    kind: int,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    options: Mapping[str, Any],
-) -> tuple[BatchRows, ctypes.Array[AttentionArguments]] | None:
-    """Return the rows of a layer in each cache and the arguments of each sequence's attention; None if unsupported.
+class PassRows:
+    """The caches of a pass, to which compiled layers append rows, and what the layers' attention has in common."""
 
-    Args:
-        attend: the attention that each sequence has alone.
-        module: the attention module.
-        cache: the caches of the pass.
-        kind: the kind of layer, as in `BatchCache.sequences`.
-        shape: [1, H, n, D] of the queries of all sequences.
-        dtype: dtype of the layer.
-        options: options of the attention call.
-    """
-    sequences, index = cache.sequences(attend.name, kind), module.layer_idx
-    if sequences is None or sum(count for _, count, _ in sequences) != shape[2]:
-        return None
-    each = list[tuple[InPlaceLayer, object, FirstRows]]()
-    for held, count, _ in sequences:
-        layer = held.layers[index] if index < len(held.layers) else None
-        if type(layer) is not InPlaceLayer or not layer.is_initialized:
+    def __init__(
+        self, attend: GQAttention, cache: Any, mask: Tensor | None, batch: int, rows: int, options: Mapping[str, Any]
+    ) -> None:
+        """Look up the sequences.
+
+        Args:
+            attend: the attention that each sequence has alone.
+            cache: the cache of one sequence or of `batch` of them, or those of several in a `BatchCache`.
+            mask: the mask of the pass, a stand-in for several sequences.
+            batch, rows: B and n of the pass's rows [B, n, hidden].
+            options: options of the attention call.
+        """
+        self._attend, self._options, self._batch, self._rows = attend, options, batch, rows
+        self._together = cache if type(cache) is BatchCache else None
+        self._sequences: Sequence[tuple[DynamicCache, int, Any]] = ()
+        self._known: dict[Any, Any] = {}
+        if self._together is not None:
+            found = None if mask is None or batch != 1 else cache.sequences(attend.name, mask.shape[-1])
+            if found is not None and sum(count for _, count, _ in found) == rows:
+                self._sequences, self._known = found, cache.prepared
+        elif type(cache) is DynamicCache:
+            self._sequences = [(cache, rows, mask)]
+        self._shared = (None if mask is None else mask.shape[-1], batch, rows, *sorted(options))
+
+    def calls(
+        self, module: Any, heads: int, head: int, dtype: torch.dtype
+    ) -> tuple[AppendedRows, ctypes.Array[AttentionArguments]] | None:
+        """Return the rows of a layer in each cache and the arguments of each sequence's attention; None if unsupported.
+
+        Args:
+            module: the attention module.
+            heads, head: number of query heads and their size.
+            dtype: dtype of the layer.
+        """
+        if not self._sequences:
             return None
-        extended = layer.extend_unread(count)
-        if extended is None:  # its buffers are full
-            layer.reserve(count)
+        index, each = module.layer_idx, list[tuple[InPlaceLayer, object, FirstRows]]()
+        for cache, count, _ in self._sequences:
+            layer = cache.layers[index] if index < len(cache.layers) else None
+            if type(layer) is not InPlaceLayer or not layer.is_initialized:
+                return None
             extended = layer.extend_unread(count)
-        if extended is None or extended.buffers[0].dtype is not dtype:
+            if extended is None:  # its buffers are full
+                layer.reserve(count)
+                extended = layer.extend_unread(count)
+            if extended is None or extended.buffers[0].dtype is not dtype:
+                return None
+            each.append((layer, layer.held, extended))
+        groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
+        key = (*self._shared, heads, head, groups, causal, module.scaling, dtype)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._common(module, heads, head, [rows for _, _, rows in each])
+        if not known:
             return None
-        each.append((layer, layer.held, extended))
-    groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
-    key = (kind, *shape, groups, causal, module.scaling, dtype, *sorted(options))
-    known = cache.prepared.get(key)
-    if known is None:
-        found = [
-            _arguments(attend, module, (rows[0], rows[1]), count, mask, shape, options)
-            for (_, _, rows), (_, count, mask) in zip(each, sequences, strict=True)
-        ]
-        served = [call for call in found if call is not None]
-        if len(served) == len(found):
-            known = [_form(rows) for _, _, rows in each], (AttentionArguments * len(served))(*served)
-        cache.prepared[key] = known or ()
-    if not known:
-        return None
-    forms, calls = known[0], type(known[1]).from_buffer_copy(known[1])
-    for (_, _, rows), expected, call in zip(each, forms, calls, strict=True):
-        if _form(rows) != expected:
-            return None
-        keys, values = rows.buffers
-        call.k, call.v = keys.data_ptr(), values.data_ptr()
-        call.k_head_step, call.v_head_step = keys.stride(1), values.stride(1)
-    return BatchRows(cache, index, each), calls
+        forms, calls = known[0], type(known[1]).from_buffer_copy(known[1])
+        for (_, _, rows), expected, call in zip(each, forms, calls, strict=True):
+            keys, values = rows.buffers
+            if _form(rows) != expected:
+                return None
+            call.k, call.v = keys.data_ptr(), values.data_ptr()
+            call.k_batch_step, call.k_head_step = keys.stride()[:2]
+            call.v_batch_step, call.v_head_step = values.stride()[:2]
+        return AppendedRows(each, index, self._together), calls
+
+    def _common(self, module: Any, heads: int, head: int, each: Sequence[FirstRows]) -> tuple[Any, ...]:
+        """Return the forms and arguments that the sequences have alone; () if `attention.cpp` would not compute one."""
+        calls = list[AttentionArguments]()
+        for rows, (_, count, mask) in zip(each, self._sequences, strict=True):
+            own, (keys, values) = (self._batch, heads, count, head), rows
+            if keys.shape[0] != self._batch or not self._attend.serves(module, own, keys, mask, self._options):
+                return ()
+            call = self._attend.arguments(own, keys, values, mask, module.scaling)
+            if call is None:
+                return ()
+            calls.append(call)
+        return [_form(rows) for rows in each], (AttentionArguments * len(calls))(*calls)
 
 
 def _form(rows: FirstRows) -> tuple[Any, ...]:
@@ -115,19 +141,3 @@ def _form(rows: FirstRows) -> tuple[Any, ...]:
     keys, values = rows.buffers
     (batch, heads, _, size), (own_batch, own_heads, _, own_size) = keys.shape, values.shape
     return rows.length, batch, heads, size, own_batch, own_heads, own_size, values.dtype
-
-
-def _arguments(
-    attend: GQAttention,
-    module: Any,
-    rows: tuple[torch.Tensor, torch.Tensor],
-    count: int,
-    mask: torch.Tensor | None,
-    shape: Sequence[int],
-    options: Mapping[str, Any],
-) -> AttentionArguments | None:
-    """Return the arguments that a sequence would have alone; None if it would not be computed by `attention.cpp`."""
-    own = (1, shape[1], count, shape[3])
-    if rows[0].shape[0] != 1 or not attend.serves(module, own, rows[0], mask, options):
-        return None
-    return attend.arguments(own, *rows, mask, module.scaling)

@@ -1,9 +1,8 @@
-"""The arguments of the layers' calls in a pass, looked up for all layers when the first is called.
+"""The prepared calls of layers that a pass runs one by one, because it reads or changes something between them.
 
-Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects included:
-the same lines take seven times as long there as in a loop over the layers. So at its start a pass prepares the calls of
-all its layers at once. A layer uses its prepared call if it belongs to the same pass: with the same position
-embeddings, mask and cache; otherwise the layer looks everything up itself.
+A pass prepares the calls of all its layers when the first is called (`layer_stack.py`). A layer uses its prepared call
+if it belongs to the same pass: with the same position embeddings, mask and cache; otherwise the layer looks everything
+up itself.
 
 In passes over few rows that run layers in sequence, all of them or some, the first also computes the following ones.
 They return the computed result if they are given the very tensor that the previous layer returned, which holds unless a
@@ -13,11 +12,10 @@ of time are in use only once their layer is called.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,94 +23,19 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.batch_attention import BatchCache
-from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.cpu.layer_calls import LayerCall, run_layers
+from speculant.engines.hf.cpu.layer_stack import MAX_TOGETHER, LayerStack
 
-MAX_AHEAD = 64  # maximum rows: the outputs of all layers are kept
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CacheRows:
-    """The rows of a cache layer followed by the new rows of a pass.
-
-    Attributes:
-        layer: the cache layer.
-        before: its length when this was looked up.
-        rows: keys and values with room for the new ones.
-    """
-
-    layer: InPlaceLayer
-    before: Any
-    rows: tuple[Tensor, Tensor]
-
-    def take(self) -> bool:
-        """Append the new rows, which the caller writes; False if rows were appended or dropped meanwhile."""
-        if self.layer.held is not self.before:
-            return False
-        self.layer.hold(self.rows)
-        return True
-
-
-class AppendedRows(Protocol):
-    """The cache rows that a call writes to."""
-
-    def take(self) -> bool:
-        """Append the new rows, which the caller writes; False if rows were appended or dropped meanwhile."""
-
-
-class CallArguments(ctypes.Structure):
-    """The struct `LayerCall` of layer.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layer", "positions", "attention")),
-        ("sequences", ctypes.c_int64),
-        ("y", ctypes.c_void_p),
-    )
-
-
-@dataclass(slots=True, eq=False)
-class LayerCall:
-    """A call of the compiled code for a whole layer, without its input and output.
-
-    Attributes:
-        native: the compiled code.
-        cached: the cache rows that it writes to; None without attention.
-        arguments: the structs of layer and positions, and that of the attention or an array of several sequences'.
-        sequences: number of sequences.
-        weights: the tensors they point to, kept alive.
-        dtype: dtype of inputs and outputs.
-        ahead: an input and its output, if computed ahead of time.
-    """
-
-    native: ctypes.CDLL
-    cached: AppendedRows | None
-    arguments: tuple[ctypes.Structure, ctypes.Structure, ctypes.Structure | ctypes.Array[Any]]
-    sequences: int
-    weights: Sequence[Any]
-    dtype: torch.dtype
-    ahead: tuple[Tensor, Tensor] | None = None
-
-    def run(self, x: Tensor) -> Tensor | None:
-        """Return the layer's output; None if this call does not apply."""
-        if x.dtype is not self.dtype or not x.is_contiguous():
-            return None
-        if self.cached is not None and not self.cached.take():
-            return None
-        if self.ahead is not None and self.ahead[0] is x:
-            return self.ahead[1]
-        y, (layer, positions, call) = torch.empty_like(x), map(ctypes.byref, self.arguments)
-        given, threads = x.data_ptr(), torch.get_num_threads()
-        self.native.layer(layer, given, given, positions, call, self.sequences, y.data_ptr(), threads)
-        return y
+if TYPE_CHECKING:
+    from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 
 
 def run_ahead(calls: Sequence[LayerCall], x: Tensor) -> None:
     """Compute the outputs of consecutive layers, given the input of the first."""
-    structs, given = (CallArguments * len(calls))(), x
-    for call, struct, y in zip(calls, structs, torch.empty(len(calls), *x.shape, dtype=x.dtype), strict=True):
-        struct.layer, struct.positions, struct.attention = map(ctypes.addressof, call.arguments)
-        struct.sequences = call.sequences
-        struct.y, call.ahead, given = y.data_ptr(), (given, y), y
-    calls[0].native.layers(ctypes.byref(structs), len(calls), x.data_ptr(), torch.get_num_threads())
+    outputs, given = torch.empty(len(calls), *x.shape, dtype=x.dtype).unbind(), x
+    run_layers(calls, x, outputs)
+    for call, y in zip(calls, outputs, strict=True):
+        call.ahead, given = (given, y), y
 
 
 @dataclass(slots=True, eq=False)
@@ -121,18 +44,18 @@ class _Plan:
     cache: int
     shape: torch.Size
     options: int
-    calls: dict[Any, LayerCall] = field(default_factory=dict)
+    calls: dict[FusedLayer, LayerCall] = field(default_factory=dict)
 
 
 class PassPlans:
     """The calls of the passes in progress, one pass per thread, over the fused layers of a model.
 
     Attributes:
-        layers: the fused layers, at their indices in the model; None for others.
+        stack: the layers.
     """
 
     def __init__(self) -> None:
-        self.layers: Sequence[Any] = ()
+        self.stack = LayerStack()
         self._local = threading.local()
 
     def begin(self, *, ahead: bool, run: Sublayers | None = None) -> None:
@@ -142,24 +65,25 @@ class PassPlans:
             ahead: whether the first may compute the following ones.
             run: the sublayers that run; None for all.
         """
-        self._local.ahead, self._local.layers = ahead, self.layers
+        layers: list[FusedLayer | None] = self.stack.layers
         if run is not None:
-            known = dict(enumerate(self.layers))
+            known = dict(enumerate(layers))
             chosen = [(known.get(index), run.only(index)) for index in run.layers]
-            self._local.layers = [layer.alone(only) if layer and only else layer for layer, only in chosen]
+            layers = [layer.alone(only) if layer and only else layer for layer, only in chosen]
+        self._local.ahead, self._local.layers = ahead, layers
 
     def find(
-        self, layer: Any, x: Tensor, cache: Any, mask: Tensor | None, embeddings: Any, options: dict[str, Any]
+        self, layer: FusedLayer, x: Tensor, cache: Any, mask: Tensor | None, embeddings: Any, options: dict[str, Any]
     ) -> LayerCall | None:
         """Return the call of a layer; None if a single call cannot compute it. It can be used once.
 
         Args:
-            layer: one of those that run, whose `prepare` methods build their calls from the same arguments.
+            layer: one of those that run.
             x: [B, n, hidden], its input.
             cache, mask, embeddings, options: arguments of the pass, as transformers passes them to layers.
         """
         held = self._local.__dict__
-        layers = held.get("layers", self.layers)
+        layers = held.get("layers", self.stack.layers)
         if type(cache) not in (DynamicCache, BatchCache) or embeddings is None or layer not in layers:
             return None
         if held.get("embeddings") is not embeddings:  # they belong to another pass
@@ -168,15 +92,11 @@ class PassPlans:
             if plan.mask is mask and plan.cache == id(cache) and plan.shape == x.shape and plan.options == len(options):
                 known: LayerCall | None = plan.calls.pop(layer, None)
                 return known
-        plan = _Plan(mask, id(cache), x.shape, len(options))
-        following, gap = list[LayerCall](), False
-        for each in layers[layers.index(layer) :]:
-            call = None if each is None else each.prepare(x, cache, mask, embeddings, options)
-            gap = gap or call is None
-            if call is not None:
-                plan.calls[each] = call
-                following += [] if gap else [call]
+        plan, rest = _Plan(mask, id(cache), x.shape, len(options)), layers[layers.index(layer) :]
+        calls = self.stack.prepare(rest, x, cache, mask, embeddings, options)
+        plan.calls = {each: call for each, call in zip(rest, calls, strict=True) if each and call}
         held["plans"].append(plan)
-        if held.get("ahead") and len(following) > 1 and x.shape[:-1].numel() <= MAX_AHEAD:
-            run_ahead(following, x)
+        following = calls[: calls.index(None)] if None in calls else calls
+        if held.get("ahead") and len(following) > 1 and x.shape[:-1].numel() <= MAX_TOGETHER:
+            run_ahead([call for call in following if call], x)
         return plan.calls.pop(layer, None)

@@ -6,6 +6,8 @@ instance of a generated subclass whose `__dict__` *is* the module's: weights, bu
 user's own forward are shared, so changes take effect in both at once. Only the class differs: its children are shadows
 in turn, and its forward may be another one. The model's own modules never refer to a shadow.
 
+A list of layers that can be computed together may be taken for a single one (`layer_stack.py`).
+
 Attention functions are looked up by the name in the config. For attention modules, by default those that share
 key-value heads, the shadow returns a view of the config in which the name "sdpa" is replaced by one that is registered
 with transformers once, in addition to its own names (`gqa.py`).
@@ -16,10 +18,22 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+
+class Joining(Protocol):
+    """Layers of a list that are computed together."""
+
+    @property
+    def modules(self) -> nn.ModuleList | None:
+        """The list; None if there is none."""
+
+    def slice(self, shadow: Any, index: slice) -> Any:
+        """Return what to take for a slice of a shadow of the list; None for the slice itself."""
+
 
 Forward = Callable[..., Tensor]  # called with the shadow and the arguments of the module's forward
 _LARGEST_CACHE = 4  # maximum shadows per module; above, those of replaced modules are dropped
@@ -49,6 +63,7 @@ class Shadows:
         model: nn.Module,
         forwards: Mapping[nn.Module, Forward],
         rename_attention: Callable[[Any], Any] | None = None,
+        joining: Joining | None = None,
         *,
         groups: int = 2,
     ) -> None:
@@ -58,12 +73,13 @@ class Shadows:
             model: the model.
             forwards: replacement forwards, by module.
             rename_attention: returns the name of the attention function to use instead of a given one.
+            joining: layers that are computed together.
             groups: minimum query heads per key-value head for a module to use it.
         """
         self.model = model
         self._forwards = {id(module): forward for module, forward in forwards.items()}
-        self._rename, self._groups = rename_attention, groups
-        self._classes: dict[tuple[type, bool, bool], type] = {}
+        self._rename, self._groups, self._joining = rename_attention, groups, joining
+        self._classes: dict[tuple[type, bool, bool, bool], type] = {}
         self._shadows: dict[int, tuple[nn.Module, nn.Module]] = {}
         self._maximum = _LARGEST_CACHE * sum(1 for _ in model.modules()) + 100
 
@@ -80,7 +96,8 @@ class Shadows:
             self._shadows = {}
         forward = self._forwards.get(id(module))
         attends = self._rename is not None and _attends(module, self._groups)
-        kind = type(module), forward is not None, attends
+        joined = self._joining is not None and module is self._joining.modules
+        kind = type(module), forward is not None, attends, joined
         if kind not in self._classes:
             self._classes[kind] = self._make_class(*kind)
         shadow: nn.Module = object.__new__(self._classes[kind])
@@ -90,7 +107,7 @@ class Shadows:
         self._shadows[id(module)] = module, shadow
         return shadow
 
-    def _make_class(self, base: type, replaced: bool, attends: bool) -> type:
+    def _make_class(self, base: type, replaced: bool, attends: bool, joined: bool) -> type:
         """Create a subclass whose children are shadows."""
 
         def get_attribute(module: Any, name: str) -> Any:
@@ -104,6 +121,12 @@ class Shadows:
 
         def set_children(module: Any, modules: Any) -> None:
             module.__dict__["_modules"] = modules
+
+        def get_item(module: Any, index: Any) -> Any:
+            assert self._joining is not None
+            own: Any = base
+            found = self._joining.slice(module, index) if isinstance(index, slice) else None
+            return own.__getitem__(module, index) if found is None else found
 
         body: dict[str, Any] = {
             "__module__": base.__module__,
@@ -120,6 +143,8 @@ class Shadows:
             rename = self._rename
             assert rename is not None
             body["config"] = property(lambda module: ConfigView(module.__dict__["config"], rename))
+        if joined:
+            body["__getitem__"] = get_item
         return types.new_class(base.__name__, (base,), exec_body=lambda namespace: namespace.update(body))
 
 

@@ -1,0 +1,213 @@
+"""The fused layers of a model, looked up, prepared and run together.
+
+Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects included:
+the same lines take seven times as long there as in a loop over the layers. So a pass looks up the arguments of all its
+layers at once: their weights if anything of the layers has changed since the last pass (`modules_state.py`), and what
+they share, such as positions and masks, once.
+
+transformers runs a model's layers in a loop over a slice of their list. In an accelerated pass over few rows, that
+slice holds a single module, which is all layers in one call (`JoinedLayers`), as long as nobody can tell: no layer has
+hooks, a view, or a mask of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from speculant.core.sublayers import Part as Sublayer
+from speculant.engines.hf.cpu.batch_rows import PassRows, as_array
+from speculant.engines.hf.cpu.gqa import AttentionArguments
+from speculant.engines.hf.cpu.layer_calls import LayerCall, run_layers
+from speculant.engines.hf.cpu.layer_matching import rotary_functions
+from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
+from speculant.engines.hf.cpu.modules_state import HOOKS, ModulesState
+
+if TYPE_CHECKING:
+    from speculant.engines.hf.cpu.decoder_layer import FusedLayer
+
+MAX_TOGETHER = 64  # maximum rows of a pass over several layers in one call, which nothing interrupts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReadyLayers:
+    """The layers as they were when they were last looked up.
+
+    Attributes:
+        state: what all of this depends on.
+        weights: the tensors that each layer reads, by its index; None if it cannot be computed.
+        unwatched: whether nothing but the layers themselves runs when they are called.
+        found: the layers' structs by index.
+        structs: copies of these by index, sublayer and whether they use bfloat16 instructions.
+    """
+
+    state: ModulesState
+    weights: dict[int, list[Any] | None]
+    unwatched: bool
+    found: dict[int, LayerArguments]
+    structs: dict[tuple[int, Sublayer | None, bool], LayerArguments] = field(default_factory=dict)
+
+
+class LayerStack:
+    """The fused layers of a model.
+
+    Attributes:
+        layers: the fused layers, at their indices in the model; None for others.
+        modules: the list of modules that consists of just these layers; None if there is none.
+    """
+
+    def __init__(self, layers: Sequence[FusedLayer] = (), model: nn.Module | None = None) -> None:
+        """Take the fused layers of a model."""
+        known = {layer.index: layer for layer in layers}
+        self.layers = [known.get(index) for index in range(max(known, default=-1) + 1)]
+        self._fused = list(known.values())
+        modules = [None if layer is None else layer.module for layer in self.layers]
+        lists = (each for each in (model.modules() if model else ()) if isinstance(each, nn.ModuleList) and len(each))
+        self.modules = next((each for each in lists if list(each) == modules), None)
+        self._held: _ReadyLayers | None = None
+
+    def prepare(
+        self,
+        layers: Sequence[FusedLayer | None],
+        x: Tensor,
+        cache: Any,
+        mask: Tensor | None,
+        embeddings: tuple[Tensor, Tensor],
+        options: dict[str, Any],
+    ) -> list[LayerCall | None]:
+        """Return a call for each layer that a single one can compute; nothing is appended to the cache yet.
+
+        Args:
+            layers: some of the layers, or of their sublayers.
+            x: a tensor like the layers' input, [B, n, hidden].
+            cache, mask, embeddings, options: the arguments of the layers' calls.
+        """
+        return self._prepare(self._look_up(), layers, x, cache, mask, embeddings, options)
+
+    def _prepare(
+        self,
+        ready: _ReadyLayers,
+        layers: Sequence[FusedLayer | None],
+        x: Tensor,
+        cache: Any,
+        mask: Tensor | None,
+        embeddings: tuple[Tensor, Tensor],
+        options: dict[str, Any],
+    ) -> list[LayerCall | None]:
+        """See `prepare`."""
+        (cos, sin), calls = embeddings, list[LayerCall | None]()
+        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
+        kernels, rows = dict[Any, Any](), dict[int, PassRows | None]()
+        batch, n, _ = x.shape
+        for layer in layers:
+            calls.append(None)
+            weights = None if layer is None else ready.weights[layer.index]
+            if layer is None or weights is None:
+                continue
+            if layer.form not in kernels:
+                kernels[layer.form] = layer.single_kernel(x, embeddings)
+            kernel = kernels[layer.form]
+            if kernel is None:
+                continue
+            cached, attention = None, as_array(AttentionArguments(batch=batch, n=n, heads=layer.heads, head=layer.head))
+            if layer.only != "mlp":
+                config = id(layer.attention.config)
+                if config not in rows:
+                    rows[config] = layer.pass_rows(cache, mask, x, options)
+                found = rows[config]
+                own = None if found is None else found.calls(layer.attention, layer.heads, layer.head, layer.dtype)
+                if own is None:
+                    continue
+                cached, attention = own
+            key = layer.index, layer.only, kernel == "bf16_dot"
+            if key not in ready.structs:
+                ready.structs[key] = layer.arguments(kernel, ready.found[layer.index])
+            arguments = ready.structs[key], positions, attention
+            calls[-1] = LayerCall(layer.native, cached, arguments, len(attention), weights, layer.dtype)
+        return calls
+
+    def slice(self, shadow: Any, index: slice) -> Sequence[JoinedLayers] | None:
+        """Return what to take for a slice of a shadow of `modules`: all layers as one; None for the slice itself."""
+        modules = self.modules
+        if modules is None or vars(shadow) is not vars(modules):  # some of its layers are views
+            return None
+        if range(len(modules))[index] != range(len(modules)):
+            return None
+        kinds = getattr(self._fused[0].attention.config, "layer_types", None)
+        return (JoinedLayers(self, shadow),) if len(set(kinds or ("all",))) == 1 else None
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **options: Any,
+    ) -> Tensor | None:
+        """Return the output [B, n, hidden] of all layers; None if one call cannot compute it, and nothing was done.
+
+        Args:
+            x: [B, n, hidden], the input of the first.
+            attention_mask, past_key_values, position_embeddings, **options: the arguments of the layers' calls.
+        """
+        if position_embeddings is None or x[..., 0].numel() > MAX_TOGETHER:
+            return None
+        ready, given = self._look_up(), (attention_mask, position_embeddings, options)
+        if not ready.unwatched:
+            return None
+        prepared = self._prepare(ready, self.layers, x, past_key_values, *given)
+        calls = [call for call in prepared if call is not None and call.takes(x)]
+        if len(calls) < len(prepared):
+            return None
+        outputs = torch.empty_like(x), torch.empty_like(x)
+        run_layers(calls, x, [outputs[place % 2] for place in range(len(calls))])
+        if not all(call.append() for call in calls):
+            raise RuntimeError("the cache was changed during a pass; give each request a cache of its own.")
+        return outputs[(len(calls) - 1) % 2]
+
+    def _look_up(self) -> _ReadyLayers:
+        held = self._held
+        if held is None or not held.state.holds():
+            held = self._held = self._look_up_anew()
+        return held
+
+    def _look_up_anew(self) -> _ReadyLayers:
+        modules = [part for layer in self._fused for part in layer.modules]
+        lists = [] if self.modules is None else [self.modules]
+        homes = dict.fromkeys(layer.home for layer in self._fused)
+        state = ModulesState([*modules, *lists], lambda: [each for home in homes for each in rotary_functions(home)])
+        weights = {layer.index: layer.ready() for layer in self._fused}
+        known = [weight for each in weights.values() for weight in each or ()]
+        state.watch(weight for weight in known if isinstance(weight, Tensor))
+        own = [vars(layer.module) for layer in self._fused]
+        unwatched = all("forward" not in held and not any(held[name] for name in HOOKS) for held in own)
+        whole = self.modules is not None and list(self.modules) == [layer.module for layer in self.layers if layer]
+        found = {layer.index: layer.arguments() for layer in self._fused}
+        return _ReadyLayers(state, weights, unwatched and whole and None not in weights.values(), found)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedLayers:
+    """All layers of a model, called like one.
+
+    Attributes:
+        stack: the layers.
+        shadow: the shadow of their list, which runs them one after the other where one call cannot.
+    """
+
+    stack: LayerStack
+    shadow: Any
+
+    def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """Return what the layers return one after the other."""
+        output = self.stack.run(hidden_states, **options)
+        if output is None:
+            output = hidden_states
+            for layer in self.shadow:
+                output = layer(output, **options)
+        return output

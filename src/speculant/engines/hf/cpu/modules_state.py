@@ -1,0 +1,79 @@
+"""The state of modules that compiled code replaces, compared at every pass.
+
+A model may change between two passes, and between two passes megabytes of weights evict Python's objects from the
+caches, so that looking at every attribute of every layer takes as long as a tenth of a pass. So what was found is kept
+with a copy of all that it depends on, and the comparison runs in functions that are compiled themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_CONTENTS = ("_parameters", "_modules", *HOOKS)
+_FORM = attrgetter("dtype", "shape")
+
+
+class ModulesState:
+    """The classes, attributes, parts, hooks and functions of some modules, and where some of their tensors lie."""
+
+    def __init__(self, modules: Sequence[nn.Module], functions: Callable[[], Sequence[Any]]) -> None:
+        """Record the state.
+
+        Args:
+            modules: the modules, whose parts are listed too if they matter.
+            functions: returns functions that their forwards look up elsewhere.
+        """
+        self._modules, self._functions = modules, functions
+        self._kinds: list[Any] = list(map(type, modules))
+        self._called = self._find_called()
+        self._attributes = [dict(vars(module)) for module in modules]
+        contents = ((name, held[name]) for held in self._attributes for name in _CONTENTS)
+        self._containers = [each for name, each in contents if each or name in HOOKS]  # hooks may be added to none
+        self._contents = list(self._contained())
+        self._tensors: list[Tensor] = []
+        self._places: list[Any] = []
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Add tensors to the state, whose memory compiled code reads."""
+        self._tensors = list(tensors)
+        self._places = self._find_places()
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed; values that were replaced by equal ones may count as unchanged."""
+        try:
+            contents = list(self._contained())
+            return (
+                list(map(type, self._modules)) == self._kinds
+                and list(map(vars, self._modules)) == self._attributes
+                and len(contents) == len(self._contents)
+                and all(map(is_, contents, self._contents))
+                and self._find_called() == self._called
+                and self._find_places() == self._places
+            )
+        except (RuntimeError, ValueError):  # a new value that cannot be compared, or a tensor without an address
+            return False
+
+    def _contained(self) -> Iterable[Any]:
+        return chain.from_iterable(map(dict.values, self._containers))
+
+    def _find_called(self) -> list[Any]:
+        """Return the functions that calls of the modules run."""
+        everywhere = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
+        own = (function for kind in dict.fromkeys(self._kinds) for function in (kind.forward, kind.__call__))
+        return [*own, *self._functions(), *chain.from_iterable(map(dict.values, everywhere))]
+
+    def _find_places(self) -> list[Any]:
+        found = self._tensors
+        return [
+            *map(type, found),
+            *map(Tensor.data_ptr, found),
+            *map(Tensor.is_contiguous, found),
+            *map(_FORM, found),
+        ]
