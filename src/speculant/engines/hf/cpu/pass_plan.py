@@ -27,7 +27,7 @@ from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 
-MAX_AHEAD = 64  # maximum rows: the outputs of all layers are kept
+MAX_AHEAD = 128  # maximum rows: the outputs of all layers are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
