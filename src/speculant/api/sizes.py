@@ -16,6 +16,8 @@ from speculant.sizing.policy import AdaptiveSizing, warm_up
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
 
+_EACH = 3  # nodes for which a pass has room, for each sequence of a large batch
+
 
 class Sizes:
     """Creates the sizing of streams and batches; they differ only in the latency of a pass."""
@@ -50,9 +52,10 @@ class Sizes:
             self._pausing,
             maximum=self._needs.max_nodes,
             depth=depth,
+            size=size,
         )
 
 
 def max_rows(needs: RequestedOutputs, size: int) -> int:
     """Return the maximum number of rows beyond the first in a pass over `size` sequences."""
-    return size - 1 + size * needs.queries + needs.max_nodes
+    return size - 1 + size * needs.queries + max(needs.max_nodes, _EACH * size if size > 1 else 0)

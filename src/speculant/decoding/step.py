@@ -55,7 +55,8 @@ class Rounds:
 
     Attributes:
         each: the round of each sequence.
-        draft_seconds, target_seconds: time of drafting and of the pass, both shared by all sequences.
+        draft_seconds, target_seconds: time of drafting and of the pass, both shared by all sequences. What rounds
+            without drafts take as well belongs to neither.
         observe_seconds: total time of learning.
         early: share of the pass that ran during drafting, see `core.engine.Pass`.
     """
@@ -78,9 +79,7 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
     sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
     walked: Walked = []
     try:
-        began = clock()
-        sequences, drafts = _draft(sequences, parts)
-        draft_seconds = clock() - began
+        sequences, drafts, draft_seconds = _draft(sequences, parts)
         if not sequences:
             return Rounds([], draft_seconds, 0.0)
         parts.engine.sample(_batch(sequences, drafts))
@@ -178,15 +177,19 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
     return EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
 
 
-def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree]]:
-    """Return the sequences whose drafter did not fail, and the draft of each."""
-    branches = parts.engine.capabilities.sequences - len(sequences)
+def _draft(
+    sequences: list[Sequence], parts: DecodingComponents
+) -> tuple[list[Sequence], list[DraftTree], float]:
+    """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting."""
+    clock, branches = parts.clock, parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
+    began = clock()
     if any(nodes):
-        _propose(sequences, _budgets(sequences, nodes, branches // len(sequences), parts), parts, proposed)
+        _propose(sequences, nodes, branches // len(sequences), parts, proposed)
     if parts.verifier.scored:
         _score(sequences, proposed)
+    seconds = clock() - began
     drafted = list[tuple[Sequence, DraftTree]]()
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
@@ -198,34 +201,28 @@ def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[S
             except Exception as error:
                 sequence.fail(error)
     sequences, drafts = [each for each, _ in drafted], fit_branches([draft for _, draft in drafted], branches)
-    return sequences, parts.sizing.trim([_state(each) for each in sequences], drafts)
-
-
-def _budgets(sequences: list[Sequence], nodes: list[int], branches: int, parts: DecodingComponents) -> list[Budget]:
-    trees, queries = parts.engine.capabilities.trees and parts.verifier.trees, parts.drafter.needs.queries
-    return [
-        Budget(
-            nodes=min(maximum, max(0, sequence.cache.room - queries)) if sequence.depth > 0 else 0,
-            depth=min(sequence.depth, state.depth),
-            trees=trees,
-            queries=sequence.cache.depth,
-            branches=branches,
-            level_price=state.level_price,
-            start_price=state.start_price,
-            node_price=state.node_price,
-        )
-        for sequence, state, maximum in zip(sequences, map(_state, sequences), nodes, strict=True)
-    ]
+    began = clock()
+    drafts = parts.sizing.trim([_state(each) for each in sequences], drafts)
+    return sequences, drafts, seconds + clock() - began
 
 
 def _propose(
-    sequences: list[Sequence], budgets: list[Budget], parts: DecodingComponents, proposed: list[DraftTree | None]
+    sequences: list[Sequence],
+    nodes: list[int],
+    branches: int,
+    parts: DecodingComponents,
+    proposed: list[DraftTree | None],
 ) -> None:
     """Set the entries of `proposed` to the drafts of sequences that are not plain; None if the drafter failed."""
-    places = [place for place, sequence in enumerate(sequences) if not sequence.plain and budgets[place].nodes > 0]
+    places, asked = list[int](), list[Budget]()
+    for place, (sequence, maximum) in enumerate(zip(sequences, nodes, strict=True)):
+        budget = _budget(sequence, maximum, branches, parts) if maximum and sequence.depth > 0 else None
+        if budget is not None and budget.nodes > 0:
+            places.append(place)
+            asked.append(budget)
     if not places:
         return
-    drafting, asked = [sequences[place] for place in places], [budgets[place] for place in places]
+    drafting = [sequences[place] for place in places]
     drafts: list[DraftTree | None]
     try:
         drafts = [*parts.drafter.propose([_session(sequence) for sequence in drafting], asked)]
@@ -233,6 +230,20 @@ def _propose(
         drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
     for place, draft in zip(places, drafts, strict=True):
         proposed[place] = draft
+
+
+def _budget(sequence: Sequence, nodes: int, branches: int, parts: DecodingComponents) -> Budget:
+    state = _state(sequence)
+    return Budget(
+        nodes=min(nodes, max(0, sequence.cache.room - parts.drafter.needs.queries)),
+        depth=min(sequence.depth, state.depth),
+        trees=parts.engine.capabilities.trees and parts.verifier.trees,
+        queries=sequence.cache.depth,
+        branches=branches,
+        level_price=state.level_price,
+        start_price=state.start_price,
+        node_price=state.node_price,
+    )
 
 
 def _score(sequences: list[Sequence], proposed: list[DraftTree | None]) -> None:
@@ -306,14 +317,14 @@ def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Seque
             continue
         try:
             sequence.commit(done, result)
-            began = parts.clock()
             if needs.rests(_state(sequence).rest):
                 sequence.untaught += done.walk.tokens
             else:
+                began = parts.clock()
                 sequence.teach(_make_verified(done.draft, done.walk, result))
-            own = parts.clock() - began
-            sequence.stats.draft_seconds += own
-            seconds += own
+                own = parts.clock() - began
+                sequence.stats.draft_seconds += own
+                seconds += own
             committed.append((sequence, done))
         except BaseException as error:
             sequence.fail(error)

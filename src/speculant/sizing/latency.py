@@ -183,7 +183,7 @@ class LatencyModel:
 
     @property
     def usual_drafting(self) -> float:
-        """Usual drafting time of a round, in units of `curve`: the lower quartile, which is robust to stalls."""
+        """Usual drafting time of a sequence in a round, in units of `curve`: the lower quartile, which is robust to stalls."""
         return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
     @property
@@ -196,7 +196,7 @@ class LatencyModel:
         return max(0.0, (times - self.further_level * levels) / rounds - free)
 
     def observe_drafting(self, nodes: float, seconds: float, *, even: bool = False, usual: bool = True) -> float:
-        """Add the drafting and learning time of a round; return the time charged to it, in units of `curve`.
+        """Add the drafting and learning time of a sequence in a round; return the time charged, in units of `curve`.
 
         `drafting`, the time per node, is the slope of a regression line through recent rounds. `further_level` is the
         same slope, except that it stays near 0 while sizes differ too little to estimate it, so that deeper drafts are

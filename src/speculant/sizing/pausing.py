@@ -40,30 +40,35 @@ class Pausing:
         seen: number of drafts asked for, over all requests.
     """
 
-    pause: int = 0
-    left: int = 0
+    pause: float = 0
+    left: float = 0
     gained: float = 0.0
     asks: float = 0.0
     earned: float = 0.0
     squares: float = 0.0
     drafts: float = 0.0
     balance: float = _START
-    debts: int = 0
-    seen: int = 0
+    debts: float = 0
+    seen: float = 0
 
     def begin(self) -> Pausing:
         """Return the state that a new request begins with."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
-        if self.pause > _USUAL:
-            return replace(self, balance=balance)
-        left = self.left if balance < 0 else 0
-        return replace(self, balance=balance, pause=0, left=left, gained=0.0, asks=0.0)
+        pause, left, debts = round(self.pause), round(self.left), round(self.debts)  # means, see `follow`
+        if pause > _USUAL:
+            return replace(self, balance=balance, pause=pause, left=left, debts=debts)
+        left = left if balance < 0 else 0
+        return replace(self, balance=balance, pause=0, left=left, debts=debts, gained=0.0, asks=0.0)
 
-    def follow(self, other: Pausing) -> None:
-        """Take over the state of a request's pauses."""
-        self.pause, self.left, self.gained, self.asks = other.pause, other.left, other.gained, other.asks
-        self.balance, self.debts, self.seen = other.balance, other.debts, other.seen
-        self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
+    def follow(self, other: Pausing, share: float = 1.0) -> None:
+        """Move towards the state of a request's pauses by this share of the difference.
+
+        With a share of 1 / B, this becomes a mean over the B requests of a batch, and does not end as the state of the
+        request that paused longest, which ends last.
+        """
+        for name in ("pause", "left", "gained", "asks", "earned", "squares", "drafts", "balance", "debts", "seen"):
+            own, new = getattr(self, name), getattr(other, name)
+            setattr(self, name, new if share == 1 else own + share * (new - own))
 
     def skip(self) -> None:
         """Count a round of a pause."""
@@ -104,7 +109,7 @@ class Pausing:
         if profit > 0:
             self.debts = 0
         elif self.balance < 0:
-            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), _USUAL << self.debts))
+            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), _USUAL << int(self.debts)))
             self.debts = min(self.debts + 1, _DOUBLINGS)
 
     def _book(self, profit: float) -> None:

@@ -43,6 +43,7 @@ from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
 _MIN_ASKED = 4
+_FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
 _SHRINK = 0.9  # decay of the largest recent size, per round
@@ -61,6 +62,7 @@ class AdaptiveSizing:
         *,
         maximum: int = MAX_NODES,
         depth: int = UNLIMITED,
+        size: int = 1,
     ) -> None:
         """Create the policy of a stream or a batch.
 
@@ -73,7 +75,9 @@ class AdaptiveSizing:
             pausing: pausing state of the requests so far, which is updated; None for a new one.
             maximum: maximum nodes per draft.
             depth: maximum depth of a draft.
+            size: maximum number of sequences.
         """
+        self._share = 1 / size
         self._latency, self._acceptance, self._exploration, self._maximum = latency, acceptance, exploration, maximum
         self._depth = depth
         self._shared, self._throughput = throughput, Throughput(throughput)
@@ -93,7 +97,8 @@ class AdaptiveSizing:
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
             return [0] * len(states)
-        maximum = min(self._maximum, max(0, self._latency.maximum - (len(states) - 1)))
+        room = max(0, self._latency.maximum - (len(states) - 1))
+        maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         level_price, node_price = self._marginal_prices(len(states), maximum)
         start_price = self._price(len(states)) * self._latency.level_start
         for state in states:
@@ -108,7 +113,7 @@ class AdaptiveSizing:
             elif state.sampled or self._latency.drafting > _EXPENSIVE:
                 state.asked = self._chain_length(state, maximum, len(states))
             else:
-                state.asked = min(maximum, max(_MIN_ASKED, int(2 * state.wanted)))
+                state.asked = min(maximum, max(_MIN_ASKED, min(fair, int(2 * state.wanted))))
         return [state.asked for state in states]
 
     def _marginal_prices(self, sequences: int, maximum: int) -> tuple[float, float]:
@@ -209,7 +214,7 @@ class AdaptiveSizing:
         latency.observe(rows, target_seconds)
         if all(state.plain for state in states):
             return
-        drafting = self._observe_drafting(states, drafts, draft_seconds) if asking else 0.0
+        drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
         plain, costs = float(latency.curve[len(drafts) - 1]), float(latency.curve[rows])
         tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
@@ -234,11 +239,16 @@ class AdaptiveSizing:
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
                 spent = share * (costs - plain) + drafting / max(1, asking)
-                self._plan(state, len(draft), len(states), asking, len(walk.path) - spent * len(drafts) / plain)
+                self._plan(state, len(draft), len(states), len(walk.path) - spent * len(drafts) / plain)
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
-    def _observe_drafting(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float) -> float:
-        """Let the latency model learn from the drafting time; return that time in units of the curve."""
+    def _observe_drafting(
+        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float, asking: int
+    ) -> float:
+        """Let the latency model learn from the drafting time; return that time in units of the curve.
+
+        It learns the mean of the `asking` sequences: the time of another sequence is not that of further nodes.
+        """
         drafted = zip(states, drafts, strict=True)
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
         even = all(state.by_level or state.sampled or state.plain for state in states)
@@ -247,7 +257,7 @@ class AdaptiveSizing:
             state.waited or not state.rounds or (state.resting and state.levels > 0) for state in states if state.asked
         ]
         usual = not all(late)
-        return self._latency.observe_drafting(units, seconds, even=even, usual=usual)
+        return asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
@@ -257,9 +267,9 @@ class AdaptiveSizing:
         state.paused += 1
         state.waited = True
         state.pausing.skip()
-        self._pausing.follow(state.pausing)
+        self._pausing.follow(state.pausing, self._share)
 
-    def _plan(self, state: SequenceSizing, nodes: int, sequences: int, asking: int, profit: float) -> None:
+    def _plan(self, state: SequenceSizing, nodes: int, sequences: int, profit: float) -> None:
         """Decide how much to ask for next, and whether to ask at all; `profit` is as in `Pausing.observe`."""
         if state.pausing.left:
             state.pausing.skip()
@@ -270,9 +280,9 @@ class AdaptiveSizing:
                 return  # larger drafts have not been tried yet, so it is not known what drafts can gain
             # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
-            took = plain * self._latency.usual_drafting / asking
+            took = plain * self._latency.usual_drafting
             state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
-        self._pausing.follow(state.pausing)
+        self._pausing.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:
         if not state.rounds:

@@ -56,6 +56,7 @@ from speculant.memory.file import read_memory, write_memory
 KIND = "mix"
 WIDE_SHARE = 4  # wide rows get at most one quarter of the limit
 _PIECE = 256  # tokens learned at a time
+_TRAINED = 8  # tokens of a pause that train the mixture
 _NARROW_BITS, _WIDE_BITS = 13, 9
 
 
@@ -303,17 +304,22 @@ class MixSession(Session):
     def observe(self, verified: Verified) -> None:
         """Learn the committed tokens, and the target's top tokens at every row."""
         before = self._length
-        self.follow(verified.tokens)
+        self._learn(verified.tokens, trained=len(verified.tokens))
         # Top tokens last: if a row already contained the target's choice, it would be trained as a correct prediction.
         if verified.top_ids is not None and verified.top_logits is not None and before > 0:
             self._drafter.learn_top_k(self._text, before, verified.tree, verified.top_ids, verified.top_logits)
 
     def follow(self, tokens: Int32) -> None:
-        """Learn committed tokens."""
-        before, end = self._length, self._length + len(tokens)
+        """Learn the tokens of a pause; the mixture, whose training takes most of the time, only from the first few."""
+        self._learn(tokens, trained=min(len(tokens), _TRAINED))
+
+    def _learn(self, tokens: Int32, *, trained: int) -> None:
+        """Learn committed tokens, and train the mixture on the first `trained` of them."""
+        start, end = self._length, self._length + len(tokens)
         self._reserve(end)
-        self._text[before:end] = tokens
-        self._drafter.learn(self._text, before, end, self._request, training=True)
+        self._text[start:end] = tokens
+        self._drafter.learn(self._text, start, start + trained, self._request, training=True)
+        self._drafter.learn(self._text, start + trained, end, self._request, training=False)
         self._length = end
 
     def _reserve(self, length: int) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from speculant.engines.hf.cpu.products import Kernel, Products
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ROWS = ROW_COUNTS[-1]  # above, as in prompts, only kernels made for many rows are considered
 MANY_ROWS: tuple[Kernel, ...] = ("torch", "widened", "packed")
 # A kernel is preferred to the previous ones if it takes at most this share of their time.

@@ -30,7 +30,7 @@ from speculant.engines.hf.cpu.modules_state import HOOKS, ModulesState
 if TYPE_CHECKING:
     from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 
-MAX_TOGETHER = 64  # maximum rows of a pass over several layers in one call, which nothing interrupts
+MAX_TOGETHER = 128  # maximum rows of a pass over several layers in one call, which nothing interrupts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

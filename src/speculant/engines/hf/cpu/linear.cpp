@@ -9,4 +9,4 @@ extern "C" void linear(const float *x, const void *weights, float *y, int64_t n,
 }
 
 // Maximum rows for which this is known to beat PyTorch's product without measurements.
-extern "C" int max_rows(int is_bf16) { return WIDTH == 16 || (WIDTH == 8 && is_bf16) ? 96 : WIDTH == 8 ? 64 : 4; }
+extern "C" int max_rows(int is_bf16) { return WIDTH == 16 || (WIDTH == 8 && is_bf16) ? 96 : WIDTH == 8 ? 256 : 4; }
