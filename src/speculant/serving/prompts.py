@@ -202,6 +202,12 @@ class PromptEncoder:
             self._shown[marks] = shown_marks(self.tokenizer, marks)
         return self._shown[marks]
 
+    @cached_property
+    def thought_tokens(self) -> tuple[str, ...]:
+        """The marks of reasoning that are special tokens."""
+        form = self.formats.reasoning
+        return () if form is None else tuple(self.shown((form.begin, form.end)).values())
+
     def token_text(self, token: int) -> str:
         """Return the text of one token within a text; the replacement character if it is only part of a character."""
         if self.tokenizer is None:
