@@ -71,6 +71,14 @@ CALLS = [
         "!",
         [{"city": "a\n</tool_call>\nb"}],
     ),
+    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {as_json(ROME)}}}\n', "", [ROME]),
+    (
+        "qwen3_coder",
+        "Ok\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+        "<function=weather>\n<parameter=city>\nRom é 東\n</parameter>\n</function>",
+        "Ok\n\n",
+        [{"city": "Oslo"}, ROME],
+    ),
     (
         "glm",
         "Hm.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
@@ -172,7 +180,7 @@ CALLS = [
     ),
     (
         "gemma4",
-        '<|tool_call>call:weather{where:{a:[<|"|>{x:"1"}<|"|>,true,word],b:null}}<tool_call|>',
+        '<|tool_call>:weather{where:{a:[<|"|>{x:"1"}<|"|>,true,word],b:null}}<tool_call|>',
         "",
         [{"where": {"a": ['{x:"1"}', True, "word"], "b": None}}],
     ),
@@ -322,6 +330,10 @@ def test_calls(form: str, text: str, content: str, arguments: list[Any]) -> None
     [
         ("qwen3_coder", "<tool_call>\nno tags\n</tool_call>."),
         ("qwen3_coder", "<tool_call><function=weather><parameter=city>Rome"),
+        ("qwen3_coder", "<function=weather><parameter=city>Rome</parameter>"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Ro'),
+        ("hermes", "<tool_call>"),
+        ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"),
         ("glm", "<tool_call>weather<arg_key>city</arg_key>Rome</tool_call>"),
         ("mistral", "[TOOL_CALLS] [{1}]"),
         ("mistral", "[TOOL_CALLS]weather[ARGS]{"),

@@ -99,7 +99,7 @@ class MarkedStrings:
         if place < 0:
             return None
         length, inside = place + len(self.end), text[:place].strip()
-        name, brace, arguments = inside.removeprefix("call:").partition("{")
+        name, brace, arguments = inside.removeprefix("call").removeprefix(":").partition("{")
         parts = f"{brace}{arguments}".split(self.quote)
         parts[::2] = [_WORD.sub(_quote, _KEY.sub(_quote, part)) for part in parts[::2]]
         parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
@@ -108,7 +108,7 @@ class MarkedStrings:
         except (ValueError, RecursionError):
             return length, []
         name = name.strip()
-        if not inside.startswith("call:") or not name or not isinstance(value, dict):
+        if not inside.startswith(("call:", ":")) or not name or not isinstance(value, dict):
             return length, []
         typed = {key: retyped(each, schema_of(schemas, name, key)) for key, each in value.items()}
         return length, [Call(name, dump(typed))]
@@ -157,7 +157,7 @@ def _read(node: ast.expr, schemas: Schemas) -> Call:
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return [_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else ast.literal_eval(key) for key in node.keys]

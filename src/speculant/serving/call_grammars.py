@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from speculant.api.constraints import Constraint
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import ApiError
+from speculant.serving.hermes import BEGIN, END
 from speculant.serving.schemas import FunctionDefinition
 from speculant.serving.tag_grammars import tag_rules
-from speculant.serving.tool_formats import BEGIN, END, TOOL_FORMATS, ToolFormat
+from speculant.serving.tool_formats import TOOL_FORMATS, ToolFormat
 
 COMPACT = {"whitespace_flexible": False}
 LAYOUT = COMPACT | {"item_separator": ", ", "key_separator": ": "}  # the JSON layout of chat templates

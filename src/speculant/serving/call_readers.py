@@ -85,6 +85,7 @@ class Tags:
         argument: matches an argument, with the groups `name` and `value`.
         opens, closes: delimiters of a value; an `end` mark between them is part of the value.
         framed: whether values stand on lines of their own.
+        closed: whether a call is known to be whole without the end mark, which may be missing at the end of an answer.
     """
 
     end: str
@@ -93,15 +94,17 @@ class Tags:
     opens: str
     closes: str
     framed: bool = False
+    closed: bool = False
 
     def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
         """Read a call."""
         place = text.find(self.end)
         while place >= 0 and text.count(self.opens, 0, place) > text.count(self.closes, 0, place):
             place = text.find(self.end, place + 1)
-        if place < 0:
+        if place < 0 and not (final and self.closed and self.call.fullmatch(text)):
             return None
-        length, found = place + len(self.end), self.call.fullmatch(text[:place])
+        length, inside = (len(text), text) if place < 0 else (place + len(self.end), text[:place])
+        found = self.call.fullmatch(inside)
         if found is None:
             return length, []
         arguments, rest, name = dict[str, Any](), 0, found["name"].strip()

@@ -16,8 +16,8 @@ from speculant.api.constraints import Constraint
 from speculant.serving.call_grammars import COMPACT, CallGrammar, argument_schema, check_constraint, mark_symbol
 from speculant.serving.errors import ApiError
 from speculant.serving.formats import AnswerFormat
+from speculant.serving.hermes import BEGIN, END
 from speculant.serving.schemas import AllowedToolChoice, ChatRequest, FunctionDefinition, NamedTool, Tool
-from speculant.serving.tool_formats import BEGIN, END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,18 +9,14 @@ from dataclasses import dataclass
 from speculant.serving.call_expressions import MarkedStrings, PythonLines, PythonList
 from speculant.serving.call_readers import (
     Reader,
-    Reading,
     Section,
     Tags,
     TagSection,
-    read_call,
     read_mistral,
     read_objects,
 )
 from speculant.serving.call_sections import JsonSection, Named
-from speculant.serving.call_values import Schemas
-
-BEGIN, END = "<tool_call>", "</tool_call>"
+from speculant.serving.hermes import BEGIN, END, read_hermes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,61 +53,7 @@ class ToolFormat:
         )
 
 
-class ObjectEnd:
-    """Finds the end of a JSON object in streamed text.
-
-    Attributes:
-        ended: whether the object has ended.
-        quoted: whether the text so far ends within a string.
-    """
-
-    def __init__(self) -> None:
-        self.ended, self.quoted = False, False
-        self._depth, self._escaped = 0, False
-
-    def take(self, text: str) -> int:
-        """Add text; return how many of its characters belong to the object."""
-        if self.ended:
-            return 0
-        for place, symbol in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self.quoted:
-                self.quoted, self._escaped = symbol != '"', symbol == "\\"
-            elif symbol == '"':
-                self.quoted = True
-            else:
-                self._depth += (symbol in "{[") - (symbol in "}]")
-                if not self._depth:
-                    self.ended = True
-                    return place + 1
-        return len(text)
-
-
-def _end_of(text: str) -> int:
-    """Return the position of the mark that ends a call, or -1; marks within a JSON string are ignored."""
-    place, begin = text.find(END), text.find("{")
-    while place >= 0:
-        reading = ObjectEnd()
-        reading.take(text[begin:place] if 0 <= begin < place else "")
-        if not reading.quoted:
-            return place
-        place = text.find(END, place + 1)
-    return -1
-
-
-def _read_hermes(text: str, _final: bool, _schemas: Schemas) -> Reading:
-    place = _end_of(text)
-    if place < 0:
-        return None
-    try:
-        call = read_call(json.loads(text[:place]))
-    except (ValueError, RecursionError):
-        call = None
-    return place + len(END), [] if call is None else [call]
-
-
-HERMES = ToolFormat(begins=(BEGIN,), read=_read_hermes, asks=((BEGIN,),), lacks=("]<]minimax[>[",), inner=(END,))
+HERMES = ToolFormat(begins=(BEGIN,), read=read_hermes, asks=((BEGIN,),), lacks=("]<]minimax[>[",), inner=(END,))
 
 _DEEPSEEK = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]+)(?:\n```json\n|<｜tool▁sep｜>)"
@@ -126,11 +67,12 @@ _KIMI = re.compile(
 )
 _QWEN3_CODER = Tags(
     end=END,
-    call=re.compile(r"\s*<function=(?P<name>[^>\n]+)>(?P<arguments>.*)</function>\s*", re.DOTALL),
+    call=re.compile(r"\s*(?:<function=)?(?P<name>[^>\n]+)>(?P<arguments>.*)</function>\s*", re.DOTALL),
     argument=re.compile(r"<parameter=(?P<name>[^>\n]+)>(?P<value>.*?)</parameter>", re.DOTALL),
     opens="<parameter=",
     closes="</parameter>",
     framed=True,
+    closed=True,
 )
 _GLM = Tags(
     end=END,
@@ -157,6 +99,7 @@ _SEED = Tags(
     opens="<parameter=",
     closes="</parameter>",
     framed=True,
+    closed=True,
 )
 _MINICPM = Tags(
     end="</function>",
@@ -268,7 +211,12 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {  # most specific first, since several
         asks=((BEGIN, "<arg_key>"),),
         inner=(END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
-    "qwen3_coder": ToolFormat(begins=(BEGIN,), read=_QWEN3_CODER, asks=((BEGIN, "<function="),), inner=(END,)),
+    "qwen3_coder": ToolFormat(
+        begins=(BEGIN, "<function="),  # the model may leave out the first
+        read=_QWEN3_CODER,
+        asks=((BEGIN, "<function="),),
+        inner=(END,),
+    ),
     "hermes": HERMES,
     "llama4": ToolFormat(
         begins=("<|python_start|>",),
