@@ -93,8 +93,6 @@ def test_the_beginning_of_a_text_that_does_not_fit_is_kept(
         assert (prefixes.stats.texts, prefixes.stats.hits, prefixes.stats.cut) == (1, place, place + 1)
         assert prefixes.stats.bytes <= prefixes.limit
     assert prefixes.stats.reused_tokens == 43 + 48  # the first prompt, then all that is kept: whole blocks
-        prefixes.stats.reused_tokens == 43 + 48
-    )  # whole blocks of the texts before, of which the first shares its prompt only
     assert [record.getMessage()[:16] for record in caplog.records] == ["the prefix cache"]
 
 

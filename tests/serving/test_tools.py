@@ -286,6 +286,17 @@ def test_strict_tools_of_mistral(template: str, text: str, accepted: bool, named
         assert "TOOL_CALLS" not in said
 
 
+@pytest.mark.parametrize("template", ["[TOOL_CALLS]", "[TOOL_CALLS][ARGS][THINK]"])
+async def test_strict_tools_are_offered_to_mistral(
+    connect: Connect, ending_model: Any, calling: Any, template: str
+) -> None:
+    """Guards the way from a chat template to the grammar, by calls that the model may make as it is free to."""
+    tokenizer = copy.deepcopy(calling)
+    tokenizer.chat_template += f"{{# {template} #}}"
+    async with connect(served=make_speculator(ending_model, tokenizer)) as client:
+        await ask(client, tools=[ADD, NOW], max_tokens=30)
+
+
 def test_one_call_of_mistral() -> None:
     """Guards `parallel_tool_calls: false` in lists: one object."""
     tokenizer = byte_level(384)
