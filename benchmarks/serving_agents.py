@@ -150,7 +150,7 @@ def edit(agent: str, place: Path, file: Path, script: Script, address: str, cloc
     script.answers[:], expected = AGENTS[agent].replies(file), changed(file)
     script.tickets.clear()
     began = time.clock_gettime(clock)
-    said = AGENTS[agent].run(place, address, file)
+    said = [each.replace(str(file.parent), ".") for each in AGENTS[agent].run(place, address, file)]
     seconds = time.clock_gettime(clock) - began
     if script.answers or file.read_text() != expected:
         raise SystemExit(f"{agent} did not edit {file.name} as it was told:\n" + "\n".join(said))
