@@ -16,8 +16,7 @@ from agent_tasks import CONTEXT, MODEL, CodingAgent, changed, hunks, run_command
 
 TEMPLATE = """{% if tools %}User: Tools: {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}Call one by <tool_call>{"name": ..., "arguments": ...}</tool_call>{{ eos_token }}{% endif %}"""
-CALLS = """{% for call in message['tool_calls'] or [] %}
-<tool_call>
+CALLS = """{% for call in message['tool_calls'] or [] %}{{ '\\n' if message['content'] or not loop.first }}<tool_call>
 {{ call['function'] | tojson }}
 </tool_call>{% endfor %}"""
 CODEX = f"""model = "{MODEL}"
