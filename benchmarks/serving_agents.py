@@ -1,14 +1,16 @@
-"""Coding agents edit files through the server, with and without drafts: smolagents' CodeAgent and aider, unchanged.
+"""Coding agents edit files through the server, with and without drafts: smolagents, aider, Codex, Claude Code.
 
 Each task is one file of this project, in which the agent changes some names (`coding_agents.py`). The model's output is
 scripted, since the bundled model cannot program: a logits processor leaves one token per row, which drafters cannot
-see, so they draft as for a model with this output. The weights are the bundled model's, with 32,768 positions. The
-methods take turns at each task, in alternating order, each with its own server and memory. The first task, which is not
-counted, puts the agent's instructions into the prefix caches. Time is CPU time of the decoding thread.
+see, so they draft as for a model with this output. The weights are the bundled model's, with 131,072 positions and
+tools in its chat template. The methods take turns at each task, in alternating order, each with its own server and
+memory. The first task, which is not counted, puts the agent's instructions into the prefix caches. Time is CPU time of
+the decoding thread.
 
-    python benchmarks/serving_agents.py --agent smolagents --environment VENV -o benchmarks/results/serving-agents.json
+    python benchmarks/serving_agents.py --agent smolagents --environment AGENT -o benchmarks/results/serving-agents.json
 
-VENV is an environment with that agent. Results are added to the file by agent.
+AGENT is where the agent is installed: a virtual environment, or npm's prefix for Codex and Claude Code. Results are
+added to the file by agent.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from coding_agents import AGENTS, MODEL, changed
+from agent_tasks import MODEL, changed
+from calling_agents import add_tools
+from coding_agents import AGENTS
 from speculant import Speculator
 from speculant.api.loading import bundled_model, load_model
 from speculant.cli.env import environment
@@ -40,6 +44,7 @@ from speculant.serving.server import bind, make_server, url
 
 SOURCES = Path(__file__).parent.parent / "src" / "speculant" / "verifiers"
 FILES = ("speculative_sampling", "block", "k_seq", "contrastive", "sample_then_follow")  # the first is warm-up
+POSITIONS = 1 << 17
 WAYS = {"drafts": "mix", "none": "none"}
 
 
@@ -119,15 +124,18 @@ def measure(agent: str, place: Path, folder: str, *, files: int, repetitions: in
     for repetition in range(repetitions):
         with ExitStack() as open_servers, tempfile.TemporaryDirectory() as scratch, script.installed():
             servers = {way: open_servers.enter_context(serve(method, folder)) for way, method in WAYS.items()}
-            folders = {way: Path(scratch) / way / "work" for way in WAYS}  # of one name: it may be in the prompt
+            work = Path(scratch) / "work"  # where both work in turns, since its name may be in prompts and answers
+            folders = {way: Path(scratch) / way for way in WAYS}
             for each in folders.values():
-                each.mkdir(parents=True)
+                each.mkdir()
                 for name in FILES:
                     shutil.copy(SOURCES / f"{name}.py", each)
             for number, name in enumerate(FILES[:files]):
                 ways = list(WAYS) if (number + repetition) % 2 else list(reversed(WAYS))
                 for way in ways:
-                    task = edit(agent, place, folders[way] / f"{name}.py", script, *servers[way])
+                    folders[way].rename(work)
+                    task = edit(agent, place, work / f"{name}.py", script, *servers[way])
+                    work.rename(folders[way])
                     runs.append({"repetition": repetition, "way": way, "counted": number > 0} | task)
                     print(
                         agent,
@@ -142,7 +150,7 @@ def edit(agent: str, place: Path, file: Path, script: Script, address: str, cloc
     script.answers[:], expected = AGENTS[agent].replies(file), changed(file)
     script.tickets.clear()
     began = time.clock_gettime(clock)
-    said = AGENTS[agent].run(place, address, file)
+    said = [each.replace(str(file.parent), ".") for each in AGENTS[agent].run(place, address, file)]
     seconds = time.clock_gettime(clock) - began
     if script.answers or file.read_text() != expected:
         raise SystemExit(f"{agent} did not edit {file.name} as it was told:\n" + "\n".join(said))
@@ -152,6 +160,7 @@ def edit(agent: str, place: Path, file: Path, script: Script, address: str, cloc
         "turns": len(stats),
         "prompt_tokens": sum(each.prompt_tokens for each in stats),
         "cached_tokens": sum(each.reused_tokens for each in stats),
+        "prompts": [[each.prompt_tokens, each.reused_tokens] for each in stats],
         "tokens": sum(each.tokens for each in stats),
         "rounds": sum(each.rounds for each in stats),
         "cpu_seconds": round(seconds, 3),
@@ -188,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--agent", choices=AGENTS, required=True)
-    parser.add_argument("--environment", type=Path, required=True, help="virtual environment with the agent")
+    parser.add_argument("--environment", type=Path, required=True, help="where the agent is installed")
     parser.add_argument("--files", type=int, default=len(FILES), help="how many, the warm-up's included")
     parser.add_argument("--repetitions", type=int, default=2)
     options = parser.parse_args()
@@ -196,8 +205,9 @@ def main() -> None:
     found = json.loads(options.output.read_text()) if options.output.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(bundled_model(), folder, dirs_exist_ok=True)
-        config = Path(folder) / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 32768}))
+        config, template = Path(folder) / "config.json", Path(folder) / "chat_template.jinja"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": POSITIONS}))
+        template.write_text(add_tools(template.read_text()))
         runs = measure(
             options.agent,
             options.environment.absolute(),

@@ -62,7 +62,7 @@ def test_texts_that_are_being_decoded_are_shared(speculator: Speculator) -> None
 
 
 def test_bytes_are_bounded_and_the_oldest_text_leaves(speculator: Speculator) -> None:
-    """Guards the limit: a text that does not fit alone is not kept, and the one unused for longest makes room."""
+    """Guards the limit: the text unused for longest makes room, and nothing is kept where no block fits."""
     probe = PrefixCache("1GB")
     texts = [[start, *range(10, 40)] for start in range(5)]
     run(speculator, texts[:1], probe)
@@ -79,6 +79,21 @@ def test_bytes_are_bounded_and_the_oldest_text_leaves(speculator: Speculator) ->
     small = PrefixCache(10)
     run(speculator, texts[:2], small)
     assert (small.stats.texts, small.stats.bytes, small.stats.stored) == (0, 0, 0)
+
+
+def test_the_beginning_of_a_text_that_does_not_fit_is_kept(
+    speculator: Speculator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards long conversations in a small cache: each turn still finds as much as fits, and a warning tells of it."""
+    probe = PrefixCache("1GB")
+    run(speculator, [SYSTEM], probe)
+    prefixes = PrefixCache(probe.stats.bytes)
+    for place, prompt in enumerate([PROMPTS[0], [*PROMPTS[0], *range(5, 25)], [*PROMPTS[0], *range(5, 45)]]):
+        assert run(speculator, [prompt], prefixes) == run(speculator, [prompt], None)
+        assert (prefixes.stats.texts, prefixes.stats.hits, prefixes.stats.cut) == (1, place, place + 1)
+        assert prefixes.stats.bytes <= prefixes.limit
+    assert prefixes.stats.reused_tokens == 43 + 48  # the first prompt, then all that is kept: whole blocks
+    assert [record.getMessage()[:16] for record in caplog.records] == ["the prefix cache"]
 
 
 def test_kept_caches_stay_the_results_own(speculator: Speculator) -> None:

@@ -195,3 +195,16 @@ async def test_refusals(connect: Connect, changes: dict[str, Any], status: int, 
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == kind
     assert answer.json()["error"]["message"]
+
+
+def test_the_billing_header_is_not_for_the_model() -> None:
+    """Guards prompts of Claude Code: its first system block differs between conversations, and all else is shared."""
+    system = [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.a2b;"},
+        {"type": "text", "text": "Act."},
+    ]
+    given = body(system=system)
+    request = MessagesRequest.model_validate(given)
+    assert read_messages(request.system, request.messages)[0] == {"role": "system", "content": "Act."}
+    request = MessagesRequest.model_validate(given | {"system": system[:1]})
+    assert [each["role"] for each in read_messages(request.system, request.messages)] == ["user"]

@@ -11,9 +11,11 @@ import pytest
 from servers import MODEL, Connect, chat, events, make_speculator, serving
 from speculant import Speculator
 from speculant.api.constraints import ConstraintCompiler
+from speculant.serving.call_grammars import TAGGED, own_grammar
 from speculant.serving.formats import format_of
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.tool_choice import plan_tools
+from speculant.serving.tool_formats import TOOL_FORMATS
 from speculant.serving.tools import ToolCallParser, text_tokens
 from vocabularies import byte_level
 
@@ -217,7 +219,7 @@ def test_strict_tools_of_qwen3_coder(arguments: dict[str, str], accepted: bool, 
     if named:
         tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     body = ChatRequest.model_validate(chat(tools=[with_parameters(FIND), NOW]))
-    plan = plan_tools(body, None, text_tokens(tokenizer), own=True, tagged=True)
+    plan = plan_tools(body, None, text_tokens(tokenizer), own=True, native=TAGGED)
     assert plan.format is not None
     assert plan.own
     compiled = ConstraintCompiler(tokenizer, 400).compile(
@@ -229,6 +231,85 @@ def test_strict_tools_of_qwen3_coder(arguments: dict[str, str], accepted: bool, 
     for text in (call, f"Well.\n{none}\n{call} Bye."):
         matcher, ids = compiled.matcher.deep_copy(), tokenizer(text)["input_ids"]
         assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == accepted, text
+
+
+GIVEN = {"path": "a [TOOL_CALLS]\n", "depth": 3}
+LISTED = '{{"name": "f", "arguments": {}}}'
+MISTRAL = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "accepted"),
+    [
+        ("", "[TOOL_CALLS] [{f}]", True),
+        ("", "Well.\n[TOOL_CALLS][{f}, {now}] Bye.", True),
+        ("", '[TOOL_CALLS][{{"name": "now", "arguments": {{}}, "id": "abcDEF123"}}]', True),
+        ("", "[THINK]Hm.[/THINK]Just text.", True),
+        ("", "[THINK]Hm.[/THINK][TOOL_CALLS][{f}]", True),
+        ("", "[TOOL_CALLS][{wrong}]", False),
+        ("", '[TOOL_CALLS][{{"name": "other", "arguments": {{}}}}]', False),
+        ("", "[TOOL_CALLS][]", False),
+        ("", "[TOOL_CALLS]f[ARGS]{good}", False),
+        ("[ARGS]", "[TOOL_CALLS]f[ARGS]{good}", True),
+        ("[ARGS]", "Well.[TOOL_CALLS]now[ARGS]{{}}[TOOL_CALLS]f[ARGS]{good}", True),
+        ("[ARGS]", "[THINK]Hm.[/THINK]Hi.[TOOL_CALLS]now[ARGS]{{}}", True),
+        ("[ARGS]", "[TOOL_CALLS]f[ARGS]{bad}", False),
+        ("[ARGS]", "[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{good}", False),
+        ("[CALL_ID][ARGS]", "[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{good}", True),
+        ("[CALL_ID][ARGS]", "[TOOL_CALLS]f[ARGS]{good}", True),
+        ("[CALL_ID][ARGS]", "[TOOL_CALLS]f[CALL_ID]abc[ARGS]{good}", False),
+        ("[CALL_ID][ARGS]", "[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{bad}", False),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True], ids=["spelled", "tokens"])
+def test_strict_tools_of_mistral(template: str, text: str, accepted: bool, named: bool) -> None:
+    """Guards `strict` in both of Mistral's formats, with text and reasoning around; what is accepted is parsed."""
+    tokenizer = copy.deepcopy(byte_level(384))
+    if named:
+        tokenizer.add_special_tokens({"additional_special_tokens": MISTRAL})
+    good, bad = json.dumps(GIVEN), json.dumps(GIVEN | {"depth": 30})
+    calls = {"f": LISTED.format(good), "wrong": LISTED.format(bad), "now": '{"name": "now", "arguments": {}}'}
+    answer = text.format(good=good, bad=bad, **calls)
+    body = ChatRequest.model_validate(chat(tools=[with_parameters(FIND), NOW]))
+    native = own_grammar(TOOL_FORMATS["mistral"], "[TOOL_CALLS]" + template)
+    plan = plan_tools(body, None, MISTRAL[3:] if named else [], own=True, native=native)
+    assert plan.format is not None
+    assert plan.own
+    ends = frozenset([tokenizer.eos_token_id])
+    matcher = ConstraintCompiler(tokenizer, 400).compile(plan.format.constraint, ends=ends).matcher.deep_copy()
+    ids = tokenizer(answer.replace("a [TOOL_CALLS]", "a") if named else answer)["input_ids"]
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == accepted
+    if accepted:
+        parser = ToolCallParser(TOOL_FORMATS["mistral"], schemas={"f": FIND, "now": {}})
+        said = "".join(parser.push(symbol)[0] for symbol in answer) + parser.flush()[0]
+        assert len(parser.calls) == answer.count("f[") + answer.count("now[") + answer.count('"name"')
+        assert "TOOL_CALLS" not in said
+
+
+@pytest.mark.parametrize("template", ["[TOOL_CALLS]", "[TOOL_CALLS][ARGS][THINK]"])
+async def test_strict_tools_are_offered_to_mistral(
+    connect: Connect, ending_model: Any, calling: Any, template: str
+) -> None:
+    """Guards the way from a chat template to the grammar, by calls that the model may make as it is free to."""
+    tokenizer = copy.deepcopy(calling)
+    tokenizer.chat_template += f"{{# {template} #}}"
+    async with connect(served=make_speculator(ending_model, tokenizer)) as client:
+        await ask(client, tools=[ADD, NOW], max_tokens=30)
+
+
+def test_one_call_of_mistral() -> None:
+    """Guards `parallel_tool_calls: false` in lists: one object."""
+    tokenizer = byte_level(384)
+    body = ChatRequest.model_validate(chat(tools=[NOW], parallel_tool_calls=False))
+    plan = plan_tools(body, None, own=True, native=own_grammar(TOOL_FORMATS["mistral"], "[TOOL_CALLS]"))
+    assert plan.format is not None
+    compiled = ConstraintCompiler(tokenizer, 384).compile(
+        plan.format.constraint, ends=frozenset([tokenizer.eos_token_id])
+    )
+    now = LISTED.replace("f", "now").format("{}")
+    for text, accepted in ((f"[TOOL_CALLS][{now}]", True), (f"[TOOL_CALLS][{now}, {now}]", False)):
+        matcher, ids = compiled.matcher.deep_copy(), tokenizer(text)["input_ids"]
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == accepted
 
 
 @pytest.mark.parametrize(
@@ -245,7 +326,7 @@ def test_strict_tools_of_qwen3_coder(arguments: dict[str, str], accepted: bool, 
 def test_what_tags_cannot_say_stays_free(parameters: dict[str, Any]) -> None:
     """Guards schemas that no grammar of tags has: calls are as free as those of other formats of a model's own."""
     body = ChatRequest.model_validate(chat(tools=[with_parameters({"type": "object"} | parameters)]))
-    assert plan_tools(body, None, own=True, tagged=True).format is None
+    assert plan_tools(body, None, own=True, native=TAGGED).format is None
 
 
 async def test_results_go_back_to_the_model(connect: Connect, served: Speculator) -> None:

@@ -117,7 +117,8 @@ class Constraint:
         Args:
             lark: the grammar.
             tokens: special tokens that it names. llguidance treats every added token in angle brackets as special, even
-                if it is text to the tokenizer, and only its name matches it: a literal would never match.
+                if it is text to the tokenizer, and only its name matches it: a literal would never match. Others are
+                named with angle brackets around them: `<[TOOL_CALLS]>`.
             spelled: the grammar for tokenizers that lack one of them.
         """
         return cls("lark", lark, tokens=tokens, spelled=spelled)
@@ -254,6 +255,9 @@ def _grammar(library: Any, constraint: Constraint, tokenizer: Any) -> str:
         text = library.LLMatcher.grammar_from_regex(text)
     else:
         named = all(_is_special(tokenizer, token) for token in constraint.tokens)
+        for token in constraint.tokens if named else ():
+            if not token.startswith("<"):
+                text = text.replace(f"<{token}>", f"<[{tokenizer.tokenize_str(token)[0]}]>")
         text = library.LLMatcher.grammar_from_lark(text if named else constraint.spelled)
     return text
 

@@ -12,6 +12,7 @@ that have the same media. Prefixes are found by hashes of their blocks, as in vL
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from speculant.core.tree import Int32
 BLOCK = 16  # tokens per block; also the minimum worth copying
 ROOM = 128  # extra rows of a copy for the tokens after its prompt
 CANDIDATES = 8  # texts with equally many shared blocks to compare by shared tokens
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class PrefixCacheStats:
         reused_tokens: prompt tokens that were copied rather than computed.
         texts, bytes: current contents.
         stored, evictions: texts that were stored, and that were evicted for lack of space.
+        cut: stored texts of which only a prefix fits into the cache.
     """
 
     lookups: int = 0
@@ -49,6 +52,7 @@ class PrefixCacheStats:
     bytes: int = 0
     stored: int = 0
     evictions: int = 0
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +178,7 @@ class PrefixCache:
         return None
 
     def put(self, tokens: Int32, cache: Any, *, copy: bool = False, owner: str = "", media: str = "") -> None:
-        """Keep the cache of a finished text, if it fits.
+        """Keep the cache of a finished text, or as much of its beginning as fits.
 
         Args:
             tokens: Int32[T], all tokens in the cache.
@@ -187,17 +191,20 @@ class PrefixCache:
         if self._drop_other_models() or len(tokens) < BLOCK:
             return
         own = [each for each in self._entries.items() if (each[1].owner, each[1].media) == (owner, media)]
-        for number, entry in own:
-            shared = shared_prefix(tokens, entry.tokens)
-            if shared == len(tokens):
+        shared = {number: shared_prefix(tokens, entry.tokens) for number, entry in own}
+        for number, length in shared.items():
+            if length == len(tokens):
                 self._entries.move_to_end(number)
                 return
-            if shared == len(entry.tokens):
-                self._drop(number)
         held = self._engine.copy_prefix(cache, len(tokens), room=len(tokens)) if copy else self._engine.compacted(cache)
         size = 0 if held is None else self._engine.held_bytes(held)
+        if size > self.limit:
+            self._put_prefix(tokens, held, size, owner, media)
         if not size or size > self.limit:
             return
+        for number, entry in own:
+            if shared[number] == len(entry.tokens):
+                self._drop(number)
         while self._entries and self.stats.bytes + size > self.limit:
             number, oldest = next(iter(self._entries.items()))
             self._drop(number)
@@ -211,6 +218,19 @@ class PrefixCache:
         for stats in (self.stats, self.stats_of(owner)):
             stats.stored += 1
         self._count()
+
+    def _put_prefix(self, tokens: Int32, held: Any, size: int, owner: str, media: str) -> None:
+        """Keep the beginning of a text of `size` bytes, which do not fit."""
+        assert self._engine is not None
+        length = self._engine.reusable(held, len(tokens) * self.limit // size // BLOCK * BLOCK)
+        if not self.stats.cut:
+            _LOG.warning(
+                "the prefix cache of %d MB keeps %d of a text's %d tokens; it would take %d MB.",
+                *(self.limit // 10**6, length, len(tokens), -(-size // 10**6)),
+            )
+        for stats in (self.stats, self.stats_of(owner)):
+            stats.cut += 1
+        self.put(tokens[:length], held, copy=True, owner=owner, media=media)
 
     def _candidates(self, prompt: Int32, owner: str, media: str) -> list[int]:
         """Return the owner's most recent entries among those that share the most blocks with a prompt."""

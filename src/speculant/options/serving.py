@@ -13,10 +13,11 @@ from speculant.core.errors import UsageError
 from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 
-REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "seed", "harmony")
+REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "cohere", "apertus", "apriel", "seed", "harmony")
 TOOL_PARSERS = (
     *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "deepseek_v32", "kimi", "minimax", "llama3", "llama4"),
-    *("gemma4", "functiongemma", "harmony"),
+    *("gemma4", "functiongemma", "seed", "cohere", "apertus", "nemotron", "tool_calls", "phi4", "granite"),
+    *("granite_20b", "gigachat", "internlm2", "minicpm", "pythonic", "xlam", "lfm2", "olmo3", "functionary", "harmony"),
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 

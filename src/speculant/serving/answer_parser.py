@@ -57,10 +57,10 @@ def find_formats(template: Any, *, reasoning: str = "auto", tools: str = "auto")
     text = template if isinstance(template, str) else ""
     harmony = all(mark in text for mark in ("<|channel|>", "<|message|>"))
     if reasoning == "auto":
-        known = [name for name, each in REASONING_FORMATS.items() if each.begin in text]
+        known = [name for name, each in REASONING_FORMATS.items() if each.begin in text or each.end in text]
         reasoning = "harmony" if harmony else known[0] if known else "none"
     if tools == "auto":
-        asked = [name for name, each in TOOL_FORMATS.items() if all(ask in text for ask in each.asks)]
+        asked = [name for name, each in TOOL_FORMATS.items() if each.is_asked(text)]
         known = asked if "tools" in text else []
         tools = "harmony" if harmony else known[0] if known else "none"
     if (reasoning == "harmony" and tools not in ("harmony", "none")) or (

@@ -9,33 +9,74 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.serving.call_readers import Call, Reading, dump, read_objects
-from speculant.serving.call_values import Schemas
+from speculant.serving.call_values import Schemas, retyped, schema_of
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(?=\s*:)")
 _WORD = re.compile(r"(?<=[:\[,])(\s*)(?!\s|true\b|false\b|null\b|-?\d)([^\s{}\[\],\"][^{}\[\],\"]*)")
+_QUOTED = re.compile(r"(?s)'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")  # where models write line ends as they are
 _STRINGS = re.compile(r"'''|\"\"\"|'|\"")
-_END = "<|python_end|>"
 
 
-def read_pythonic(text: str, final: bool, schemas: Schemas) -> Reading:
-    """Read a list of Python calls of known tools, or JSON objects, which these models also write."""
-    begin = len(text) - len(text.lstrip())
-    if text.startswith("{", begin):
-        return read_objects(text, final, schemas)
-    if not text.startswith("[", begin):
-        return None if begin == len(text) else (begin + 1, [])
-    length = _list_end(text, begin)
-    if not length:
-        return None
-    try:
-        calls = [_read(node, schemas) for node in _elements(text[begin:length])]
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return length, []
-    behind = text[length:].lstrip()
-    if not final and len(behind) < len(_END) and _END.startswith(behind):
-        return None
-    return (len(text) - len(behind) + len(_END) if behind.startswith(_END) else length), calls
+@dataclass(frozen=True, slots=True)
+class PythonList:
+    """Reads a list of Python calls of known tools, or JSON objects, which these models also write.
+
+    Attributes:
+        end: the mark after it, which may be missing; "" if there is none.
+    """
+
+    end: str = ""
+
+    def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
+        """Read a list."""
+        begin = len(text) - len(text.lstrip())
+        if re.compile(r"\[?\s*\{").match(text, begin):
+            found = read_objects(text, final, schemas)
+            return found if found is None or not found[1] else self._with_end(text, found[0], found[1], final)
+        if not text.startswith("[", begin):
+            return None if begin == len(text) and not final else (begin + 1, [])
+        if text[begin + 1 :].isspace() or begin + 1 == len(text):  # an object may follow
+            return None
+        length = _list_end(text, begin)
+        if not length:
+            return None
+        try:
+            calls = [_read(node, schemas) for node in _elements(text[begin:length])]
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return length, []
+        return self._with_end(text, length, calls, final)
+
+    def _with_end(self, text: str, length: int, calls: list[Call], final: bool) -> Reading:
+        """Return calls up to `length` with the mark after them, if it is there."""
+        behind = text[length:].lstrip()
+        if not final and len(behind) < len(self.end) and self.end.startswith(behind):
+            return None
+        marked = bool(self.end) and behind.startswith(self.end)
+        return (len(text) - len(behind) + len(self.end) if marked else length), calls
+
+
+@dataclass(frozen=True, slots=True)
+class PythonLines:
+    """Reads Python calls of known tools, each on a line of its own.
+
+    Attributes:
+        end: the mark that ends them.
+    """
+
+    end: str
+
+    def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
+        """Read the lines."""
+        place = text.find(self.end)
+        if place < 0:
+            return None
+        try:
+            nodes = ast.parse("\n".join(map(str.strip, text[:place].strip().splitlines()))).body
+            calls = [_read(node.value, schemas) for node in nodes if isinstance(node, ast.Expr)]
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return place + len(self.end), []
+        return place + len(self.end), calls if len(calls) == len(nodes) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +99,7 @@ class MarkedStrings:
         if place < 0:
             return None
         length, inside = place + len(self.end), text[:place].strip()
-        name, brace, arguments = inside.removeprefix("call:").partition("{")
+        name, brace, arguments = inside.removeprefix("call").removeprefix(":").partition("{")
         parts = f"{brace}{arguments}".split(self.quote)
         parts[::2] = [_WORD.sub(_quote, _KEY.sub(_quote, part)) for part in parts[::2]]
         parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
@@ -66,8 +107,11 @@ class MarkedStrings:
             value = json.loads("".join(parts))
         except (ValueError, RecursionError):
             return length, []
-        whole = inside.startswith("call:") and name.strip() and isinstance(value, dict)
-        return length, [Call(name.strip(), dump(value))] if whole else []
+        name = name.strip()
+        if not inside.startswith(("call:", ":")) or not name or not isinstance(value, dict):
+            return length, []
+        typed = {key: retyped(each, schema_of(schemas, name, key)) for key, each in value.items()}
+        return length, [Call(name, dump(typed))]
 
 
 def _quote(found: re.Match[str]) -> str:
@@ -93,7 +137,7 @@ def _list_end(text: str, begin: int) -> int:
 
 
 def _elements(text: str) -> list[ast.expr]:
-    body = ast.parse(text, mode="eval").body
+    body = ast.parse(_QUOTED.sub(lambda found: found[0].replace("\n", "\\n"), text), mode="eval").body
     if not isinstance(body, ast.List) or not body.elts:
         raise ValueError("no list of calls")
     return body.elts
@@ -113,7 +157,7 @@ def _read(node: ast.expr, schemas: Schemas) -> Call:
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return [_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else ast.literal_eval(key) for key in node.keys]

@@ -34,11 +34,12 @@ Reader = Callable[[str, bool, Schemas], Reading]
 
 def read_call(value: Any) -> Call | None:
     """Convert a JSON object to a call; return None if it is not one."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
+    if not isinstance(name, str):
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
     identity = value.get("id")
-    return Call(value["name"], dump(arguments), identity if isinstance(identity, str) else None)
+    return Call(name, dump({} if arguments is None else arguments), identity if isinstance(identity, str) else None)
 
 
 def dump(arguments: Any) -> str:
@@ -83,6 +84,8 @@ class Tags:
         call: matches a whole call without the end mark, with the groups `name` and `arguments`.
         argument: matches an argument, with the groups `name` and `value`.
         opens, closes: delimiters of a value; an `end` mark between them is part of the value.
+        framed: whether values stand on lines of their own.
+        closed: whether a call is known to be whole without the end mark, which may be missing at the end of an answer.
     """
 
     end: str
@@ -90,15 +93,18 @@ class Tags:
     argument: re.Pattern[str]
     opens: str
     closes: str
+    framed: bool = False
+    closed: bool = False
 
     def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
         """Read a call."""
         place = text.find(self.end)
         while place >= 0 and text.count(self.opens, 0, place) > text.count(self.closes, 0, place):
             place = text.find(self.end, place + 1)
-        if place < 0:
+        if place < 0 and not (final and self.closed and self.call.fullmatch(text)):
             return None
-        length, found = place + len(self.end), self.call.fullmatch(text[:place])
+        length, inside = (len(text), text) if place < 0 else (place + len(self.end), text[:place])
+        found = self.call.fullmatch(inside)
         if found is None:
             return length, []
         arguments, rest, name = dict[str, Any](), 0, found["name"].strip()
@@ -106,7 +112,9 @@ class Tags:
             if found["arguments"][rest : each.start()].strip():
                 return length, []
             key = each["name"].strip()
-            value = each["value"].removeprefix("\n").removesuffix("\n")
+            value = each["value"]
+            if self.framed and len(value) > 1 and value[0] == value[-1] == "\n":
+                value = value[1:-1]
             arguments[key] = read_value(value, schema_of(schemas, name, key))
             rest = each.end()
         whole = name and not found["arguments"][rest:].strip()
@@ -175,33 +183,34 @@ def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | Non
 
 
 def read_mistral(text: str, final: bool, _schemas: Schemas) -> Reading:
-    """Read a list of JSON objects, or a name followed by JSON."""
-    if text.lstrip().startswith("["):
-        value, length = _decode(text, final)
+    """Read a list of JSON objects or one of them, or a name followed by JSON."""
+    if text.lstrip().startswith(("[", "{")):
+        value, length = decode(text, final)
         if not length:
             return None
-        calls = [read_call(each) for each in value] if isinstance(value, list) else [None]
+        calls = [read_call(each) for each in (value if isinstance(value, list) else [value])]
         return length, [call for call in calls if call] if all(calls) else []
     head = _NAMED.match(text)
     if head is None:
         return None
-    value, length = _decode(text[head.end() :], final)
+    value, length = decode(text[head.end() :], final)
     if not length:
         return None
     return head.end() + length, [Call(head[1], dump(value), head[2])]
 
 
 def read_objects(text: str, final: bool, schemas: Schemas) -> Reading:
-    """Read calls of known tools, as JSON objects separated by semicolons."""
+    """Read calls of known tools, as a list of JSON objects or as objects separated by semicolons."""
     calls, place = list[Call](), 0
     while True:
-        value, length = _decode(text[place:], final)
+        value, length = decode(text[place:], final)
         if not length:
             return (place, calls) if final and calls else None
-        call = read_call(value)
-        if call is None or call.name not in schemas:
+        found = [read_call(each) for each in (value if isinstance(value, list) else [value])]
+        known = [call for call in found if call is not None and call.name in schemas]
+        if not found or len(known) < len(found):
             return (place, calls) if calls else (length, [])
-        calls.append(call)
+        calls += known
         place += length
         behind = re.compile(r"\s*;?\s*").match(text, place)
         assert behind is not None
@@ -212,12 +221,17 @@ def read_objects(text: str, final: bool, schemas: Schemas) -> Reading:
         place = behind.end()
 
 
-def _decode(text: str, final: bool) -> tuple[Any, int]:
+def decode(text: str, final: bool, *, before: str = "") -> tuple[Any, int]:
     """Return the JSON value that a text begins with, and its length, which is 0 if it is incomplete.
 
     Parsing is only attempted if the text so far may end the value, so that a long one is not reparsed with each piece.
+
+    Args:
+        text: begins with the value.
+        final: whether the text has ended.
+        before: a mark that may follow the value; "" for none.
     """
-    if not final and not text.rstrip().endswith(("}", "]")):
+    if not final and not text.rstrip().endswith(("}", "]")) and not (before and before in text):
         return None, 0
     begin = len(text) - len(text.lstrip())
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +23,23 @@ def read_value(text: str, schema: Any) -> Any:
     try:
         return json.loads(bare)
     except (ValueError, RecursionError):
-        return text
+        return _read_python(bare, text) if kinds & {"array", "object"} else text
+
+
+def _read_python(text: str, otherwise: Any) -> Any:
+    """Parse a list or dictionary as Python writes it, which the templates of some models show of earlier calls."""
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return otherwise
+    return value if isinstance(value, list | dict) else otherwise
+
+
+def retyped(value: Any, schema: Any) -> Any:
+    """Parse a text whose schema has other types only; return every other value as it is."""
+    kinds = set(_types(schema))
+    return read_value(value, schema) if isinstance(value, str) and kinds and "string" not in kinds else value
 
 
 def schema_of(schemas: Schemas, tool: str, argument: str) -> Any:

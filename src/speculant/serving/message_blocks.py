@@ -10,6 +10,7 @@ from speculant.serving.errors import ApiError
 from speculant.serving.message_schemas import AnthropicChoice, AnthropicMessage, AnthropicTool, Block
 
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_")
+BILLING = "x-anthropic-billing-header:"  # of Claude Code: differs between conversations, and is not for the model
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -23,6 +24,8 @@ def read_messages(system: str | Sequence[Block] | None, messages: Sequence[Anthr
         ApiError: a block is of an unknown type, or incomplete.
     """
     found = list[dict[str, Any]]()
+    if isinstance(system, Sequence) and not isinstance(system, str):
+        system = [block for block in system if not (block.text or "").startswith(BILLING)]
     if system:
         found.append({"role": "system", "content": _content(system, "system")})
     for place, message in enumerate(messages):

@@ -10,13 +10,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speculant.api.media_prompts import encode_messages
-from speculant.core.errors import SpeculantError
 from speculant.engines.hf.media import media_tokens
 from speculant.serving.answer_parser import find_formats, shown_marks
 from speculant.serving.errors import ApiError
 from speculant.serving.media import MediaReader
 from speculant.serving.schemas import Message, Tool
-from speculant.serving.template_rows import check_text, template_row, without_thoughts
+from speculant.serving.template_forms import needs_text_arguments, render_any, template_text, with_text_arguments
+from speculant.serving.template_rows import check_text, template_row
 from speculant.serving.tools import text_tokens
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ class PromptEncoder:
         limits = [limit for limit in (token_limit, self.positions and self.positions - 1) if limit]
         self.token_limit = min(limits, default=None)
         self.text_tokens = text_tokens(self.tokenizer)
-        templates = (getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
-        self.formats = find_formats(next(filter(None, templates), None), reasoning=reasoning, tools=tools)
+        self.formats = find_formats(self.chat_template, reasoning=reasoning, tools=tools)
         own = speculator.model.generation_config.eos_token_id
         self.ends: list[int] = [] if own is None else [own] if isinstance(own, int) else list(own)
         self._texts: dict[int, str] = {}  # texts of single tokens
@@ -106,8 +105,8 @@ class PromptEncoder:
     @property
     def chat_template(self) -> str:
         """The chat template of the tokenizer or processor; "" if there is none."""
-        own = (getattr(each, "chat_template", None) for each in (self.tokenizer, self._processor))
-        return str(next(filter(None, own), ""))
+        own = (template_text(getattr(each, "chat_template", None)) for each in (self.tokenizer, self._processor))
+        return next(filter(None, own), "")
 
     def switches(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
         """Return the arguments of the chat template from `chat_template_kwargs` and `reasoning_effort`.
@@ -117,7 +116,7 @@ class PromptEncoder:
         """
         if effort in (None, "none"):
             return dict(given or {})
-        if "reasoning_effort" not in str(getattr(self.tokenizer, "chat_template", None)):
+        if "reasoning_effort" not in template_text(getattr(self.tokenizer, "chat_template", None)):
             message = "'reasoning_effort' is not supported: the model's chat template has no such switch. Leave it out."
             raise ApiError(400, message, param="reasoning_effort", code="unsupported_parameter")
         return {**(given or {}), "reasoning_effort": effort}
@@ -203,6 +202,12 @@ class PromptEncoder:
             self._shown[marks] = shown_marks(self.tokenizer, marks)
         return self._shown[marks]
 
+    @cached_property
+    def thought_tokens(self) -> tuple[str, ...]:
+        """The marks of reasoning that are special tokens."""
+        form = self.formats.reasoning
+        return () if form is None else tuple(self.shown((form.begin, form.end)).values())
+
     def token_text(self, token: int) -> str:
         """Return the text of one token within a text; the replacement character if it is only part of a character."""
         if self.tokenizer is None:
@@ -269,19 +274,17 @@ class PromptEncoder:
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
             raise ApiError(400, "this model has no chat template; use /v1/completions.", code="no_chat_template")
-        try:
-            text = self._render(rows, options)
-        except SpeculantError:
-            raise
-        except Exception as error:  # templates raise errors of their own
-            plainer = [without_thoughts(row) for row in rows]
-            if plainer != rows:  # GPT-OSS's template accepts either reasoning or text with a call, not both
-                return self._apply_template(plainer, options)
-            message = f"the model's chat template does not take these messages: {error}"
-            raise ApiError(400, message, param="messages", code="invalid_value") from error
+        if any("tool_calls" in row for row in rows) and self._text_arguments:
+            rows = with_text_arguments(rows)
+        text = render_any(lambda form: self._render(form, options), rows)
         check_text(text, param="messages")
         begun = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         return self._ids(text, special=not begun)
+
+    @cached_property
+    def _text_arguments(self) -> bool:
+        """Whether the template needs the arguments of calls as text."""
+        return needs_text_arguments(lambda rows: self._render(rows, {}))
 
     def _render(self, rows: list[dict[str, Any]], options: dict[str, Any]) -> str:
         text: str = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, **options)

@@ -27,6 +27,9 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
     "gemma4": ReasoningFormat(begin="<|channel>", end="<channel|>", label="thought"),
     "kimi": ReasoningFormat(begin="◁think▷", end="◁/think▷"),
+    "cohere": ReasoningFormat(begin="<|START_THINKING|>", end="<|END_THINKING|>"),
+    "apertus": ReasoningFormat(begin="<|inner_prefix|>", end="<|inner_suffix|>"),
+    "apriel": ReasoningFormat(begin="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
     "seed": ReasoningFormat(begin="<seed:think>", end="</seed:think>"),
 }
 

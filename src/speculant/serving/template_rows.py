@@ -74,13 +74,6 @@ def template_row(message: Message, place: int, read: Iterator[dict[str, Any]] | 
     return row
 
 
-def without_thoughts(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without its reasoning if it has both text and calls."""
-    if not row.get("tool_calls") or not row["content"]:
-        return row
-    return {name: value for name, value in row.items() if name not in THOUGHTS}
-
-
 def _arguments(text: str, place: int) -> Any:
     try:
         return json.loads(text)  # templates convert them to JSON themselves

@@ -1,26 +1,23 @@
 r"""Tool calls allowed by `tools`, `tool_choice` and `parallel_tool_calls`, expressed as a grammar of the answer.
 
 A call is `<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>`, as in Qwen's and Hermes' chat templates;
-`tag_grammars` has the format of Qwen3-Coder. If the model may call any tool in its own format, there is no grammar.
+`call_grammars` has the formats of Qwen3-Coder and Mistral. If the model may call any tool in its own format, there is
+no grammar.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from speculant.api.constraints import Constraint
-from speculant.core.errors import SpeculantError
+from speculant.serving.call_grammars import COMPACT, CallGrammar, argument_schema, check_constraint, mark_symbol
 from speculant.serving.errors import ApiError
 from speculant.serving.formats import AnswerFormat
+from speculant.serving.hermes import BEGIN, END
 from speculant.serving.schemas import AllowedToolChoice, ChatRequest, FunctionDefinition, NamedTool, Tool
-from speculant.serving.tag_grammars import tag_rules
-from speculant.serving.tool_formats import BEGIN, END
-
-COMPACT = {"whitespace_flexible": False}
-LAYOUT = COMPACT | {"item_separator": ", ", "key_separator": ": "}  # the JSON layout of chat templates
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +30,7 @@ class ToolPlan:
         limit: maximum number of calls; None for no limit.
         format: constraint that they impose on the answer; None for none.
         forced: whether the answer consists only of calls.
-        tagged: whether the constraint's calls are in the model's own format, with tags.
+        native: whether the constraint's calls are in the model's own format.
     """
 
     offered: Sequence[Tool] = ()
@@ -41,12 +38,12 @@ class ToolPlan:
     limit: int | None = None
     format: AnswerFormat | None = None
     forced: bool = False
-    tagged: bool = False
+    native: bool = False
 
     @property
     def own(self) -> bool:
         """Whether calls are in the model's own format rather than Hermes'."""
-        return self.format is None or self.tagged
+        return self.format is None or self.native
 
 
 def plan_tools(
@@ -55,17 +52,18 @@ def plan_tools(
     text_tokens: Sequence[str] = (),
     *,
     own: bool = False,
-    tagged: bool = False,
+    native: CallGrammar | None = None,
 ) -> ToolPlan:
     """Return the plan for a request's tools.
 
     Args:
         body: the request.
         answer: constraint on an answer without calls; None for none.
-        text_tokens: tokens that free text may contain although llguidance treats them as special, such as `<think>`.
-        own: whether the model writes calls in its own format, which grammars do not support: if calling is optional,
-            calls are then only counted and checked against the allowed tools.
-        tagged: whether that format is Qwen3-Coder's, which grammars support as far as `tag_grammars` does.
+        text_tokens: tokens that free text may contain although llguidance treats them as special, such as `<think>`;
+            those without angle brackets only with a native grammar.
+        own: whether the model writes calls in its own format. Without a grammar of it, if calling is optional, calls
+            are only counted and checked against the allowed tools.
+        native: the grammar of that format, as far as it can express the tools' schemas; None if there is none.
 
     Raises:
         ApiError: a tool or tool choice is not supported.
@@ -89,14 +87,23 @@ def plan_tools(
     strict = any(tool.function.strict for tool in allowed)
     narrow = strict or not several or len(allowed) < len(tools)
     functions = [tool.function for tool in allowed]
-    if tagged and narrow and not forced and answer is None and tag_rules(functions, END, LAYOUT) is not None:
+    if native is not None and narrow and not forced and answer is None:
+        begin, rules_of = native.begin, native.rules
+        angled = [token for token in text_tokens if token.startswith("<")]
+        others = tuple(token for token in text_tokens if token not in angled)
+        if rules_of(functions, partial(mark_symbol, named=True), several) is not None:
 
-        def tags(named: bool) -> str:
-            own_rules = tag_rules(functions, _mark(END, named), LAYOUT) or []
-            return "\n".join([*_text_start(several, named, text_tokens), *own_rules])
+            def native_rules(named: bool) -> str:
+                own_rules = rules_of(functions, partial(mark_symbol, named=named), several) or []
+                start = _text_start(several, named, [*angled, *others] if named else angled, begin=begin)
+                return "\n".join([*start, *own_rules])
 
-        constraint = _check_constraint(lambda: Constraint.grammar(tags(True), tokens=(BEGIN, END), spelled=tags(False)))
-        return ToolPlan(offered=tools, format=AnswerFormat(constraint, "tools"), tagged=True)
+            constraint = check_constraint(
+                lambda: Constraint.grammar(
+                    native_rules(True), tokens=native.tokens + others, spelled=native_rules(False)
+                )
+            )
+            return ToolPlan(offered=tools, format=AnswerFormat(constraint, "tools"), native=True)
     if forced or answer is not None or (narrow and not own):
 
         def rules(named: bool) -> str:
@@ -108,7 +115,7 @@ def plan_tools(
                 start = _json_start(answer, several, named)
             return "\n".join([*start, *_calls(functions, named)])
 
-        constraint = _check_constraint(
+        constraint = check_constraint(
             lambda: Constraint.grammar(rules(True), tokens=(BEGIN, END), spelled=rules(False))
         )
         return ToolPlan(offered=tools, format=AnswerFormat(constraint, "tools"), forced=forced)
@@ -131,30 +138,27 @@ def _select_named(tools: Sequence[Tool], names: Sequence[NamedTool]) -> list[Too
     return [tool for name, tool in found.items() if name in wanted]
 
 
-def _mark(text: str, named: bool) -> str:
-    """Return the grammar symbol that begins or ends a call: the special token of this name, or text."""
-    return text if named else json.dumps(text)
-
-
 def _make_forced_rules(several: bool, named: bool) -> list[str]:
     """Return the grammar rules of an answer that is one call, or several if `several`."""
     start = r'call ("\n" call)*' if several else "call"
-    return [f"start: {start}", f"call: {_mark(BEGIN, named)} body"]
+    return [f"start: {start}", f"call: {mark_symbol(BEGIN, named=named)} body"]
 
 
-def _text_start(several: bool, named: bool, tokens: Sequence[str]) -> list[str]:
+def _text_start(several: bool, named: bool, tokens: Sequence[str], *, begin: str = BEGIN) -> list[str]:
     """Return the grammar rules of a text that may be followed by calls.
 
     Args:
         several: whether there may be several calls.
         named: whether calls begin with a special token.
         tokens: special tokens that the text may contain.
+        begin: the mark that begins a call.
     """
     free, rules = "", list[str]()
     if tokens:
-        free, rules = "marked* ", ["marked: TEXT mark", f"mark: {' | '.join(tokens)}"]
+        marks = " | ".join(mark_symbol(token, named=True) for token in tokens)
+        free, rules = "marked* ", ["marked: TEXT mark", f"mark: {marks}"]
     start = f"({free}before body)* {free}text" if several else f"{free}text | {free}before body"
-    before = f"before: TEXT {BEGIN}" if named else f"before[lazy]: TEXT {json.dumps(BEGIN)}"
+    before = f"before{'' if named else '[lazy]'}: TEXT {mark_symbol(begin, named=named)}"
     return [f"start: {start}", before, *rules, "text: TEXT", r"TEXT: /(.|\n)*/"]
 
 
@@ -173,31 +177,5 @@ def _calls(functions: Sequence[FunctionDefinition], named: bool) -> list[str]:
     for place, function in enumerate(functions):
         head = json.dumps(f'\n{{"name": {json.dumps(function.name, ensure_ascii=False)}, "arguments": ')
         tail = json.dumps("}\n")
-        rules.append(f"call_{place}: {head} %json {_schema(function)} {tail} {_mark(END, named)}")
+        rules.append(f"call_{place}: {head} %json {argument_schema(function)} {tail} {mark_symbol(END, named=named)}")
     return rules
-
-
-def _check_constraint(make: Callable[[], Constraint]) -> Constraint:
-    """Create a constraint of tools.
-
-    Raises:
-        ApiError: it is too large, or its schema is invalid.
-    """
-    try:
-        return make()
-    except SpeculantError as error:
-        raise ApiError(400, str(error), param="tools", code="invalid_value") from error
-
-
-def _schema(function: FunctionDefinition) -> str:
-    """Return the schema of a function's arguments with their JSON layout; if not strict, it is enforced where possible.
-
-    Raises:
-        ApiError: it is not the schema of an object, or has too many repetitions.
-    """
-    schema = NO_PARAMETERS if function.parameters is None else function.parameters
-    _check_constraint(
-        lambda: Constraint.json_schema(schema)
-    )  # of its patterns, which cannot be told apart within a grammar
-    options = LAYOUT if function.strict else LAYOUT | {"lenient": True}
-    return json.dumps({"type": "object"} | schema | {"x-guidance": options})

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from speculant.serving.call_expressions import MarkedStrings, read_pythonic
+from speculant.serving.call_expressions import MarkedStrings, PythonLines, PythonList
 from speculant.serving.call_readers import (
     Reader,
-    Reading,
     Section,
     Tags,
     TagSection,
-    read_call,
     read_mistral,
     read_objects,
 )
-from speculant.serving.call_values import Schemas
-
-BEGIN, END = "<tool_call>", "</tool_call>"
+from speculant.serving.call_sections import JsonSection, Named
+from speculant.serving.hermes import BEGIN, END, read_hermes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +26,8 @@ class ToolFormat:
     Attributes:
         begins: marks that begin calls.
         read: parses the text after such a mark.
-        asks: texts that the chat templates of its models all contain.
+        asks: texts that the chat templates of its models contain, all of one of these groups.
+        lacks: texts that they do not contain, which tell them from those of other formats.
         bare: symbols that calls may begin with, without a mark, in an answer without other text.
         inner: further marks within calls; if they are special tokens, they must be kept in the text.
         short_ids: whether templates only accept ids of nine letters and digits.
@@ -38,7 +35,8 @@ class ToolFormat:
 
     begins: tuple[str, ...]
     read: Reader
-    asks: tuple[str, ...]
+    asks: tuple[tuple[str, ...], ...]
+    lacks: tuple[str, ...] = ()
     bare: str = ""
     inner: tuple[str, ...] = ()
     short_ids: bool = False
@@ -48,62 +46,14 @@ class ToolFormat:
         """All marks."""
         return self.begins + self.inner
 
-
-class ObjectEnd:
-    """Finds the end of a JSON object in streamed text.
-
-    Attributes:
-        ended: whether the object has ended.
-        quoted: whether the text so far ends within a string.
-    """
-
-    def __init__(self) -> None:
-        self.ended, self.quoted = False, False
-        self._depth, self._escaped = 0, False
-
-    def take(self, text: str) -> int:
-        """Add text; return how many of its characters belong to the object."""
-        if self.ended:
-            return 0
-        for place, symbol in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self.quoted:
-                self.quoted, self._escaped = symbol != '"', symbol == "\\"
-            elif symbol == '"':
-                self.quoted = True
-            else:
-                self._depth += (symbol in "{[") - (symbol in "}]")
-                if not self._depth:
-                    self.ended = True
-                    return place + 1
-        return len(text)
+    def is_asked(self, template: str) -> bool:
+        """Return whether a chat template asks for this format."""
+        return not any(text in template for text in self.lacks) and any(
+            all(text in template for text in group) for group in self.asks
+        )
 
 
-def _end_of(text: str) -> int:
-    """Return the position of the mark that ends a call, or -1; marks within a JSON string are ignored."""
-    place, begin = text.find(END), text.find("{")
-    while place >= 0:
-        reading = ObjectEnd()
-        reading.take(text[begin:place] if 0 <= begin < place else "")
-        if not reading.quoted:
-            return place
-        place = text.find(END, place + 1)
-    return -1
-
-
-def _read_hermes(text: str, _final: bool, _schemas: Schemas) -> Reading:
-    place = _end_of(text)
-    if place < 0:
-        return None
-    try:
-        call = read_call(json.loads(text[:place]))
-    except (ValueError, RecursionError):
-        call = None
-    return place + len(END), [] if call is None else [call]
-
-
-HERMES = ToolFormat(begins=(BEGIN,), read=_read_hermes, asks=(BEGIN,), inner=(END,))
+HERMES = ToolFormat(begins=(BEGIN,), read=read_hermes, asks=((BEGIN,),), lacks=("]<]minimax[>[",), inner=(END,))
 
 _DEEPSEEK = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]+)(?:\n```json\n|<｜tool▁sep｜>)"
@@ -117,10 +67,12 @@ _KIMI = re.compile(
 )
 _QWEN3_CODER = Tags(
     end=END,
-    call=re.compile(r"\s*<function=(?P<name>[^>\n]+)>(?P<arguments>.*)</function>\s*", re.DOTALL),
+    call=re.compile(r"\s*(?:<function=)?(?P<name>[^>\n]+)>(?P<arguments>.*)</function>\s*", re.DOTALL),
     argument=re.compile(r"<parameter=(?P<name>[^>\n]+)>(?P<value>.*?)</parameter>", re.DOTALL),
     opens="<parameter=",
     closes="</parameter>",
+    framed=True,
+    closed=True,
 )
 _GLM = Tags(
     end=END,
@@ -140,6 +92,22 @@ _DEEPSEEK_V32 = TagSection(
     opens="<｜DSML｜parameter ",
     closes="</｜DSML｜parameter>",
 )
+_SEED = Tags(
+    end="</seed:tool_call>",
+    call=_QWEN3_CODER.call,
+    argument=_QWEN3_CODER.argument,
+    opens="<parameter=",
+    closes="</parameter>",
+    framed=True,
+    closed=True,
+)
+_MINICPM = Tags(
+    end="</function>",
+    call=re.compile(r'(?P<name>[^">\n]+)">(?P<arguments>.*)', re.DOTALL),
+    argument=re.compile(r'<param name="(?P<name>[^"\n]+)">(?:<!\[CDATA\[)?(?P<value>.*?)(?:\]\]>)?</param>', re.DOTALL),
+    opens="<param name=",
+    closes="</param>",
+)
 _MINIMAX = TagSection(
     end=re.compile("</minimax:tool_call>"),
     call=re.compile(r'<invoke name="(?P<name>[^"\n]+)">(?P<arguments>.*?)</invoke>', re.DOTALL),
@@ -152,7 +120,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {  # most specific first, since several
     "kimi": ToolFormat(
         begins=("<|tool_calls_section_begin|>",),
         read=Section("<|tool_calls_section_end|>", _KIMI),
-        asks=("<|tool_calls_section_begin|>",),
+        asks=(("<|tool_calls_section_begin|>",),),
         inner=(
             *("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
             "<|tool_call_end|>",
@@ -161,56 +129,120 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {  # most specific first, since several
     "deepseek": ToolFormat(
         begins=("<｜tool▁calls▁begin｜>",),
         read=Section("<｜tool▁calls▁end｜>", _DEEPSEEK),
-        asks=("<｜tool▁calls▁begin｜>",),
+        asks=(("<｜tool▁calls▁begin｜>",),),
         inner=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ),
     "deepseek_v32": ToolFormat(
         begins=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
         read=_DEEPSEEK_V32,
-        asks=("｜DSML｜",),
+        asks=(("｜DSML｜",),),
         inner=("｜DSML｜",),
     ),
     "minimax": ToolFormat(
         begins=("<minimax:tool_call>",),
         read=_MINIMAX,
-        asks=("<minimax:tool_call>",),
+        asks=(("<minimax:tool_call>",),),
         inner=("</minimax:tool_call>",),
+    ),
+    "seed": ToolFormat(
+        begins=("<seed:tool_call>",), read=_SEED, asks=(("<seed:tool_call>",),), inner=("</seed:tool_call>",)
+    ),
+    "minicpm": ToolFormat(begins=('<function name="',), read=_MINICPM, asks=(('<function name="', "<param name="),)),
+    "cohere": ToolFormat(
+        begins=("<|START_ACTION|>",),
+        read=JsonSection("<|END_ACTION|>"),
+        asks=(("<|START_ACTION|>",),),
+        inner=("<|END_ACTION|>",),
+    ),
+    "apertus": ToolFormat(
+        begins=("<|tools_prefix|>",),
+        read=JsonSection("<|tools_suffix|>", keyed=True),
+        asks=(("<|tools_prefix|>",),),
+        inner=("<|tools_suffix|>",),
+    ),
+    "nemotron": ToolFormat(
+        begins=("<TOOLCALL>",), read=JsonSection("</TOOLCALL>"), asks=(("<TOOLCALL>",),), inner=("</TOOLCALL>",)
+    ),
+    "tool_calls": ToolFormat(
+        begins=("<tool_calls>",), read=JsonSection("</tool_calls>"), asks=(("<tool_calls>",),), inner=("</tool_calls>",)
+    ),
+    "internlm2": ToolFormat(
+        begins=("<|action_start|>",),
+        read=JsonSection("<|action_end|>", head="<|plugin|>"),
+        asks=(("<|action_start|>", "<|plugin|>"),),
+        inner=("<|plugin|>", "<|action_end|>"),
+    ),
+    "phi4": ToolFormat(
+        begins=("<|tool_call|>", "functools"),
+        read=JsonSection("<|/tool_call|>"),
+        asks=(("functools[",), ("<|/tool|>",)),
+        inner=("<|/tool_call|>",),
+    ),
+    "granite": ToolFormat(begins=("<|tool_call|>",), read=JsonSection(), asks=(("<|tool_call|>",),)),
+    "granite_20b": ToolFormat(begins=("<function_call>",), read=JsonSection(), asks=(("<function_call>",),)),
+    "gigachat": ToolFormat(
+        begins=("<|function_call|>", "function call<|role_sep|>"),
+        read=JsonSection(),
+        asks=(("function call", "<|role_sep|>"), ("<|function_call|>", "<|role_sep|>")),
+        inner=("<|role_sep|>",),
     ),
     "gemma4": ToolFormat(
         begins=("<|tool_call>",),
         read=MarkedStrings("<tool_call|>", '<|"|>'),
-        asks=("<|tool_call>",),
+        asks=(("<|tool_call>",),),
         inner=("<tool_call|>", '<|"|>'),
     ),
     "functiongemma": ToolFormat(
         begins=("<start_function_call>",),
         read=MarkedStrings("<end_function_call>", "<escape>"),
-        asks=("<start_function_call>",),
+        asks=(("<start_function_call>",),),
         inner=("<end_function_call>", "<escape>"),
     ),
     "mistral": ToolFormat(
         begins=("[TOOL_CALLS]",),
         read=read_mistral,
-        asks=("[TOOL_CALLS]",),
+        asks=(("[TOOL_CALLS]",),),
         inner=("[ARGS]", "[CALL_ID]"),
         short_ids=True,
     ),
     "glm": ToolFormat(
         begins=(BEGIN,),
         read=_GLM,
-        asks=(BEGIN, "<arg_key>"),
+        asks=((BEGIN, "<arg_key>"),),
         inner=(END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
-    "qwen3_coder": ToolFormat(begins=(BEGIN,), read=_QWEN3_CODER, asks=(BEGIN, "<function="), inner=(END,)),
+    "qwen3_coder": ToolFormat(
+        begins=(BEGIN, "<function="),  # the model may leave out the first
+        read=_QWEN3_CODER,
+        asks=((BEGIN, "<function="),),
+        inner=(END,),
+    ),
     "hermes": HERMES,
     "llama4": ToolFormat(
         begins=("<|python_start|>",),
-        read=read_pythonic,
-        asks=("<|python_start|>",),
+        read=PythonList("<|python_end|>"),
+        asks=(("<|python_start|>",), ("<|header_start|>",)),
         bare="[{",
         inner=("<|python_end|>",),
     ),
+    "pythonic": ToolFormat(begins=(), read=PythonList(), asks=(("func_name1(",),), bare="[{"),
     "llama3": ToolFormat(
-        begins=("<|python_tag|>",), read=read_objects, asks=('"parameters"', "<|start_header_id|>"), bare="{"
+        begins=("<|python_tag|>",), read=read_objects, asks=(('"parameters"', "<|start_header_id|>"),), bare="{"
+    ),
+    "xlam": ToolFormat(begins=(), read=read_objects, asks=(("in a single JSON array",),), bare="[{"),
+    "lfm2": ToolFormat(
+        begins=("<|tool_call_start|>",),
+        read=PythonList("<|tool_call_end|>"),
+        asks=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
+        inner=("<|tool_call_end|>",),
+    ),
+    "olmo3": ToolFormat(
+        begins=("<function_calls>",),
+        read=PythonLines("</function_calls>"),
+        asks=(("<function_calls>",),),
+        inner=("</function_calls>",),
+    ),
+    "functionary": ToolFormat(
+        begins=("<function=",), read=Named(">", "</function>"), asks=(("<function=",),), inner=("</function>",)
     ),
 }

@@ -10,8 +10,9 @@ from typing import Any
 
 from speculant.serving.call_readers import Call
 from speculant.serving.call_values import Schemas
+from speculant.serving.hermes import BEGIN, END, ObjectEnd
 from speculant.serving.stops import StopFilter
-from speculant.serving.tool_formats import BEGIN, END, HERMES, ObjectEnd, ToolFormat
+from speculant.serving.tool_formats import HERMES, ToolFormat
 
 _ANGLES = re.compile(r"</?[A-Za-z0-9_.|-]+>")
 _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')

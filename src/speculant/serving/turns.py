@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from speculant.serving.answer_parser import AnswerParser
 from speculant.serving.answers import Service, deltas
+from speculant.serving.call_grammars import own_grammar
 from speculant.serving.errors import ApiError, validation_error
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import AnswerFormat, format_of
@@ -22,7 +23,7 @@ from speculant.serving.reasoning import ReasoningParser
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.template_rows import join_content
 from speculant.serving.tool_choice import ToolPlan, plan_tools
-from speculant.serving.tool_formats import HERMES, TOOL_FORMATS
+from speculant.serving.tool_formats import HERMES
 from speculant.serving.tools import ToolCallParser
 
 
@@ -143,14 +144,11 @@ def plan_turn(service: Service, body: ChatRequest) -> TurnPlan:
     """
     service.check_shape(body, body.choices)
     answer = format_of(body.response_format, body.structured_outputs)
-    form = service.prompts.formats.tools
-    tools = plan_tools(
-        body,
-        answer,
-        service.prompts.text_tokens,
-        own=form is not HERMES,
-        tagged=form is TOOL_FORMATS["qwen3_coder"],
-    )
+    prompts = service.prompts
+    form = prompts.formats.tools
+    native = own_grammar(form, prompts.chat_template)
+    tokens = prompts.text_tokens if native is None else [*prompts.text_tokens, *prompts.thought_tokens]
+    tools = plan_tools(body, answer, tokens, own=form is not HERMES, native=native)
     if body.prediction is not None and not service.predicts:
         message = "'prediction' is not supported by this server's drafting method. Leave it out."
         raise ApiError(400, message, param="prediction", code="unsupported_parameter")
