@@ -81,6 +81,18 @@ def test_a_new_request_goes_on_with_a_long_pause() -> None:
     assert count < 60
 
 
+def test_the_last_request_of_a_batch_does_not_decide_for_the_next_ones() -> None:
+    """Guards batches: the request that paused longest ends last, but new ones begin with the mean of all."""
+    pausing, gaining, losing = Pausing(), Pausing(), Pausing()
+    asked(gaining, 1.0, 0.1, 100)
+    asked(losing, 0.0, 0.8, 205)
+    for _ in range(40):
+        for request in (*[gaining] * 15, losing):
+            pausing.follow(request, 1 / 16)
+    assert losing.begin().left > 0
+    assert pausing.begin().left == 0
+
+
 def test_drafts_after_a_pause_are_two() -> None:
     """Guards expensive starts: the first draft after a pause reads what it missed, the next tells what they take."""
     pausing = Pausing()

@@ -265,6 +265,26 @@ def test_drafting_is_a_cost_too() -> None:
     assert asked < 80
 
 
+def test_many_sequences_search_for_what_a_pass_has_room_for() -> None:
+    """Guards batches: nodes that cannot all be verified are searched for in vain."""
+    sizing = adaptive(STEEP)
+    assert max(sizing.nodes([sizing.open() for _ in range(2)])) == 63
+    assert max(sizing.nodes([sizing.open() for _ in range(32)])) <= 4
+
+
+def test_the_time_of_another_sequence_is_not_that_of_a_node() -> None:
+    """Guards batches: as many texts as there are take the time of a search each, whose nodes cost next to nothing."""
+    sizing, draft = adaptive(FLAT), DraftTree.empty()
+    latency = sizing._latency
+    for turn in range(60):
+        states = [sizing.open() for _ in range(1 + turn % 4)]
+        sizing.nodes(states)
+        draft = chain(*[0.9] * (4 + turn % 3))
+        observe(sizing, states, [draft] * len(states), [2] * len(states), target=1.0, draft=0.1 * len(states))
+    assert latency.drafting < 0.001
+    assert latency.usual_drafting == pytest.approx(0.1, rel=0.1)
+
+
 def test_learning_counts() -> None:
     """A drafter that learns from rejected nodes gets more of them than their acceptance pays for, for a while."""
     gentle, tree, bonus = curve(0.01), chain(*[0.005] * 20), ExplorationBonus()

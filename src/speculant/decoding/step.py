@@ -177,9 +177,7 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
     return EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
 
 
-def _draft(
-    sequences: list[Sequence], parts: DecodingComponents
-) -> tuple[list[Sequence], list[DraftTree], float]:
+def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting."""
     clock, branches = parts.clock, parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])

@@ -183,7 +183,7 @@ class LatencyModel:
 
     @property
     def usual_drafting(self) -> float:
-        """Usual drafting time of a sequence in a round, in units of `curve`: the lower quartile, which is robust to stalls."""
+        """Usual drafting time of a sequence, in units of `curve`: the lower quartile, which is robust to stalls."""
         return _lower_quartile(self._draft_times) if len(self._draft_times) > 1 else 0.0
 
     @property

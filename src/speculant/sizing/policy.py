@@ -93,7 +93,7 @@ class AdaptiveSizing:
         drafts = False
         for state in states:
             state.gain, state.depth, state.asked = 0.0, self._depth, 0
-            state.rest = 0 if state.plain else state.pausing.left
+            state.rest = 0 if state.plain else int(state.pausing.left)
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
             return [0] * len(states)

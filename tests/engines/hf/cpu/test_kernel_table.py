@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, choose, shapes_to_pack
+from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, ROW_COUNTS, KernelTable, choose, shapes_to_pack
 from speculant.engines.hf.cpu.products import Products, pack
 
 SHAPE = (8, 4)
@@ -30,8 +30,8 @@ def test_torch_is_kept_unless_another_is_clearly_faster() -> None:
 def test_prompts_get_kernels_for_many_rows() -> None:
     """Guards long passes: kernels for few rows are left out beyond what was measured."""
     seconds = times(torch=1.0, compiled=0.2, widened=0.5)
-    assert choose(seconds, 128, packed=False) == "compiled"
-    assert choose(seconds, 129, packed=False) == "widened"
+    assert choose(seconds, MAX_ROWS, packed=False) == "compiled"
+    assert choose(seconds, MAX_ROWS + 1, packed=False) == "widened"
 
 
 def test_the_nearest_number_of_rows_counts() -> None:
@@ -57,6 +57,18 @@ def test_a_layer_is_one_call_where_that_is_about_as_fast(compiled: Any) -> None:
         table = KernelTable(products=products, dtype=torch.float32, times={SHAPE: times(torch=0.5, compiled=seconds)})
         assert table.one_call(torch.float32, [SHAPE, (1, 1)], 4) == expected
         assert table.kernel(torch.bfloat16, SHAPE, 4) == "compiled"  # not measured
+
+
+def test_many_rows_are_one_call_with_the_same_bits(compiled: Any) -> None:
+    """Guards large batches: up to the kernel's limit, a draft row beside 64 texts costs no more than others."""
+    products = Products(compiled)
+    table, most = KernelTable(products=products), products.max_rows(torch.float32)
+    assert most <= MAX_ROWS
+    assert [table.one_call(torch.float32, [SHAPE], rows) for rows in (most, most + 1)] == ["compiled", None]
+    weight, x = torch.randn(70, 96), torch.randn(MAX_ROWS, 96)
+    whole = products.multiply("compiled", x, weight, None)
+    for rows in (1, 2, 5, 64, 65, 130):
+        assert torch.equal(products.multiply("compiled", x[:rows], weight, None), whole[:rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
