@@ -20,7 +20,7 @@ from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cpu import decoder_layer, layer_stack
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
-from speculant.engines.hf.cpu.decoder_layer import find_fused_layers
+from speculant.engines.hf.cpu.pass_plan import find_fused_layers
 from speculant.engines.hf.cpu.shadow import Shadows
 from speculant.engines.hf.engine import HFEngine
 

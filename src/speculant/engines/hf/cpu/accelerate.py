@@ -29,14 +29,14 @@ from tqdm import tqdm
 from speculant.core.errors import UnsupportedError
 from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cpu.build import BuildError, load_native
-from speculant.engines.hf.cpu.decoder_layer import FusedLayer, find_fused_layers
+from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.gqa import GQAttention
 from speculant.engines.hf.cpu.huge_pages import use_huge_pages
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
 from speculant.engines.hf.cpu.measuring import kernel_times
 from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
-from speculant.engines.hf.cpu.pass_plan import PassPlans
+from speculant.engines.hf.cpu.pass_plan import PassPlans, find_fused_layers
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
 from speculant.engines.hf.quantized.model_weights import rounding_dtype

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,23 +29,30 @@ from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.cpu.batch_rows import PassRows, as_array
 from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa
 from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, KernelTable
+from speculant.engines.hf.cpu.layer_calls import LayerCall
 from speculant.engines.hf.cpu.layer_matching import (
     LINEARS,
     SUBLAYERS,
     Part,
-    is_known,
     rotary_functions,
     window_option,
 )
-from speculant.engines.hf.cpu.layer_stack import LayerStack
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
-from speculant.engines.hf.cpu.pass_plan import PassPlans
 from speculant.engines.hf.cpu.products import Kernel
 from speculant.engines.hf.quantized.modules import QuantizedLinear
 from speculant.engines.hf.views.layer_parts import split_layer
 
 _ONLY: dict[Sublayer, int] = {"attention": 1, "mlp": 2}  # constants of layer.h
+
+
+class CallPlans(Protocol):
+    """The prepared calls of a pass; see `PassPlans`."""
+
+    def find(
+        self, layer: FusedLayer, x: Tensor, cache: Any, mask: Tensor | None, embeddings: Any, options: dict[str, Any]
+    ) -> LayerCall | None:
+        """Return the call of a layer; None if a single call cannot compute it."""
 
 
 class FusedLayer:
@@ -64,7 +71,7 @@ class FusedLayer:
 
     only: Sublayer | None = None
 
-    def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None, plans: PassPlans) -> None:
+    def __init__(self, module: Any, table: KernelTable, attention: GQAttention | None, plans: CallPlans) -> None:
         """Take a layer of the family, kernels for its products, the replacement for "sdpa" attention, and the plans."""
         attention_module, mlp = module.self_attn, module.mlp
         self.module, self.attention, self._plans = module, attention_module, plans
@@ -351,17 +358,6 @@ class FusedLayer:
             and all(_usable(each, shape, self.dtype) for each in embeddings)
             and _usable(x, (batch, rows, self._layer.hidden), self.dtype)
         )
-
-
-def find_fused_layers(
-    model: nn.Module, table: KernelTable, attention: GQAttention, *, minimum: int, plans: PassPlans | None = None
-) -> tuple[FusedLayer, ...]:
-    """Return the layers that the compiled code supports and whose matrices have at least `minimum` weights."""
-    plans = PassPlans() if plans is None else plans
-    layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
-    found = tuple(layer for layer in layers if layer.weights >= minimum and layer.ready() is not None)
-    plans.stack = LayerStack(found, model)
-    return found
 
 
 def _usable(weight: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speculant.core.sublayers import Part as Sublayer
 from speculant.engines.hf.cpu.batch_rows import PassRows, as_array
+from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments
 from speculant.engines.hf.cpu.layer_calls import LayerCall, run_layers
 from speculant.engines.hf.cpu.layer_matching import rotary_functions
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
 from speculant.engines.hf.cpu.modules_state import HOOKS, ModulesState
-
-if TYPE_CHECKING:
-    from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 
 MAX_TOGETHER = 128  # maximum rows of a pass over several layers in one call, which nothing interrupts
 

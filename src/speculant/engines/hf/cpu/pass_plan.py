@@ -15,19 +15,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.batch_attention import BatchCache
+from speculant.engines.hf.cpu.decoder_layer import FusedLayer
+from speculant.engines.hf.cpu.gqa import GQAttention
+from speculant.engines.hf.cpu.kernel_table import KernelTable
 from speculant.engines.hf.cpu.layer_calls import LayerCall, run_layers
+from speculant.engines.hf.cpu.layer_matching import is_known
 from speculant.engines.hf.cpu.layer_stack import MAX_TOGETHER, LayerStack
-
-if TYPE_CHECKING:
-    from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 
 
 def run_ahead(calls: Sequence[LayerCall], x: Tensor) -> None:
@@ -100,3 +101,14 @@ class PassPlans:
         if held.get("ahead") and len(following) > 1 and x.shape[:-1].numel() <= MAX_TOGETHER:
             run_ahead([call for call in following if call], x)
         return plan.calls.pop(layer, None)
+
+
+def find_fused_layers(
+    model: nn.Module, table: KernelTable, attention: GQAttention, *, minimum: int, plans: PassPlans | None = None
+) -> tuple[FusedLayer, ...]:
+    """Return the layers that the compiled code supports and whose matrices have at least `minimum` weights."""
+    plans = PassPlans() if plans is None else plans
+    layers = (FusedLayer(module, table, attention, plans) for module in model.modules() if is_known(module))
+    found = tuple(layer for layer in layers if layer.weights >= minimum and layer.ready() is not None)
+    plans.stack = LayerStack(found, model)
+    return found
