@@ -191,7 +191,7 @@ class LayerStack:
 
 @dataclass(frozen=True, slots=True)
 class JoinedLayers:
-    """All layers of a model, called like one.
+    """All layers of a model, called like one; their attributes, which some models read, are those of the first.
 
     Attributes:
         stack: the layers.
@@ -200,6 +200,9 @@ class JoinedLayers:
 
     stack: LayerStack
     shadow: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.shadow[0], name)
 
     def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """Return what the layers return one after the other."""
