@@ -76,6 +76,8 @@ class LayerStack:
         mask: Tensor | None,
         embeddings: tuple[Tensor, Tensor],
         options: dict[str, Any],
+        *,
+        ready: _ReadyLayers | None = None,
     ) -> list[LayerCall | None]:
         """Return a call for each layer that a single one can compute; nothing is appended to the cache yet.
 
@@ -83,20 +85,9 @@ class LayerStack:
             layers: some of the layers, or of their sublayers.
             x: a tensor like the layers' input, [B, n, hidden].
             cache, mask, embeddings, options: the arguments of the layers' calls.
+            ready: the layers as just looked up; None to look them up.
         """
-        return self._prepare(self._look_up(), layers, x, cache, mask, embeddings, options)
-
-    def _prepare(
-        self,
-        ready: _ReadyLayers,
-        layers: Sequence[FusedLayer | None],
-        x: Tensor,
-        cache: Any,
-        mask: Tensor | None,
-        embeddings: tuple[Tensor, Tensor],
-        options: dict[str, Any],
-    ) -> list[LayerCall | None]:
-        """See `prepare`."""
+        ready = self._look_up() if ready is None else ready
         (cos, sin), calls = embeddings, list[LayerCall | None]()
         positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
         kernels, rows = dict[Any, Any](), dict[int, PassRows | None]()
@@ -158,7 +149,7 @@ class LayerStack:
         ready, given = self._look_up(), (attention_mask, position_embeddings, options)
         if not ready.unwatched:
             return None
-        prepared = self._prepare(ready, self.layers, x, past_key_values, *given)
+        prepared = self.prepare(self.layers, x, past_key_values, *given, ready=ready)
         calls = [call for call in prepared if call is not None and call.takes(x)]
         if len(calls) < len(prepared):
             return None
