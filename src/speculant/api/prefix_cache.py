@@ -28,7 +28,8 @@ from speculant.core.tree import Int32
 BLOCK = 16  # tokens per block; also the minimum worth copying
 ROOM = 128  # extra rows of a copy for the tokens after its prompt
 CANDIDATES = 8  # texts with equally many shared blocks to compare by shared tokens
-_LOG = logging.getLogger(__name__)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -224,7 +225,7 @@ class PrefixCache:
         assert self._engine is not None
         length = self._engine.reusable(held, len(tokens) * self.limit // size // BLOCK * BLOCK)
         if not self.stats.cut:
-            _LOG.warning(
+            logger.warning(
                 "the prefix cache of %d MB keeps %d of a text's %d tokens; it would take %d MB.",
                 *(self.limit // 10**6, length, len(tokens), -(-size // 10**6)),
             )

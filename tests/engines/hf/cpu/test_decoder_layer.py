@@ -10,51 +10,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from models import tiny_model
-from speculant.core.engine import RequestedOutputs
+from fused_layers import IDS, agreed, model_of, output
 from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cpu import decoder_layer, layer_stack
+from speculant.engines.hf.cpu import decoder_layer
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.cpu.pass_plan import find_fused_layers
 from speculant.engines.hf.cpu.shadow import Shadows
 from speculant.engines.hf.engine import HFEngine
 
 pytestmark = pytest.mark.usefixtures("compiled")
-IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
-
-
-def model_of(name: str, **changes: Any) -> Any:
-    """Return a model whose norms and biases are not what they are in the beginning, ones and zeros."""
-    model = tiny_model(name, **changes)
-    torch.manual_seed(3)
-    for each, weight in model.named_parameters():
-        if "norm" in each or "bias" in each:
-            nn.init.uniform_(weight, 0.3, 1.7)
-    return model
-
-
-@torch.inference_mode()
-def output(
-    model: Any,
-    *,
-    rows: int = 8,
-    batch: int = 1,
-    fast: bool = True,
-    prepared: CpuAcceleration | None = None,
-    own: bool = True,
-) -> Tensor:
-    """Return the hidden states of so many rows behind four cached ones; in our cache or theirs."""
-    cache = usable_cache(None) if own else DynamicCache()
-    model(IDS[:batch, :4], past_key_values=cache)
-    prepared = prepared or prepare_model(model, True)
-    run = prepared.model_for(model, rows) if fast else model
-    hidden: Tensor = run.model(IDS[:batch].repeat(1, 20)[:, :rows], past_key_values=cache).last_hidden_state
-    return hidden
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
@@ -92,57 +60,6 @@ def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch:
     assert (around == theirs).float().mean() > 0.95  # differs by processor: torch has several products for bfloat16
     exact = output(model.float(), fast=False, **given)
     assert (found - exact).abs().mean() < 2 * (theirs - exact).abs().mean()
-
-
-@pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the number of layers in each call that computes all layers of a model."""
-    seen, run = list[int](), layer_stack.run_layers
-
-    def count(calls: Any, *given: Any) -> None:
-        seen.append(len(calls))
-        run(calls, *given)
-
-    monkeypatch.setattr(layer_stack, "run_layers", count)
-    return seen
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("rows", [1, 8, 64])
-def test_all_layers_are_one_call(name: str, rows: int, together: list[int]) -> None:
-    """Guards the cost of a pass, and that one which runs layers one by one returns the same bits."""
-    model = model_of(name)
-    prepared = prepare_model(model, True)
-    found = output(model, rows=rows, prepared=prepared)
-    assert together == [3]
-    seen = list[int]()
-    handle = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
-    assert torch.equal(output(model, rows=rows, prepared=prepared), found)
-    handle.remove()
-    assert (together, seen[:1]) == ([3], [1])
-    assert torch.equal(output(model, rows=rows, prepared=prepared), found)
-    assert together == [3, 3]
-
-
-def test_layers_of_two_kinds_have_masks_of_their_own(together: list[int]) -> None:
-    """Guards windows: the mask that the first layer gets is not that of the others."""
-    kinds = ["full_attention", "sliding_attention", "full_attention"]
-    model = model_of("qwen2", use_sliding_window=True, sliding_window=3, layer_types=kinds)
-    agreed(model, prepare_model(model, True))
-    assert not together
-
-
-def test_views_run_their_own_layers(together: list[int]) -> None:
-    """Guards heads, which read the outputs of layers: the same logits as without."""
-    model = model_of("llama")
-    cache = HFEngine(model, acceleration=prepare_model(model, True)).open(IDS[:1])
-    cache.prefill()
-    logits = list[Tensor]()
-    for needs in (RequestedOutputs(hidden_layers=(0, 2)), RequestedOutputs()):
-        logits.append(cache.forward(np.array([5], np.int32), np.array([-1], np.int32), needs=needs).logits)
-        assert together == ([] if needs.hidden_layers else [3])
-        cache.rollback()
-    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
@@ -232,11 +149,6 @@ def test_large_numbers_stay_what_they_are() -> None:
 def fused(prepared: CpuAcceleration) -> int:
     """Return how many layers a pass fuses."""
     return sum(layer.ready() is not None for layer in prepared.layers)
-
-
-def agreed(model: Any, prepared: CpuAcceleration) -> None:
-    """Check that a prepared model returns what the model itself returns."""
-    torch.testing.assert_close(output(model, prepared=prepared), output(model, fast=False), atol=2e-5, rtol=2e-5)
 
 
 def test_hooks_run_as_in_the_model_itself() -> None:

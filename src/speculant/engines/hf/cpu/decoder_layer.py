@@ -37,13 +37,11 @@ from speculant.engines.hf.cpu.layer_matching import (
     rotary_functions,
     window_option,
 )
-from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments, PositionArguments
+from speculant.engines.hf.cpu.layer_structs import ONLY, LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, readable
 from speculant.engines.hf.cpu.products import Kernel
 from speculant.engines.hf.quantized.modules import QuantizedLinear
 from speculant.engines.hf.views.layer_parts import split_layer
-
-_ONLY: dict[Sublayer, int] = {"attention": 1, "mlp": 2}  # constants of layer.h
 
 
 class CallPlans(Protocol):
@@ -270,7 +268,7 @@ class FusedLayer:
             found: the struct when the weights were looked up; None for the latest.
         """
         layer = LayerArguments.from_buffer_copy(self._layer if found is None else found)
-        layer.native_bf16, layer.only = kernel == "bf16_dot", 0 if self.only is None else _ONLY[self.only]
+        layer.native_bf16, layer.only = kernel == "bf16_dot", ONLY[self.only]
         return layer
 
     def _project(

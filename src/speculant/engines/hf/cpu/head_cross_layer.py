@@ -14,8 +14,8 @@ from torch import Tensor
 
 from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.engines.hf.cpu.gqa import MAX_QUERIES, TILE, AttentionArguments
-from speculant.engines.hf.cpu.head_layer import ATTENTION, LayerWeights, find_linear
-from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments, PositionArguments
+from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear
+from speculant.engines.hf.cpu.layer_structs import ONLY, LayerArguments, LinearArguments, PositionArguments
 from speculant.engines.hf.cpu.products import Products
 
 
@@ -27,7 +27,7 @@ class HeadCrossLayer:
         self._layer, self._cross, self._norm, self._rotary = layer, layer.cross_attn, norm, rotary
         self._native, self._shape = products.native, layer.cross_attn.shape
         self._own, self._rest = LayerWeights(layer, products), LayerWeights(layer, products, output=self._cross.o_proj)
-        self._own.arguments.only = ATTENTION
+        self._own.arguments.only = ONLY["attention"]
         sizes = {"hidden": self._own.arguments.hidden, "given": self._own.arguments.hidden}
         self._queries, self._last = (
             LayerArguments(**sizes, is_bf16=self._own.arguments.is_bf16, input_eps=norm.eps) for _ in range(2)

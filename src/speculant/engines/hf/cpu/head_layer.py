@@ -19,8 +19,6 @@ from speculant.engines.hf.cpu.linear import is_torch_linear, readable
 from speculant.engines.hf.cpu.products import DTYPES, Products
 from speculant.engines.hf.quantized.modules import QuantizedLinear
 
-ATTENTION = 1  # in `LayerArguments.only`
-
 
 def computable(layer: Any) -> bool:
     """Return whether a layer has the parts that the code supports, with ordinary weights of one dtype."""

@@ -1,9 +1,9 @@
 """The fused layers of a model, looked up, prepared and run together.
 
 Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects included:
-the same lines take seven times as long there as in a loop over the layers. So a pass looks up the arguments of all its
-layers at once: their weights if anything of the layers has changed since the last pass (`modules_state.py`), and what
-they share, such as positions and masks, once.
+the same lines take several times as long there as in a loop over the layers. So a pass looks up the arguments of all
+its layers at once: their weights if anything of the layers has changed since the last pass (`modules_state.py`), and
+what they share, such as positions and masks, once.
 
 transformers runs a model's layers in a loop over a slice of their list. In an accelerated pass over few rows, that
 slice holds a single module, which is all layers in one call (`JoinedLayers`), as long as nobody can tell: no layer has

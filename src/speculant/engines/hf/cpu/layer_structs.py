@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
+from speculant.core.sublayers import Part as Sublayer
 from speculant.engines.hf.cpu.layer_matching import LINEARS
+
+ONLY: dict[Sublayer | None, int] = {None: 0, "attention": 1, "mlp": 2}  # values of `LayerArguments.only`
 
 
 class LinearArguments(ctypes.Structure):
