@@ -107,7 +107,7 @@ class Side:
         from speculant.api.batch import Batch
 
         speculator.probe(size)
-        parts = replace(speculator.parts(size), clock=time.process_time)
+        parts = replace(speculator.parts(size), clock=time.process_time, work_clock=time.process_time)
         self._batch = Batch(speculator.prepare, parts, speculator.engine, size=size)
         lengths = [round(TOKENS * LENGTHS[place % len(LENGTHS)]) for place in range(len(prompts))]
         self._generations = [

@@ -38,6 +38,7 @@ class Pausing:
         balance: cumulative net gain of drafts, in tokens.
         debts: number of consecutive pauses due to an overdrawn balance.
         seen: number of drafts asked for, over all requests.
+        took: tokens that the usual time of a draft would have yielded elsewhere, when it was last known.
     """
 
     pause: float = 0
@@ -50,12 +51,18 @@ class Pausing:
     balance: float = _START
     debts: float = 0
     seen: float = 0
+    took: float = 0.0
 
     def begin(self) -> Pausing:
-        """Return the state that a new request begins with."""
+        """Return the state that a new request begins with.
+
+        In a pause it asks for one draft nevertheless, if the grant pays for it: drafts may gain on its text.
+        """
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
         pause, left, debts = round(self.pause), round(self.left), round(self.debts)  # means, see `follow`
-        if pause > _USUAL:
+        if self.took <= _GRANT:
+            left = 0
+        if pause > _USUAL and balance < _LIMIT / 2:
             return replace(self, balance=balance, pause=pause, left=left, debts=debts)
         left = left if balance < 0 else 0
         return replace(self, balance=balance, pause=0, left=left, debts=debts, gained=0.0, asks=0.0)
@@ -66,9 +73,22 @@ class Pausing:
         With a share of 1 / B, this becomes a mean over the B requests of a batch, and does not end as the state of the
         request that paused longest, which ends last.
         """
-        for name in ("pause", "left", "gained", "asks", "earned", "squares", "drafts", "balance", "debts", "seen"):
-            own, new = getattr(self, name), getattr(other, name)
-            setattr(self, name, new if share == 1 else own + share * (new - own))
+        if share == 1:
+            self.pause, self.left, self.debts, self.seen = other.pause, other.left, other.debts, other.seen
+            self.gained, self.asks, self.balance = other.gained, other.asks, other.balance
+            self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
+        else:  # written out, since it runs in every round for every request of a batch
+            self.pause += share * (other.pause - self.pause)
+            self.left += share * (other.left - self.left)
+            self.debts += share * (other.debts - self.debts)
+            self.seen += share * (other.seen - self.seen)
+            self.gained += share * (other.gained - self.gained)
+            self.asks += share * (other.asks - self.asks)
+            self.balance += share * (other.balance - self.balance)
+            self.earned += share * (other.earned - self.earned)
+            self.squares += share * (other.squares - self.squares)
+            self.drafts += share * (other.drafts - self.drafts)
+        self.took = other.took
 
     def skip(self) -> None:
         """Count a round of a pause."""
@@ -87,6 +107,7 @@ class Pausing:
             profit: tokens that the draft gained, minus those that its time would have yielded without drafts.
             resumed: whether no draft was asked for in the previous round.
         """
+        self.took = took
         if resumed and self.balance + profit >= 0:
             self._book(profit)
             self.left = 0

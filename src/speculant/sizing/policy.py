@@ -261,7 +261,7 @@ class AdaptiveSizing:
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
-        state.text = [*state.text, *walk.tokens][-2:]
+        state.text = [state.text[-1], walk.tokens[-1]] if len(walk.tokens) == 1 else walk.tokens[-2:]
         state.rounds += 1
         state.skipped += 1
         state.paused += 1
