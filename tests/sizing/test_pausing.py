@@ -93,21 +93,6 @@ def test_the_last_request_of_a_batch_does_not_decide_for_the_next_ones() -> None
     assert pausing.begin().left == 0
 
 
-def test_a_new_request_asks_once_where_that_is_cheap() -> None:
-    """Guards batches in debt: a text that the memory knows is found by a draft that the grant pays for."""
-    for took, waits in ((0.2, False), (0.4, True)):
-        pausing = Pausing(pause=64.0, left=300.0, balance=-2.0, debts=6.0, seen=100.0, took=took)
-        request = pausing.begin()
-        assert (request.left > 0) == waits
-        request.left = 0
-        request.observe(0.0, took, 1.0, -took, resumed=True)
-        assert request.left > 100
-        known = pausing.begin()
-        known.left = 0
-        known.observe(3.0, took, 1.0, 2.0)
-        assert not known.left
-
-
 def test_a_new_request_does_not_inherit_a_pause_where_others_gained() -> None:
     """Guards batches of known texts: the mean of their pauses is long, but their drafts have more than paid for it."""
     pausing = Pausing(pause=40.0, left=30.0, balance=12.0)

@@ -10,8 +10,8 @@ from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.fixed import FixedSizing
+from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
-from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import AdaptiveSizing, warm_up
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
@@ -32,7 +32,7 @@ class Sizes:
         """
         self._options, self._needs = options, needs
         self._latencies = {1: LatencyModel(maximum=max_rows(needs, 1), known=known)}
-        self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
+        self._acceptance, self._throughput, self._history = AcceptanceModel(), Throughput(), PausingHistory()
         self._exploration = ExplorationBonus() if needs.top_k and needs.explores else None
         if options.nodes == AUTO:
             warm_up()
@@ -49,7 +49,7 @@ class Sizes:
             self._acceptance,
             self._throughput,
             self._exploration,
-            self._pausing,
+            self._history,
             maximum=self._needs.max_nodes,
             depth=depth,
             size=size,

@@ -38,7 +38,6 @@ class Pausing:
         balance: cumulative net gain of drafts, in tokens.
         debts: number of consecutive pauses due to an overdrawn balance.
         seen: number of drafts asked for, over all requests.
-        took: tokens that the usual time of a draft would have yielded elsewhere, when it was last known.
     """
 
     pause: float = 0
@@ -51,17 +50,11 @@ class Pausing:
     balance: float = _START
     debts: float = 0
     seen: float = 0
-    took: float = 0.0
 
     def begin(self) -> Pausing:
-        """Return the state that a new request begins with.
-
-        In a pause it asks for one draft nevertheless, if the grant pays for it: drafts may gain on its text.
-        """
+        """Return the state that a new request begins with."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
         pause, left, debts = round(self.pause), round(self.left), round(self.debts)  # means, see `follow`
-        if self.took <= _GRANT:
-            left = 0
         if pause > _USUAL and balance < _LIMIT / 2:
             return replace(self, balance=balance, pause=pause, left=left, debts=debts)
         left = left if balance < 0 else 0
@@ -88,7 +81,6 @@ class Pausing:
             self.earned += share * (other.earned - self.earned)
             self.squares += share * (other.squares - self.squares)
             self.drafts += share * (other.drafts - self.drafts)
-        self.took = other.took
 
     def skip(self) -> None:
         """Count a round of a pause."""
@@ -107,7 +99,6 @@ class Pausing:
             profit: tokens that the draft gained, minus those that its time would have yielded without drafts.
             resumed: whether no draft was asked for in the previous round.
         """
-        self.took = took
         if resumed and self.balance + profit >= 0:
             self._book(profit)
             self.left = 0
