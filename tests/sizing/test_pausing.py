@@ -7,6 +7,7 @@ import pytest
 
 from speculant.core.tree import DraftTree
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import AdaptiveSizing
@@ -154,10 +155,11 @@ def run(*, first: float, further: float, rate: float, requests: int) -> tuple[fl
         rate: of acceptance, of one node a level.
         requests: of 48 rounds each.
     """
-    latency, acceptance, throughput, pausing = LatencyModel(maximum=64), AcceptanceModel(), Throughput(), Pausing()
-    random, truth, tokens, seconds, levels = np.random.default_rng(1), curve(0.02), 0, 0.0, list[int]()
+    latency, acceptance, throughput = LatencyModel(maximum=64), AcceptanceModel(), Throughput()
+    history, random, truth = PausingHistory(), np.random.default_rng(1), curve(0.02)
+    tokens, seconds, levels = 0, 0.0, list[int]()
     for _ in range(requests):
-        sizing = AdaptiveSizing(latency, acceptance, throughput, None, pausing)
+        sizing = AdaptiveSizing(latency, acceptance, throughput, None, history)
         state = sizing.open(forecast)
         for _ in range(48):
             [nodes] = sizing.nodes([state])
