@@ -52,3 +52,9 @@ def test_the_oldest_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     history.of(start(3))
     assert history.of(start(1)) is not new
     assert history.of(start(2)) is new
+
+
+def test_a_batch_begins_with_the_credit_of_one_request() -> None:
+    """Guards large batches on new prompts: each request could lose as much as a stream before it pauses."""
+    assert PausingHistory(64).of(start(1)).balance < 1
+    assert PausingHistory().of(start(1)).balance == 8

@@ -189,7 +189,7 @@ def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[S
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting."""
     clock, branches = parts.work_clock, parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
-    proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
+    proposed: list[DraftTree | None] = [DraftTree.empty()] * len(sequences)
     began = clock()
     if any(nodes):
         _propose(sequences, nodes, branches // len(sequences), parts, proposed)

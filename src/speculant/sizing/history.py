@@ -18,8 +18,9 @@ _PROMPTS = 1 << 14  # most recent prompts, of which a hash is kept: about 2 MB
 class PausingHistory:
     """The pauses of earlier requests, with new and with repeated prompts."""
 
-    def __init__(self) -> None:
-        self._new, self._repeated = Pausing(), Pausing()
+    def __init__(self, size: int = 1) -> None:
+        """Begin with the initial credit, which the `size` requests of a batch share on new prompts."""
+        self._new, self._repeated = Pausing.begun(size), Pausing()
         self._prompts: OrderedDict[int, None] = OrderedDict()
 
     def of(self, start: SessionRequest | None) -> Pausing:

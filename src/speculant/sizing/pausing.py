@@ -51,6 +51,11 @@ class Pausing:
     debts: float = 0
     seen: float = 0
 
+    @classmethod
+    def begun(cls, size: int) -> Pausing:
+        """Return the first state of a batch of `size` requests, which together have the initial balance."""
+        return cls(balance=max(_GRANT, _START / size))
+
     def begin(self) -> Pausing:
         """Return the state that a new request begins with."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
