@@ -8,8 +8,8 @@ Expectations can also be too high, and the cost of learning may never be recover
 costs is kept as well: it is credited with what they gain, up to a limit, and with a small share of every round. While
 it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has repaid the debt, but at
 most twice as long as the last one. So drafts that are never accepted cost only that share in the long run, and bad luck
-costs little. A request inherits the balance of earlier ones that were like it (`history`), plus a small grant with which
-to probe for itself.
+costs little. A request inherits the balance of earlier ones that were like it (`history`), plus a small grant with
+which to probe for itself.
 """
 
 from __future__ import annotations
