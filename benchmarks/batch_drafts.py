@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -107,7 +107,9 @@ class Side:
         from speculant.api.batch import Batch
 
         speculator.probe(size)
-        parts = replace(speculator.parts(size), clock=time.process_time)
+        parts = speculator.parts(size)
+        clocks = [each.name for each in fields(parts) if each.name in ("clock", "work_clock")]  # one in older versions
+        parts = replace(parts, **dict.fromkeys(clocks, time.process_time))
         self._batch = Batch(speculator.prepare, parts, speculator.engine, size=size)
         lengths = [round(TOKENS * LENGTHS[place % len(LENGTHS)]) for place in range(len(prompts))]
         self._generations = [

@@ -205,7 +205,7 @@ def ours(model: LlamaCppModel, method: str, clock: Callable[[], float]) -> Syste
         stats = Stats(method=method, prompt_tokens=1)
         sequence = DecodedSequence(cache, sampler, SessionRequest(prompt=prompt), stats)
         generation = Generation(sequence, sampler, target=cache)
-        pieces = iter(Stream(generation, replace(make_forced_components(speculator), clock=clock)))
+        pieces = iter(Stream(generation, replace(make_forced_components(speculator), clock=clock, work_clock=clock)))
         next(pieces)  # the prompt's pass
         began, before = clock(), stats.draft_seconds
         for _ in pieces:

@@ -155,7 +155,12 @@ def play(request: int, plain: Speculator, drafted: Speculator, *, temperature: f
     options: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature, "seed": request}
     prompt = SESSION[request % len(SESSION)]
     sides = [
-        Clocked(Stream(each.prepare(prompt, **options), replace(each.parts(), clock=time.process_time)))
+        Clocked(
+            Stream(
+                each.prepare(prompt, **options),
+                replace(each.parts(), clock=time.process_time, work_clock=time.process_time),
+            )
+        )
         for each in (plain, drafted)
     ]
     for each in sides:  # prefill

@@ -106,7 +106,12 @@ class EngineSystem:
         stats = Stats(method=method, prompt_tokens=1)
         sequence = DecodedSequence(cache, sampler, SessionRequest(prompt=prompt), stats)
         generation = Generation(sequence, sampler, target=cache)
-        pieces = iter(Stream(generation, replace(make_forced_components(speculator), clock=time.process_time)))
+        pieces = iter(
+            Stream(
+                generation,
+                replace(make_forced_components(speculator), clock=time.process_time, work_clock=time.process_time),
+            )
+        )
         next(pieces)  # prefill
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in pieces:

@@ -14,7 +14,8 @@ Streamed greedy completions of the beginnings of held-out stories, at several nu
 
 All systems are started at once with one thread each and take turns: while one is measured, the others are suspended.
 The order rotates with every repetition; prompts are the same for all systems and new in each repetition. Ratios compare
-figures of the same repetition.
+figures of the same repetition. With --slice, all systems answer the requests of a repetition at the same time, in turns
+of so many seconds of CPU time, which a ratio of throughputs needs on a busy machine; latencies mean nothing then.
 
     python benchmarks/serving.py -o benchmarks/results/serving.json --chart docs/images/serving.png
 
@@ -37,15 +38,15 @@ from typing import Any
 import numpy as np
 
 from serving_chart import draw
-from serving_load import Answer, figures
-from serving_systems import LLAMACPP, SYSTEMS, HttpServer, Library, start, write_gguf_files
+from serving_systems import LLAMACPP, SYSTEMS, start, write_gguf_files
+from serving_turns import LENGTHS, Cell, System, turn
+from serving_turns import turns as take_turns
 from stories import cut_prompts
 
 TARGETS = ("bundled", "inflated")
 REQUESTS = {"bundled": 8, "inflated": 2}  # minimum; each client sends at least `TURNS`
 TURNS = {"bundled": 3, "inflated": 1}
 TOKENS = {"bundled": 64, "inflated": 16}
-LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # relative lengths; equal texts would begin and end in the same rounds
 RATIOS = {
     "speculant_to_plain": ("speculant", ("plain",)),
     "speculant_to_transformers": ("speculant", ("transformers", "transformers-paged")),  # the faster one
@@ -54,7 +55,6 @@ RATIOS = {
     "plain_server_to_library": ("plain", ("library-plain",)),
 }
 MEDIANS = ("time_to_first_token_ms", "inter_token_latency_ms", "time_per_output_token_ms")
-Cell = dict[str, Any]
 
 
 def main() -> None:
@@ -82,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, help=f"minimum requests per client; default: {TURNS}")
     parser.add_argument("--tokens", type=int, help=f"mean of the maximum tokens per answer; default: {TOKENS}")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--slice", type=float, help="seconds of CPU time of a turn; default: until all is answered")
     parser.add_argument("--inflated", type=Path, help="folder in which the inflated target (2 GB) is kept between runs")
     args = parser.parse_args()
     args.clients = [int(each) for each in args.clients]
@@ -133,10 +134,10 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
                 turn(system, warm, clients=clients, tokens=max(8, tokens // 3))
         for repetition in range(args.repetitions):
             for clients, count in counts.items():
-                asked = take(prompts, count)
-                place = repetition % len(systems)
-                for system in systems[place:] + systems[:place]:
-                    cell, answers = turn(system, asked, clients=clients, tokens=tokens)
+                asked, place = take(prompts, count), repetition % len(systems)
+                order = systems[place:] + systems[:place]
+                found = take_turns(order, asked, clients=clients, tokens=tokens, seconds=args.slice)
+                for system, (cell, answers) in zip(order, found, strict=True):
                     cells.append({"repetition": repetition, "clients": clients, "system": system.name} | cell)
                     texts.setdefault(system.name, []).extend(answer.text.strip() for answer in answers)
                     print(json.dumps(cells[-1]), file=sys.stderr)
@@ -147,6 +148,7 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
             "lengths": LENGTHS,
             "requests": counts,
             "repetitions": args.repetitions,
+            "slice": args.slice,
             "seconds": elapsed(began),
         },
         "systems": described,
@@ -160,9 +162,9 @@ def measure(target: str, folder: Path, scratch: Path, args: argparse.Namespace) 
 
 
 @contextlib.contextmanager
-def running(names: Sequence[str], folder: Path, scratch: Path) -> Iterator[list[HttpServer | Library]]:
+def running(names: Sequence[str], folder: Path, scratch: Path) -> Iterator[list[System]]:
     """Start systems, suspended; stop them at exit."""
-    systems = list[HttpServer | Library]()
+    systems = list[System]()
     try:
         for name in names:
             systems.append(start(name, folder, scratch))
@@ -171,27 +173,6 @@ def running(names: Sequence[str], folder: Path, scratch: Path) -> Iterator[list[
     finally:
         for system in systems:
             system.close()
-
-
-def turn(
-    system: HttpServer | Library, prompts: Sequence[str], *, clients: int, tokens: int
-) -> tuple[Cell, list[Answer]]:
-    """Return the figures and answers of one system while the others are suspended."""
-    asked = [(prompt, round(tokens * LENGTHS[place % len(LENGTHS)])) for place, prompt in enumerate(prompts)]
-    system.resume()
-    drafting, cpu, own, began = system.counters(), system.cpu_seconds, time.process_time(), time.perf_counter()
-    answers = system.answer(asked, clients=clients)
-    wall = time.perf_counter() - began
-    cell: Cell = {"requests": len(prompts)} | figures(answers)
-    spent = system.cpu_seconds - cpu
-    cell |= {
-        "cpu_seconds": round(spent, 3),
-        "tokens_per_cpu_second": round(cell["tokens"] / spent, 3),
-        "client_cpu_share": round((time.process_time() - own) / wall, 4),
-        "drafting": {name: value - drafting[name] for name, value in system.counters().items()},
-    }
-    system.pause()
-    return cell, answers
 
 
 def take(prompts: Iterator[str], count: int) -> list[str]:

@@ -101,7 +101,7 @@ def play(recordings: list[Recording], method: str, curve: StepCost, sizing: Call
             drafter=Charged(drafter, clock),
             verifier=SampleThenFollow(),
             sizing=sizing(),
-            clock=clock,
+            work_clock=clock,
         )
         sequence = make_recorded_sequence(recording, parts)
         while not sequence.ended:

@@ -69,7 +69,7 @@ def decode(needs: RequestedOutputs) -> tuple[Wrong, Noting]:
     """Decode a text without one right draft."""
     drafter, engine = Wrong(needs), Noting()
     parts = DecodingComponents(
-        engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=adaptive(curve(0.05)), clock=Clock()
+        engine=engine, drafter=drafter, verifier=SampleThenFollow(), sizing=adaptive(curve(0.05)), work_clock=Clock()
     )
     sequence = make_recorded_sequence(recording(TEXT), parts)
     while not sequence.ended:

@@ -7,6 +7,7 @@ import pytest
 
 from speculant.core.tree import DraftTree
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import AdaptiveSizing
@@ -93,6 +94,14 @@ def test_the_last_request_of_a_batch_does_not_decide_for_the_next_ones() -> None
     assert pausing.begin().left == 0
 
 
+def test_a_new_request_does_not_inherit_a_pause_where_others_gained() -> None:
+    """Guards batches of known texts: the mean of their pauses is long, but their drafts have more than paid for it."""
+    pausing = Pausing(pause=40.0, left=30.0, balance=12.0)
+    assert pausing.begin().left == 0
+    pausing.balance = 4.0
+    assert pausing.begin().left == 30
+
+
 def test_drafts_after_a_pause_are_two() -> None:
     """Guards expensive starts: the first draft after a pause reads what it missed, the next tells what they take."""
     pausing = Pausing()
@@ -146,10 +155,11 @@ def run(*, first: float, further: float, rate: float, requests: int) -> tuple[fl
         rate: of acceptance, of one node a level.
         requests: of 48 rounds each.
     """
-    latency, acceptance, throughput, pausing = LatencyModel(maximum=64), AcceptanceModel(), Throughput(), Pausing()
-    random, truth, tokens, seconds, levels = np.random.default_rng(1), curve(0.02), 0, 0.0, list[int]()
+    latency, acceptance, throughput = LatencyModel(maximum=64), AcceptanceModel(), Throughput()
+    history, random, truth = PausingHistory(), np.random.default_rng(1), curve(0.02)
+    tokens, seconds, levels = 0, 0.0, list[int]()
     for _ in range(requests):
-        sizing = AdaptiveSizing(latency, acceptance, throughput, None, pausing)
+        sizing = AdaptiveSizing(latency, acceptance, throughput, None, history)
         state = sizing.open(forecast)
         for _ in range(48):
             [nodes] = sizing.nodes([state])

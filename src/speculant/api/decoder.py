@@ -8,6 +8,7 @@ same starting from transformers.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -301,11 +302,18 @@ class Decoder:
         """Return the components that decode a stream (size 1) or a batch."""
         from speculant.decoding.step import DecodingComponents
         from speculant.drafters.forced import ForcedDrafter
+        from speculant.engines.hf.engine import HFEngine
 
         forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
         drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
+        # Draft models may run in threads of their own, and other engines on devices: waiting for these is work.
+        in_thread = forcing and isinstance(self.engine, HFEngine) and self.engine.model.device.type == "cpu"
         return DecodingComponents(
-            engine=self.engine, drafter=drafter, verifier=self.verifier, sizing=self._sizes.of(size)
+            engine=self.engine,
+            drafter=drafter,
+            verifier=self.verifier,
+            sizing=self._sizes.of(size),
+            work_clock=time.thread_time if in_thread else time.perf_counter,
         )
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:

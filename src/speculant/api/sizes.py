@@ -10,8 +10,8 @@ from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.fixed import FixedSizing
+from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
-from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import AdaptiveSizing, warm_up
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
@@ -20,7 +20,7 @@ _EACH = 3  # nodes for which a pass has room, for each sequence of a large batch
 
 
 class Sizes:
-    """Creates the sizing of streams and batches; they differ only in the latency of a pass."""
+    """Creates the sizing of streams and batches; they differ in the latency of a pass and in pauses of drafting."""
 
     def __init__(self, options: DraftingOptions, needs: RequestedOutputs, *, known: StepCost | None) -> None:
         """Start without measurements.
@@ -32,7 +32,8 @@ class Sizes:
         """
         self._options, self._needs = options, needs
         self._latencies = {1: LatencyModel(maximum=max_rows(needs, 1), known=known)}
-        self._acceptance, self._throughput, self._pausing = AcceptanceModel(), Throughput(), Pausing()
+        self._acceptance, self._throughput = AcceptanceModel(), Throughput()
+        self._histories = dict[int, PausingHistory]()
         self._exploration = ExplorationBonus() if needs.top_k and needs.explores else None
         if options.nodes == AUTO:
             warm_up()
@@ -44,12 +45,14 @@ class Sizes:
             return FixedSizing(self._options.nodes, depth=depth)
         if size not in self._latencies:
             self._latencies[size] = LatencyModel(maximum=max_rows(self._needs, size))
+        if size not in self._histories:
+            self._histories[size] = PausingHistory(size)
         return AdaptiveSizing(
             self._latencies[size],
             self._acceptance,
             self._throughput,
             self._exploration,
-            self._pausing,
+            self._histories[size],
             maximum=self._needs.max_nodes,
             depth=depth,
             size=size,

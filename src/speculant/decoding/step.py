@@ -37,13 +37,21 @@ from speculant.sizing.contract import Sizing, SizingState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingComponents:
-    """The components of decoding; a method is a choice of these. `clock` returns seconds."""
+    """The components of decoding; a method is a choice of these.
+
+    Attributes:
+        clock: returns seconds; times requests and their prompts.
+        work_clock: the same for drafting, passes and learning, from which sizes are chosen. CPU time of the decoding
+            thread suits where that thread does the work: waiting for a busy processor, or for another thread of the
+            interpreter, would otherwise look like the cost of drafts.
+    """
 
     engine: Engine
     drafter: Drafter
     verifier: Verifier
     sizing: Sizing
     clock: Callable[[], float] = time.perf_counter
+    work_clock: Callable[[], float] = time.perf_counter
 
 
 Walked = list[tuple[Sequence, Round, Pass]]  # for each sequence, the round to commit and its pass
@@ -55,9 +63,9 @@ class Rounds:
 
     Attributes:
         each: the round of each sequence.
-        draft_seconds, target_seconds: time of drafting and of the pass, both shared by all sequences. What rounds
-            without drafts take as well belongs to neither.
-        observe_seconds: total time of learning.
+        draft_seconds, target_seconds: time of drafting and of the pass, by the work clock, both shared by all
+            sequences. What rounds without drafts take as well belongs to neither.
+        observe_seconds: total time of learning, by the same clock.
         early: share of the pass that ran during drafting, see `core.engine.Pass`.
     """
 
@@ -76,7 +84,7 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         KeyboardInterrupt: interrupted; the sequence being processed, if any, has failed, the others are as before or
             after the round.
     """
-    sequences, clock = [sequence for sequence in sequences if sequence.active], parts.clock
+    sequences, clock = [sequence for sequence in sequences if sequence.active], parts.work_clock
     walked: Walked = []
     try:
         sequences, drafts, draft_seconds = _draft(sequences, parts)
@@ -164,12 +172,12 @@ def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
         raise
     sequence.sampler.end_round()
     sequence.stats.prefill_seconds += clock() - began
-    began = clock()
+    began = parts.work_clock()
     session = _open_session(sequence, parts) if early is None else early
     session.observe(_make_verified(nothing, walk, result))
-    sizing = parts.sizing.open(session.forecast, plain=sequence.plain)
+    sizing = parts.sizing.open(session.forecast, plain=sequence.plain, start=sequence.start)
     sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
-    sequence.stats.draft_seconds += clock() - began
+    sequence.stats.draft_seconds += parts.work_clock() - began
     sequence.stats.seconds = clock() - (sequence.began or 0.0)
 
 
@@ -179,9 +187,9 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
 
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting."""
-    clock, branches = parts.clock, parts.engine.capabilities.sequences - len(sequences)
+    clock, branches = parts.work_clock, parts.engine.capabilities.sequences - len(sequences)
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
-    proposed: list[DraftTree | None] = [DraftTree.empty() for _ in sequences]
+    proposed: list[DraftTree | None] = [DraftTree.empty()] * len(sequences)
     began = clock()
     if any(nodes):
         _propose(sequences, nodes, branches // len(sequences), parts, proposed)
@@ -318,9 +326,9 @@ def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Seque
             if needs.rests(_state(sequence).rest):
                 sequence.untaught += done.walk.tokens
             else:
-                began = parts.clock()
+                began = parts.work_clock()
                 sequence.teach(_make_verified(done.draft, done.walk, result))
-                own = parts.clock() - began
+                own = parts.work_clock() - began
                 sequence.stats.draft_seconds += own
                 seconds += own
             committed.append((sequence, done))

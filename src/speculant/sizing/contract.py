@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from speculant.core.drafter import SessionRequest
 from speculant.core.tree import DraftTree, Float64
 from speculant.core.verifier import Walk
 
@@ -40,12 +41,15 @@ class SizingState(Protocol):
 class Sizing(Protocol):
     """Decides how many nodes to draft per round for one or more sequences, whose states its `open` returned."""
 
-    def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SizingState:
+    def open(
+        self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
+    ) -> SizingState:
         """Return the state of a new sequence.
 
         Args:
             forecast: the session's forecast of what drafts gain, see `core.drafter.Session.forecast`.
             plain: whether the sequence is decoded without drafts; nothing about drafts is then learned from it.
+            start: inputs of its session; None if nothing is known about its prompt.
         """
 
     def nodes(self, states: Sequence[Any]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speculant.core.drafter import SessionRequest
 from speculant.core.tree import UNLIMITED, DraftTree
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
@@ -18,7 +19,9 @@ class FixedSizing:
     def __init__(self, nodes: int, *, depth: int = UNLIMITED) -> None:
         self._nodes, self._depth = nodes, depth
 
-    def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SequenceSizing:
+    def open(
+        self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
+    ) -> SequenceSizing:
         return SequenceSizing(AcceptanceModel(), depth=self._depth, plain=plain)
 
     def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:

@@ -8,7 +8,8 @@ Expectations can also be too high, and the cost of learning may never be recover
 costs is kept as well: it is credited with what they gain, up to a limit, and with a small share of every round. While
 it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has repaid the debt, but at
 most twice as long as the last one. So drafts that are never accepted cost only that share in the long run, and bad luck
-costs little. A request inherits the balance of the last one, plus a small grant with which to probe for itself.
+costs little. A request inherits the balance of earlier ones that were like it (`history`), plus a small grant with
+which to probe for itself.
 """
 
 from __future__ import annotations
@@ -51,11 +52,16 @@ class Pausing:
     debts: float = 0
     seen: float = 0
 
+    @classmethod
+    def begun(cls, size: int) -> Pausing:
+        """Return the first state of a batch of `size` requests, which together have the initial balance."""
+        return cls(balance=max(_GRANT, _START / size))
+
     def begin(self) -> Pausing:
         """Return the state that a new request begins with."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
         pause, left, debts = round(self.pause), round(self.left), round(self.debts)  # means, see `follow`
-        if pause > _USUAL:
+        if pause > _USUAL and balance < _LIMIT / 2:
             return replace(self, balance=balance, pause=pause, left=left, debts=debts)
         left = left if balance < 0 else 0
         return replace(self, balance=balance, pause=0, left=left, debts=debts, gained=0.0, asks=0.0)
@@ -66,9 +72,21 @@ class Pausing:
         With a share of 1 / B, this becomes a mean over the B requests of a batch, and does not end as the state of the
         request that paused longest, which ends last.
         """
-        for name in ("pause", "left", "gained", "asks", "earned", "squares", "drafts", "balance", "debts", "seen"):
-            own, new = getattr(self, name), getattr(other, name)
-            setattr(self, name, new if share == 1 else own + share * (new - own))
+        if share == 1:
+            self.pause, self.left, self.debts, self.seen = other.pause, other.left, other.debts, other.seen
+            self.gained, self.asks, self.balance = other.gained, other.asks, other.balance
+            self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
+        else:  # written out, since it runs in every round for every request of a batch
+            self.pause += share * (other.pause - self.pause)
+            self.left += share * (other.left - self.left)
+            self.debts += share * (other.debts - self.debts)
+            self.seen += share * (other.seen - self.seen)
+            self.gained += share * (other.gained - self.gained)
+            self.asks += share * (other.asks - self.asks)
+            self.balance += share * (other.balance - self.balance)
+            self.earned += share * (other.earned - self.earned)
+            self.squares += share * (other.squares - self.squares)
+            self.drafts += share * (other.drafts - self.drafts)
 
     def skip(self) -> None:
         """Count a round of a pause."""

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from speculant.core.drafter import SessionRequest
 from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
@@ -37,8 +38,8 @@ from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Forecast
 from speculant.sizing.division import best_size, gains_of, heads, least_cost, share
 from speculant.sizing.exploration import ExplorationBonus
+from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
-from speculant.sizing.pausing import Pausing
 from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
@@ -58,7 +59,7 @@ class AdaptiveSizing:
         acceptance: AcceptanceModel,
         throughput: Throughput,
         exploration: ExplorationBonus | None = None,
-        pausing: Pausing | None = None,
+        history: PausingHistory | None = None,
         *,
         maximum: int = MAX_NODES,
         depth: int = UNLIMITED,
@@ -72,7 +73,7 @@ class AdaptiveSizing:
             throughput: throughput of the requests so far; the policy starts with a copy and updates both.
             exploration: exploration bonus shared by all requests, for drafters that learn from rejected nodes; else
                 None.
-            pausing: pausing state of the requests so far, which is updated; None for a new one.
+            history: pauses of the requests so far, which is updated; None for a new one.
             maximum: maximum nodes per draft.
             depth: maximum depth of a draft.
             size: maximum number of sequences.
@@ -81,13 +82,22 @@ class AdaptiveSizing:
         self._latency, self._acceptance, self._exploration, self._maximum = latency, acceptance, exploration, maximum
         self._depth = depth
         self._shared, self._throughput = throughput, Throughput(throughput)
-        self._pausing = Pausing() if pausing is None else pausing
+        self._history = PausingHistory() if history is None else history
         self._counts = np.arange(len(latency.curve) + 1)
 
-    def open(self, forecast: Forecast | None = None, *, plain: bool = False) -> SequenceSizing:
+    def open(
+        self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
+    ) -> SequenceSizing:
         maximum = min(self._maximum, int(self._latency.sizes[-1]))
-        acceptance, pausing = AcceptanceModel(self._acceptance), self._pausing.begin()
-        return SequenceSizing(acceptance, wanted=maximum, forecast=forecast, pausing=pausing, plain=plain)
+        earlier = self._history.of(None if plain else start)
+        return SequenceSizing(
+            AcceptanceModel(self._acceptance),
+            wanted=maximum,
+            forecast=forecast,
+            pausing=earlier.begin(),
+            earlier=earlier,
+            plain=plain,
+        )
 
     def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
         drafts = False
@@ -155,24 +165,32 @@ class AdaptiveSizing:
             state.levels = _levels_of(draft) if state.by_level and state.asked else 0
             if state.by_level and not len(draft) and not state.levels:
                 state.asked = 0  # there was no room for a node: neither its time nor its gain is representative
-        if not any(len(draft) or len(draft.queries) for draft in drafts):
+        # In a large batch few texts may have a draft, so no more is done for the others than to find them.
+        places = [place for place, draft in enumerate(drafts) if len(draft) or len(draft.queries)]
+        if not places:
             return list(drafts)
-        gains = [gains_of(state, draft, self._exploration) for state, draft in zip(states, drafts, strict=True)]
-        held = sum([len(draft) for draft in drafts if draft.proposal is not None])
-        queried = sum([len(draft.queries) for draft in drafts])
+        for state, draft in zip(states, drafts, strict=True):
+            state.gain = 0.0 if draft.proposal is None else state.gain
+        own, drafted = [states[place] for place in places], [drafts[place] for place in places]
+        gains = [gains_of(state, draft, self._exploration) for state, draft in zip(own, drafted, strict=True)]
+        held = sum([len(draft) for draft in drafted if draft.proposal is not None])
+        queried = sum([len(draft.queries) for draft in drafted])
         base, price, latency = len(drafts) - 1 + held + queried, self._price(len(drafts)), self._latency
         values = gains[0] if len(gains) == 1 else -np.sort(-np.concatenate(gains))
         # If drafting takes time per level, that time does not depend on the number of nodes.
         drafting = 0.0 if all(state.by_level or state.plain for state in states) else latency.drafting
         nodes, worth = best_size(values, latency.curve, base, latency.maximum - base, price, drafting)
         kept = share(gains, nodes)
-        for state, draft, gain, n in zip(states, drafts, gains, kept, strict=True):
+        for state, draft, gain, n in zip(own, drafted, gains, kept, strict=True):
             if draft.proposal is None:
                 state.gain = max(0.0, float(gain[:n].sum()) - worth * n / max(nodes, 1))
             if queried:
                 cost = price * self._query_cost(base, queried) * len(draft.queries) / queried
                 state.gain += self._learning(state, draft.queries) - cost
-        return heads(drafts, kept)
+        found = list(drafts)
+        for place, draft in zip(places, heads(drafted, kept), strict=True):
+            found[place] = draft
+        return found
 
     def _learning(self, state: SequenceSizing, queries: Queries) -> float:
         """Return the gain of query rows, which is that of rejected nodes."""
@@ -261,13 +279,13 @@ class AdaptiveSizing:
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
-        state.text = [*state.text, *walk.tokens][-2:]
+        state.text = [state.text[-1], walk.tokens[-1]] if len(walk.tokens) == 1 else walk.tokens[-2:]
         state.rounds += 1
         state.skipped += 1
         state.paused += 1
         state.waited = True
         state.pausing.skip()
-        self._pausing.follow(state.pausing, self._share)
+        state.earlier.follow(state.pausing, self._share)
 
     def _plan(self, state: SequenceSizing, nodes: int, sequences: int, profit: float) -> None:
         """Decide how much to ask for next, and whether to ask at all; `profit` is as in `Pausing.observe`."""
@@ -282,7 +300,7 @@ class AdaptiveSizing:
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.usual_drafting
             state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
-        self._pausing.follow(state.pausing, self._share)
+        state.earlier.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:
         if not state.rounds:

@@ -27,6 +27,7 @@ class SequenceSizing:
         level_price, start_price, node_price: minimum gain in tokens of one more level of this round's draft, of
             drafting by levels at all, and of one more node.
         pausing: pauses of drafting.
+        earlier: pauses of the requests before it that were like it.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes and query rows.
         waited: whether the last round asked for no draft.
@@ -49,6 +50,7 @@ class SequenceSizing:
     start_price: float = 0.0
     node_price: float = 0.0
     pausing: Pausing = field(default_factory=Pausing)
+    earlier: Pausing = field(default_factory=Pausing)
     text: list[int] = field(default_factory=lambda: [-1, -1])
     rounds: int = 0
     spent: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speculant.engines.hf.topk import BLOCK, best_token, best_tokens
+from speculant.engines.hf.topk import BLOCK, FEW_TOKENS, best_token, best_tokens, top_on_host
 
 
 @pytest.mark.parametrize("vocabulary", [8, 33 * BLOCK, 33 * BLOCK + 1, 35 * BLOCK - 1, 40 * BLOCK + 7])
@@ -19,6 +19,21 @@ def test_the_best_are_those_of_topk(vocabulary: int, k: int) -> None:
     assert torch.equal(values, logits.topk(k, dim=-1).values)
     assert torch.equal(logits.gather(1, ids), values)
     assert all(len(set(row)) == k for row in ids.tolist())
+
+
+@pytest.mark.parametrize("vocabulary", [4, 8, 1000, FEW_TOKENS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_on_the_host_are_those_of_topk(vocabulary: int, dtype: torch.dtype) -> None:
+    """Guards what drafters learn: the compiled loop finds what torch finds, in every order of the logits."""
+    logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    logits[1].copy_(logits[1].sort().values)
+    logits[2].copy_(logits[2].sort(descending=True).values)
+    logits[3] = -torch.inf
+    ids, values = top_on_host(logits.to(dtype), 8)
+    wanted = logits.to(dtype).topk(min(8, vocabulary), dim=-1).values.float()
+    assert torch.equal(torch.from_numpy(values), wanted)
+    assert torch.equal(logits.to(dtype).float().gather(1, torch.from_numpy(ids).long()), wanted)
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
 
 
 @pytest.mark.parametrize("vocabulary", [8, 33 * BLOCK, 33 * BLOCK + 1, 37 * BLOCK - 1])

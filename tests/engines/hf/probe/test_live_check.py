@@ -63,7 +63,7 @@ def test_its_time_is_not_that_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(live_check.LiveCheck, "sample", slow)
     generation = speculator.prepare(PROMPT, max_new_tokens=20, temperature=0)
-    stream = Stream(generation, replace(speculator.parts(), clock=lambda: float(next(ticks))))
+    stream = Stream(generation, replace(speculator.parts(), work_clock=lambda: float(next(ticks))))
     assert [*stream]
     assert any(sampled)
     assert stream.result.stats.target_seconds < 100

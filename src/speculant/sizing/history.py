@@ -1,0 +1,36 @@
+"""What earlier requests showed about pauses of drafting, separately for new and for repeated prompts.
+
+A prompt that was given before usually gets the same answer again, which the drafter has learned: drafts gain a lot on
+it even where they lose on new prompts, as in large batches of a small model. In one common history, new prompts would
+put off the drafts of repeated ones until these have ended. Requests of different tenants are never repetitions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from speculant.core.drafter import SessionRequest
+from speculant.sizing.pausing import Pausing
+
+_PROMPTS = 1 << 14  # most recent prompts, of which a hash is kept: about 2 MB
+
+
+class PausingHistory:
+    """The pauses of earlier requests, with new and with repeated prompts."""
+
+    def __init__(self, size: int = 1) -> None:
+        """Begin with the initial credit, which the `size` requests of a batch share on new prompts."""
+        self._new, self._repeated = Pausing.begun(size), Pausing()
+        self._prompts: OrderedDict[int, None] = OrderedDict()
+
+    def of(self, start: SessionRequest | None) -> Pausing:
+        """Return the pauses of the requests that are like this new one, and note its prompt; None for a new prompt."""
+        if start is None:
+            return self._new
+        key = hash((start.tenant, start.prompt.tobytes()))
+        repeated = key in self._prompts
+        self._prompts[key] = None
+        self._prompts.move_to_end(key)
+        if len(self._prompts) > _PROMPTS:
+            self._prompts.popitem(last=False)
+        return self._repeated if repeated else self._new
