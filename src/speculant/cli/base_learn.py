@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from speculant.cli import terminal
-from speculant.cli.base_facts import built_lines
 from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.cli.corpus import BUDGET, MIN_BUDGET
+from speculant.cli.corpus_files import (
+    BUDGET,
+    MIN_BUDGET,
+    CorpusKind,
+    check_sources,
+    check_tokenizer,
+    find,
+    load_vocabulary,
+    write_base,
+)
 from speculant.cli.terminal import say
 from speculant.core.errors import UsageError
 from speculant.options import kinds
@@ -125,7 +132,6 @@ def learn(
 ) -> int:
     """Write answers for the requested time, build the base, and report both."""
     from speculant.cli.base_answers import write_answers
-    from speculant.cli.corpus import find
     from speculant.cli.files import check_memory_output
     from speculant.cli.loading import load_speculator, model_name
     from speculant.cli.loading_checks import check_drafting, check_named
@@ -151,7 +157,8 @@ def learn(
         raise UsageError(f"{own} receives the model's answers and is learned anyway. Leave it out of --answers.")
     sources = [find(each, rejected) for each in answers or ()]
     if not writes:
-        return build(output, sources, *load_tokenizer_alone(model.model), budget, license_, rejected)
+        check_tokenizer(model.model, None)
+        return build(output, sources, *load_vocabulary(model.model, None), budget, license_, rejected)
     asked = [prompt for path in prompts or [package_prompts()] for prompt in read_prompts(path)]
     check_drafting(drafting)
     check_named(model, drafting)
@@ -205,14 +212,6 @@ def package_prompts() -> str:
     return str(files("speculant.corpus") / PROMPTS)
 
 
-def load_tokenizer_alone(model: str | None) -> tuple[Any, int]:
-    """Load the model's tokenizer and number of token ids; see `cli.corpus.load_vocabulary`."""
-    from speculant.cli.corpus import check_tokenizer, load_vocabulary
-
-    check_tokenizer(model, None)
-    return load_vocabulary(model, None)
-
-
 def build(
     output: str,
     sources: list[TextSource],
@@ -223,30 +222,19 @@ def build(
     rejected: Rejected,
     source: str | None = None,
 ) -> int:
-    """Build the base and print a summary.
-
-    Raises:
-        UsageError: the sources contain no text.
-        FileError: one cannot be read, or the base cannot be written.
-    """
-    from speculant.cli.corpus import CorpusKind, check_sources
-    from speculant.corpus.base import build_base
-    from speculant.corpus.base_plan import BaseSettings
-    from speculant.memory.fingerprint import tokenizer_fingerprint
-
+    """Build the base and print a summary; see `write_base`."""
     check_sources(sources, CorpusKind.MIX_BASE)
-    settings = BaseSettings(
-        tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
-        template=getattr(tokenizer, "chat_template", None),
-        vocabulary=vocabulary,
+    facts = write_base(
+        output,
+        sources,
+        tokenizer,
+        vocabulary,
+        rejected,
         budget=budget,
-        license=license_,
+        license_=license_,
         source=source,
+        restart=True,  # answers may have been added since an earlier build was interrupted
     )
-    # Answers may have been added since an earlier build was interrupted, so it cannot be continued.
-    built = build_base(Path(output), sources, tokenizer, settings, rejected=rejected, console=terminal, restart=True)
-    for fact in built_lines(built):
+    for fact in facts:
         print(fact)
-    if rejected.count:
-        print(f"left out    {rejected.count} files or rows that could not be used")
     return 0

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from enum import Enum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from speculant.cli import terminal
-from speculant.cli.base_facts import built_lines
 from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command, Group
-from speculant.cli.terminal import importing, progress, say, waiting
-from speculant.core.errors import ModelNotFoundError, UsageError
+from speculant.cli.corpus_files import (
+    BUDGET,
+    MIN_BUDGET,
+    CorpusKind,
+    check_sources,
+    check_tokenizer,
+    find,
+    load_vocabulary,
+    write_base,
+    write_memory,
+)
+from speculant.cli.terminal import say
+from speculant.core.errors import UsageError
 from speculant.corpus.rejected import Rejected
 from speculant.options import kinds
 from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
-    from speculant.corpus.builders import Builder
-    from speculant.corpus.sources import TextSource
+    pass
 
 HELP = """\
 Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
@@ -50,25 +56,11 @@ speculant corpus build --model your/model --kind vocabulary -o ids.json *.md
 speculant generate "Why?" --model your/model --set vocabulary=ids.json
 """
 
-BUDGET = 64_000_000
-MIN_BUDGET = 64_000
-
 
 class BuildCommand(Command):
     """The command, with --exclude taking all files up to the next option."""
 
     lists = ("--exclude",)
-
-
-class CorpusKind(str, Enum):
-    """The kind of file to build."""
-
-    MIX = "mix"
-    TRIGRAM = "trigram"
-    SUFFIX = "suffix"
-    SAM = "sam"
-    MIX_BASE = "mix-base"
-    VOCABULARY = "vocabulary"
 
 
 def register(app: typer.Typer) -> None:
@@ -161,76 +153,24 @@ def build(
     check_sources(sources, kind)
     loaded, vocabulary = load_vocabulary(model, tokenizer)
     if kind is CorpusKind.MIX_BASE:
-        from speculant.corpus.base import build_base
-        from speculant.corpus.base_plan import BaseSettings
-        from speculant.memory.fingerprint import tokenizer_fingerprint
-
-        settings = BaseSettings(
-            tokenizer=tokenizer_fingerprint(loaded, vocabulary),
-            template=getattr(loaded, "chat_template", None),
-            vocabulary=vocabulary,
+        facts = write_base(
+            output,
+            sources,
+            loaded,
+            vocabulary,
+            rejected,
             budget=budget or BUDGET,
             exclude=tuple(excluded),
-            license=license_,
+            license_=license_,
             source=source,
+            restart=restart,
         )
-        built = build_base(
-            Path(output), sources, loaded, settings, rejected=rejected, console=terminal, restart=restart
-        )
-        facts = built_lines(built)
     else:
-        facts = build_memory(Path(output), sources, kind, loaded, vocabulary, rejected)
+        facts = write_memory(Path(output), sources, kind, loaded, vocabulary, rejected)
     for fact in facts:
         print(fact)
     print(f"seconds     {time.perf_counter() - start:.1f}")
-    if rejected.count:
-        print(f"left out    {rejected.count} files or rows that could not be used")
-    for each in sources:
-        if each.left_out:
-            print(f"left out    of {each.name}: {', '.join(f'{n} {why}' for why, n in each.left_out.items())} files")
     return 0
-
-
-def find(text: str, rejected: Rejected) -> TextSource:
-    """Find a source; see `corpus.sources.find_source`."""
-    from speculant.corpus.hub import PREFIX
-    from speculant.corpus.sources import find_source
-
-    with waiting(f"asking the hub for {text.removeprefix(PREFIX)}") if text.startswith(PREFIX) else nullcontext():
-        return find_source(text, rejected)
-
-
-def build_memory(
-    path: Path, sources: Sequence[TextSource], kind: CorpusKind, tokenizer: Any, vocabulary: int, rejected: Rejected
-) -> list[str]:
-    """Read the sources once, write a memory, and return the lines to print about it.
-
-    Raises:
-        UsageError: the sources contain no text.
-        FileError: a source cannot be read, or the memory cannot be written.
-    """
-    from speculant.corpus.builders import (
-        build_automaton,
-        build_contexts,
-        build_ranking,
-        build_suffixes,
-        build_table,
-        feed,
-    )
-    from speculant.corpus.sources import read_source
-
-    sizes = [source.size for source in sources]
-    total = None if None in sizes else sum(size or 0 for size in sizes)
-    with progress("reading", total, "bytes") as advance:
-
-        def read(builder: Builder) -> None:
-            for source in sources:
-                rows = read_source(source, vocabulary=vocabulary, advance=advance, reject=rejected)
-                feed(builder, (document for _, row in rows for document in row.documents), tokenizer)
-
-        builders = {CorpusKind.TRIGRAM: build_table, CorpusKind.MIX: build_contexts, CorpusKind.SUFFIX: build_suffixes}
-        builders |= {CorpusKind.SAM: build_automaton, CorpusKind.VOCABULARY: build_ranking}
-        return builders[kind](read, path, tokenizer, vocabulary)
 
 
 def check_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
@@ -244,62 +184,3 @@ def check_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
             raise UsageError(
                 f"{option} is for frozen bases, not for memories of kind {kind.value}. Add --kind mix-base."
             )
-
-
-def check_sources(sources: Sequence[TextSource], kind: CorpusKind) -> None:
-    """Check that there are sources, and that weights are given for bases only.
-
-    Raises:
-        UsageError: there are none, or weights are given for another kind.
-    """
-    if not any(source.files or source.dataset for source in sources):
-        raise UsageError("none of the files contains text. Name text files or .jsonl files.")
-    for source in sources:
-        if source.weight != 1 and kind is not CorpusKind.MIX_BASE:
-            raise UsageError(
-                f"{source.given} has a weight, which only bases know: a memory of kind {kind.value} counts what it "
-                "reads. Leave the weight out, or add --kind mix-base."
-            )
-
-
-def check_tokenizer(model: str | None, tokenizer: str | None) -> None:
-    """Check that a model or tokenizer exists, as far as its name tells, before anything is read.
-
-    Raises:
-        TokenizerError: it is a path, and nothing is there.
-    """
-    from speculant.api.loading import find_tokenizer
-
-    find_tokenizer(model if tokenizer is None else tokenizer)
-
-
-def load_vocabulary(model: str | None, tokenizer: str | None) -> tuple[Any, int]:
-    """Load the tokenizer and the number of token ids for the memory.
-
-    Args:
-        model: a model, of which only config and tokenizer are read.
-        tokenizer: a tokenizer, if there is no model.
-
-    Raises:
-        ModelNotFoundError, TokenizerError: there is no such model or tokenizer.
-    """
-    from speculant.api.loading import find_tokenizer, load_tokenizer
-    from speculant.cli.loading import silence_loading
-
-    source = find_tokenizer(model if tokenizer is None else tokenizer)
-    if not Path(source).is_file():
-        with importing("transformers"):
-            silence_loading()
-    with waiting(f"loading the tokenizer of {model or tokenizer}"):
-        found = load_tokenizer(source)
-    if tokenizer is not None:
-        return found, len(found)
-    from transformers import AutoConfig
-
-    try:
-        vocabulary: int = AutoConfig.from_pretrained(source).get_text_config(decoder=True).vocab_size
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelNotFoundError(
-            f"{source} has a tokenizer, but no config with a vocabulary size. Name it by --tokenizer instead."
-        ) from error
-    return found, vocabulary

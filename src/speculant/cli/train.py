@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -23,18 +22,14 @@ from speculant.cli.train_help import (
     PARD_EXAMPLES,
     PARD_HELP,
 )
-from speculant.core.errors import FileError, UsageError
+from speculant.cli.train_settings import JOINT_ONLY, ON_POLICY_ONLY, check_data, complete_settings, head_options
 from speculant.options import kinds
-from speculant.options.kinds import shorten
 from speculant.options.model import ModelOptions
 from speculant.training.files import Files
-from speculant.training.kind import TrainingKind
 from speculant.training.kinds import DRAFT_MODEL, KINDS, PARD, find_kind
 from speculant.training.settings import TrainSettings
 
-DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", "temperature", "opening", "new_tokens")
-JOINT_ONLY = ("joint_from", "joint_rate", "joint_loss", "rank")
-JOINT_DEFAULTS = {"feature_weight": 5.0, "keep": "last"}  # 5 = 1 / lambda_0; the best acceptance would drift furthest
+DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", *ON_POLICY_ONLY)
 HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths at once
 
 
@@ -134,7 +129,7 @@ def train(
     from speculant.cli.loading import load, model_name, model_title
     from speculant.cli.loading_checks import check_named
     from speculant.cli.terminal import importing, say
-    from speculant.cli.train_progress import show_training
+    from speculant.cli.train_progress import show_training, summarize_training
     from speculant.training.checkpoints import state_file
     from speculant.training.output import check_output
 
@@ -144,21 +139,7 @@ def train(
     place = files["out"]
     check_output(place, resume=files.get("resume", False), noun=kind.noun)  # before the model is loaded
     options = head_options(kind, set_ or ())
-    written = [name for name in ("temperature", "opening", "new_tokens") if name in given]
-    if written and not given.get("on_policy"):
-        raise UsageError(
-            f"--{written[0].replace('_', '-')} would be ignored without --on-policy: it applies to texts that the "
-            "draft model writes. Add --on-policy, or leave it out."
-        )
-    if not given.get("joint") and (unused := [name for name in JOINT_ONLY if name in given]):
-        raise UsageError(
-            f"--{unused[0].replace('_', '-')} would be ignored without --joint: it applies to the model that is "
-            "trained together with the heads. Add --joint, or leave it out."
-        )
-    own = {name: getattr(kind, name) for name in ("loss", "feature_weight", "depth", "decay", "lr", "anchors")}
-    if given.get("joint"):
-        own |= JOINT_DEFAULTS
-    settings = TrainSettings(**(own | given))
+    settings = complete_settings(kind, given)
     with importing("PyTorch and transformers"):
         from speculant.training.run import train_head
         from speculant.training.workers import find_launched_device, is_first_launched
@@ -199,53 +180,11 @@ def train(
         say(f"interrupted; {where}.")
         raise
     if record is not None:
-        best = record["best"]
-        if not best["step"]:
+        if not record["best"]["step"]:
             say(
                 f"warning: no measurement was better than the first, so the {kind.noun} is unchanged. "
                 "Train for more --steps, with a lower --lr, or on more texts."
             )
-        print(f"{kind.noun:<12}{place}")
-        if "joint" in record:
-            changes = record["joint"]
-            print(f"model       {place / 'model'}: a tuned copy, whose output the head keeps")
-            print(
-                f"change      {changes['kl']:.4f} nats of KL from the original, {changes['agreement']:.1%} equal most "
-                f"probable tokens, perplexity {changes['perplexity_tuned']:.3f} instead of {changes['perplexity']:.3f}"
-            )
-        print(f"best        step {best['step']} of {record['steps']}, {record['seconds'] / 60:.1f} minutes")
-        print(f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy")
-        print(f"chain       {best['greedy']:.2f} tokens per round greedy, {best['sampled']:.2f} sampled (estimated)")
+        for each in summarize_training(record, kind.noun, place):
+            print(each)
     return 0
-
-
-def check_data(paths: Sequence[str]) -> None:
-    """Check that the files and folders of texts exist, before anything is loaded.
-
-    Raises:
-        FileError: one does not.
-    """
-    for path in paths:
-        if not Path(path).exists():
-            raise FileError(f"there is no file or folder {path}. `speculant train data` writes a folder of texts.")
-
-
-def head_options(kind: TrainingKind, given: Sequence[str]) -> dict[str, Any]:
-    """Parse "name=value" texts into options of new heads.
-
-    Raises:
-        UsageError: there is no such option, or the value has the wrong type.
-    """
-    from speculant.cli.settings import Setting, parse
-
-    known, found = kind.options, dict[str, Any]()
-    for each in given:
-        name, mark, text = each.partition("=")
-        name = name.strip().replace("-", "_")
-        if not mark:
-            raise UsageError(f"--set takes NAME=VALUE, not '{shorten(each)}'.")
-        if name not in known:
-            some = ", ".join(f"{key} ({value})" for key, value in known.items()) or "none"
-            raise UsageError(f"{kind.plural} have no option '{shorten(name)}'; there are: {some}.")
-        found[name] = parse(Setting(name, type(known[name]), known[name], ""), text.strip())
-    return found

@@ -1,11 +1,12 @@
-"""Shows the progress of a training: a bar on a terminal, lines elsewhere, and a line for every measurement."""
+"""Shows a training: a bar on a terminal, lines elsewhere, a line for every measurement, and the result."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from speculant.cli.heartbeat import heartbeat
 from speculant.cli.terminal import duration, say
@@ -71,3 +72,27 @@ def loss_by_depth(now: Progress) -> str:
     """Return the losses by draft depth; a dash if none was trained since the last measurement."""
     named = "loss" if len(now.losses) == 1 else f"loss at depths 1 to {len(now.losses)}:"
     return " ".join([named, *(f"{loss:.3f}" if loss else "-" for loss in now.losses)])
+
+
+def summarize_training(record: Mapping[str, Any], noun: str, place: Path) -> list[str]:
+    """Return lines about a finished training.
+
+    Args:
+        record: contents of its `training.json`.
+        noun: what was trained.
+        place: its folder.
+    """
+    best, lines = record["best"], [f"{noun:<12}{place}"]
+    if "joint" in record:
+        changes = record["joint"]
+        lines.append(f"model       {place / 'model'}: a tuned copy, whose output the head keeps")
+        lines.append(
+            f"change      {changes['kl']:.4f} nats of KL from the original, {changes['agreement']:.1%} equal most "
+            f"probable tokens, perplexity {changes['perplexity_tuned']:.3f} instead of {changes['perplexity']:.3f}"
+        )
+    return [
+        *lines,
+        f"best        step {best['step']} of {record['steps']}, {record['seconds'] / 60:.1f} minutes",
+        f"acceptance  {' '.join(format(rate, '.3f') for rate in best['agreement'])} by depth, greedy",
+        f"chain       {best['greedy']:.2f} tokens per round greedy, {best['sampled']:.2f} sampled (estimated)",
+    ]

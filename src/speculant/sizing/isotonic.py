@@ -10,6 +10,17 @@ from numba import njit
 
 
 @njit(cache=True)
+def _repeat(means, widths, pools, length):  # type: ignore[no-untyped-def]
+    """Return Float64[length], each pool's mean repeated; `np.repeat` takes seconds to compile."""
+    repeated, end = np.empty(length), 0
+    for pool in range(pools):
+        for place in range(end, end + widths[pool]):
+            repeated[place] = means[pool]
+        end += widths[pool]
+    return repeated
+
+
+@njit(cache=True)
 def rising_fit(values, counts):  # type: ignore[no-untyped-def]
     """Return the closest non-decreasing values Float64[N], each weighted by its number of samples."""
     means, samples, widths, pools = np.empty(len(values)), np.empty(len(values)), np.empty(len(values), np.int64), 0
@@ -22,7 +33,7 @@ def rising_fit(values, counts):  # type: ignore[no-untyped-def]
             width += widths[pools]
         means[pools], samples[pools], widths[pools] = mean, sample, width
         pools += 1
-    return np.repeat(means[:pools], widths[:pools])
+    return _repeat(means, widths, pools, len(values))
 
 
 @njit(cache=True)
@@ -41,4 +52,4 @@ def falling_fit(values):  # type: ignore[no-untyped-def]
             width += widths[pools]
         means[pools], widths[pools] = mean, width
         pools += 1
-    return np.repeat(means[:pools], widths[:pools])
+    return _repeat(means, widths, pools, len(values))

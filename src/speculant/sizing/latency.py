@@ -235,14 +235,27 @@ class LatencyModel:
 
 
 @njit(cache=True)
+def _interpolate(length, at, values):  # type: ignore[no-untyped-def]
+    """Return `np.interp` of 0, 1, ..., length - 1, which takes seconds to compile, for rising `at`."""
+    curve, left = np.empty(length), 0
+    for row in range(length):
+        while left < len(at) - 1 and at[left + 1] <= row:
+            left += 1
+        curve[row] = values[left]
+        if left < len(at) - 1 and row > at[left]:
+            curve[row] += (values[left + 1] - values[left]) / (at[left + 1] - at[left]) * (row - at[left])
+    return curve
+
+
+@njit(cache=True)
 def _curve(factors, mean_rows, tried, ends, base, known):  # type: ignore[no-untyped-def]
     """Return the cost of passes over 0, 1, ... draft rows, fitted to the sizes that were tried."""
-    sizes, rows = np.flatnonzero(tried), np.arange(len(base))
+    sizes = np.flatnonzero(tried)
     at, costs = mean_rows[sizes], np.exp(factors[sizes])
     if known:
-        return np.interp(rows, at, costs) * base
+        return _interpolate(len(base), at, costs) * base
     fit = rising_fit(costs, np.minimum(tried[sizes], _DRAFT_TIMES))
-    curve = np.interp(rows, at, fit)
+    curve = _interpolate(len(base), at, fit)
     drafts = min(1, len(at) - 1) if at[0] == 0 else 0  # start at the first size with nodes: the step to it is atypical
     each = (fit[-1] - fit[drafts]) / max(1.0, at[-1] - at[drafts])
     for row in range(ends[sizes[-1]] + 1, len(base)):

@@ -105,7 +105,7 @@ def best_first(
         maximum = row_weights[0] * scale if length else np.float32(0)
         if count == limit and (maximum + open_share) * spread <= scores[limit - 1]:
             continue
-        back_length = lookup(young, old, base, NONE, b, rule, back, back_weights)
+        back_length = lookup(young, old, base, np.int64(NONE), b, rule, back, back_weights)
         back_total = 0
         for i in range(back_length):
             back_total += back_weights[i]

@@ -189,9 +189,9 @@ def learn(young: TableLevel, old: TableLevel, base: Frozen, text: Array, start: 
         if not has_room(young, 2, rule.longest):
             return i
         if i >= 2:
-            _learn_one(young, old, base, text[i - 2], text[i - 1], text[i], rule, tokens, weights)
+            _learn_one(young, old, base, np.int64(text[i - 2]), text[i - 1], text[i], rule, tokens, weights)
         if rule.bigrams:
-            _learn_one(young, old, base, NONE, text[i - 1], text[i], rule, tokens, weights)
+            _learn_one(young, old, base, np.int64(NONE), text[i - 1], text[i], rule, tokens, weights)
     return len(text)
 
 
@@ -216,9 +216,9 @@ def learn_rows(
         if not has_room(young, 2, rule.longest):
             return r
         a, b = contexts[r]
-        _learn_row(young, old, base, a, b, ids[r], shares[r], rule, tokens, weights)
+        _learn_row(young, old, base, np.int64(a), b, ids[r], shares[r], rule, tokens, weights)
         if rule.bigrams:
-            _learn_row(young, old, base, NONE, b, ids[r], shares[r], rule, tokens, weights)
+            _learn_row(young, old, base, np.int64(NONE), b, ids[r], shares[r], rule, tokens, weights)
     return len(contexts)
 
 
@@ -256,7 +256,7 @@ class TrigramTable:
 
     def learn_rows(self, contexts: Array, ids: Array, shares: Array) -> None:
         """Learn shares Float32[R, k] of the successors ids Int32[R, k] after contexts Int32[R, 2]."""
-        start = 0
+        start, ids = 0, np.ascontiguousarray(ids)  # a view of more tokens would be a type of its own
         while True:
             start = learn_rows(self.young, self.old, self.base, contexts, ids, shares, start, self.rule)
             if start == len(contexts):

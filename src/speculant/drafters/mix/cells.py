@@ -100,6 +100,12 @@ def place_of(cells: Cells, context: np.uint64) -> tuple[int, int]:
     return bucket, np.int64((context >> np.uint64(64 - CHECK_BITS - first)) & np.uint64((1 << CHECK_BITS) - 1))
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _copy_row(row: Array, copy: Array) -> None:
+    for i in range(len(row)):  # assigning arrays takes seconds to compile
+        copy[i] = row[i]
+
+
 @njit(cache=True, nogil=True)
 def _split(cells: Cells, larger: Cells) -> None:
     bits, first = cells.facts[_BITS], cells.facts[_FIRST_BITS]
@@ -110,7 +116,7 @@ def _split(cells: Cells, larger: Cells) -> None:
             row = cells.entries[bucket, place]
             if row[0] != np.uint32(0):
                 side = (check_of(row) >> deciding) & 1
-                larger.entries[2 * bucket + side, filled[side]] = row
+                _copy_row(row, larger.entries[2 * bucket + side, filled[side]])
                 filled[side] += 1
 
 
@@ -175,7 +181,7 @@ def claim(cells: Cells, context: np.uint64) -> int:
                 place -= 1
             return bucket * PLACES + place
     for place in range(PLACES - 1, _ENTRANCE, -1):
-        entries[place] = entries[place - 1]
+        _copy_row(entries[place - 1], entries[place])
     entries[_ENTRANCE] = np.uint32(0)
     return bucket * PLACES + _ENTRANCE
 

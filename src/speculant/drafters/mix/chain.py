@@ -6,7 +6,6 @@ the chain. Following the most probable token expands one, and the chain is as lo
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.history import History
 from speculant.drafters.mix.kernels import Arrays, named
-from speculant.drafters.mix.mixer import add_scores, combine, squash
+from speculant.drafters.mix.mixer import NO_BOUNDS, NO_MINIMUM, add_scores, combine, squash
 from speculant.drafters.mix.repetition import NOWHERE, seek
 
 Array = npt.NDArray[Any]
@@ -41,7 +40,8 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     known = min(length, WINDOW)
     window = np.empty(known + limit, np.int32)  # end of the text, followed by the chain
-    window[:known] = text[length - known : length]
+    for n in range(known):
+        window[n] = text[length - known + n]
     history = History(text, length, last_use, links)
     joints, joint = np.empty(limit, np.float32), np.float32(1)
     place, agreed = copy[0], copy[1]
@@ -56,12 +56,12 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         copied = text[place] if place != NOWHERE else NOWHERE
         last = np.int64(recent[-1])
         found = gather(
-            narrow, wide, mixer, bases, hashes, copied, agreed, history, last, length + n, EXAMINED, features
+            narrow, wide, mixer, bases, hashes, copied, agreed, history, last, length + n, np.int64(EXAMINED), features
         )
         if not found:
             return window[known:end], joints[:n]
         combine(mixer, features, found)
-        add_scores(mixer, scorer, recent, topic, features, found, -math.inf, (0.0, 0.0))
+        add_scores(mixer, scorer, recent, topic, features, found, NO_MINIMUM, NO_BOUNDS)
         best = np.argmax(features.logits[:found])
         joint *= squash(mixer, features.logits[best])
         window[end], joints[n] = features.candidates[best], joint

@@ -155,7 +155,8 @@ def gather(
         history: text of this request.
         last: token before the one to be predicted; NEVER at the start.
         now: position of the token to be predicted.
-        maximum: maximum number of entries in a row that become candidates.
+        maximum: maximum number of entries in a row that become candidates. A constant is passed as np.int64: numba
+            would compile a literal as a type of its own.
         features: scratch space to write to.
     """
     features.buckets[:] = -1

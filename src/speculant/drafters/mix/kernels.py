@@ -28,7 +28,16 @@ from speculant.drafters.mix.contexts import (
 )
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.history import NEVER, History, add_use
-from speculant.drafters.mix.mixer import add_scores, combine, count_token, score_bounds, squash, train
+from speculant.drafters.mix.mixer import (
+    NO_BOUNDS,
+    NO_MINIMUM,
+    add_scores,
+    combine,
+    count_token,
+    score_bounds,
+    squash,
+    train,
+)
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
 from speculant.drafters.mix.scores import DIMENSIONS, Scorer, add_to_topic
 
@@ -101,9 +110,11 @@ def learn_text(
         if training:
             copied = text[copy[0]] if copy[0] != NOWHERE else NOWHERE
             history, last = History(text, i, last_use, links), np.int64(text[i - 1]) if i > 0 else NEVER
-            count = gather(narrow, wide, mixer, bases, hashes, copied, copy[1], history, last, i, LONGEST_ROW, features)
+            count = gather(
+                narrow, wide, mixer, bases, hashes, copied, copy[1], history, last, i, np.int64(LONGEST_ROW), features
+            )
             combine(mixer, features, count)
-            add_scores(mixer, scorer, text[max(0, i - WINDOW) : i], topic, features, count, -math.inf, (0.0, 0.0))
+            add_scores(mixer, scorer, text[max(0, i - WINDOW) : i], topic, features, count, NO_MINIMUM, NO_BOUNDS)
             train(mixer, features, count, token)
         for c in range(LEARNED - 1, -1, -1):
             if hashes[c] == np.uint64(0):
@@ -167,7 +178,7 @@ def learn_top_k(
             total += shares[k]
         for k in range(len(shares)):  # a padded output layer has ids beyond the vocabulary
             gains[k] = round(shares[k] * (strength / total)) if ids[r, k] < len(mixer.bands) else 0
-        hash_contexts(window, 2, mixer.frequency, hashes)
+        hash_contexts(window, len(window), mixer.frequency, hashes)
         blend(wide, hashes[TARGET_ONE], ids[r], gains, memory, tokens, weights)
         if window[0] >= 0:
             blend(narrow, hashes[TARGET_TWO], ids[r], gains, memory, tokens, weights)

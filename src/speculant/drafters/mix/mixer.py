@@ -53,6 +53,7 @@ _CACHE_MEMORY = 200
 CLAMP = 12.0  # maximum absolute logit
 SQUASH_STEPS = 128  # table entries of the logistic function per unit of the logit
 TABLE = 2 * 12 * SQUASH_STEPS + 2
+NO_MINIMUM, NO_BOUNDS = np.float32(-math.inf), (np.float32(0), np.float32(0))  # of `add_scores`: score all candidates
 
 
 def frequency_bands(frequency: Array) -> Array:
@@ -193,7 +194,8 @@ def train(mixer: Mixer, features: Scratch, count: int, token: int) -> None:
     at = 0
     for i in range(inputs):
         unnamed, hits, moved = trained, 1 if hit >= 0 else 0, np.float32(0)
-        shared[:] = all_errors
+        for band in range(FREQUENCIES):
+            shared[band] = all_errors[band]
         while at < features.ends[i]:
             c, state = features.named[0, at], features.named[1, at]
             at += 1

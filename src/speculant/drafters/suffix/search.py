@@ -56,7 +56,8 @@ def _push(count: int, p: float, level: int, node: int, at: int, parent: int, sco
     place = count
     while place > 0 and (scores[place - 1] > p or (scores[place - 1] == p and entries[place - 1, 0] <= level)):
         scores[place] = scores[place - 1]
-        entries[place] = entries[place - 1]
+        for i in range(4):  # assigning rows takes seconds to compile
+            entries[place, i] = entries[place - 1, i]
         place -= 1
     scores[place] = p
     entries[place, 0], entries[place, 1], entries[place, 2], entries[place, 3] = level, node, at, parent

@@ -59,7 +59,7 @@ def _step(tree: Tree, log: Array, node: int, at: int) -> int:
     if nodes[node, COUNT] == 1 and nodes[node, CHILD] == ROOT:  # usual case: its own leaf; the root's count is 0
         nodes[node, EDGE] += 1
         return node
-    child = child_of(tree, node, token)
+    child = np.int64(child_of(tree, node, token))
     if child == ROOT:
         return add_leaf(tree, node, token, at)
     length = nodes[child, EDGE] & 127
@@ -103,7 +103,7 @@ def _append(tree: Tree, log: Array, begin: int, end: int, ends: Array, open_: in
     for at in range(begin, end):
         for k in range(min(open_, depth - 1), 0, -1):
             ends[k] = _step(tree, log, ends[k - 1], at)
-        ends[0] = _step(tree, log, ROOT, at)
+        ends[0] = _step(tree, log, np.int64(ROOT), at)
         open_ = min(open_ + 1, depth)
     return open_
 

@@ -1,0 +1,75 @@
+"""What `speculant train` checks and completes before anything is loaded: texts, options of heads, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speculant.core.errors import FileError, UsageError
+from speculant.options.kinds import shorten
+from speculant.training.kind import TrainingKind
+from speculant.training.settings import TrainSettings
+
+ON_POLICY_ONLY = ("temperature", "opening", "new_tokens")
+JOINT_ONLY = ("joint_from", "joint_rate", "joint_loss", "rank")
+JOINT_DEFAULTS = {"feature_weight": 5.0, "keep": "last"}  # 5 = 1 / lambda_0; the best acceptance would drift furthest
+KIND_DEFAULTS = ("loss", "feature_weight", "depth", "decay", "lr", "anchors")
+
+
+def complete_settings(kind: TrainingKind, given: dict[str, Any]) -> TrainSettings:
+    """Return the settings with the defaults of a kind.
+
+    Raises:
+        UsageError: a setting would be ignored.
+    """
+    check_unused(given, ON_POLICY_ONLY, "on_policy", "texts that the draft model writes")
+    check_unused(given, JOINT_ONLY, "joint", "the model that is trained together with the heads")
+    defaults = {name: getattr(kind, name) for name in KIND_DEFAULTS} | (JOINT_DEFAULTS if given.get("joint") else {})
+    return TrainSettings(**(defaults | given))
+
+
+def check_unused(given: Mapping[str, Any], names: Sequence[str], needed: str, subject: str) -> None:
+    """Refuse settings that only apply with another one.
+
+    Raises:
+        UsageError: one of `names` is given, and `needed` is not.
+    """
+    unused = [f"--{name.replace('_', '-')}" for name in names if name in given]
+    if unused and not given.get(needed):
+        option = f"--{needed.replace('_', '-')}"
+        raise UsageError(
+            f"{unused[0]} would be ignored without {option}: it applies to {subject}. Add {option}, or leave it out."
+        )
+
+
+def check_data(paths: Sequence[str]) -> None:
+    """Check that the files and folders of texts exist, before anything is loaded.
+
+    Raises:
+        FileError: one does not.
+    """
+    for path in paths:
+        if not Path(path).exists():
+            raise FileError(f"there is no file or folder {path}. `speculant train data` writes a folder of texts.")
+
+
+def head_options(kind: TrainingKind, given: Sequence[str]) -> dict[str, Any]:
+    """Parse "name=value" texts into options of new heads.
+
+    Raises:
+        UsageError: there is no such option, or the value has the wrong type.
+    """
+    from speculant.cli.settings import Setting, parse
+
+    known, found = kind.options, dict[str, Any]()
+    for each in given:
+        name, mark, text = each.partition("=")
+        name = name.strip().replace("-", "_")
+        if not mark:
+            raise UsageError(f"--set takes NAME=VALUE, not '{shorten(each)}'.")
+        if name not in known:
+            some = ", ".join(f"{key} ({value})" for key, value in known.items()) or "none"
+            raise UsageError(f"{kind.plural} have no option '{shorten(name)}'; there are: {some}.")
+        found[name] = parse(Setting(name, type(known[name]), known[name], ""), text.strip())
+    return found
