@@ -8,6 +8,7 @@ same starting from transformers.
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -306,8 +307,10 @@ class Decoder:
 
         forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
         drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
-        # Draft models may run in threads of their own, and other engines on devices: waiting for these is work.
+        # Draft models may run in threads of their own, and other engines on devices: waiting for these is work. Windows
+        # counts the CPU time of threads in ticks of 16 ms.
         in_thread = forcing and isinstance(self.engine, HFEngine) and self.engine.model.device.type == "cpu"
+        in_thread = in_thread and sys.platform != "win32"
         return DecodingComponents(
             engine=self.engine,
             drafter=drafter,
