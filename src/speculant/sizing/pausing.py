@@ -8,7 +8,9 @@ Expectations can also be too high, and the cost of learning may never be recover
 costs is kept as well: it is credited with what they gain, up to a limit, and with a small share of every round. While
 it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has repaid the debt, but at
 most twice as long as the last one. So drafts that are never accepted cost only that share in the long run, and bad luck
-costs little. A request inherits the balance of the last one, plus a small grant with which to probe for itself.
+costs little. Where drafts lose more than chance explains, the first such pause is already so long that the draft after
+it costs a small share of the time: short pauses would multiply what a draft that takes two passes loses. A request
+inherits the balance of the last one, plus a small grant with which to probe for itself.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from dataclasses import dataclass, replace
 _DECAY, _SLOW_DECAY = 0.9, 0.96  # of expected and of measured gains, per round in which a draft was asked for
 _USUAL = 8  # rounds: maximum pause due to low expectations, if asking costs little
 _MAXIMUM = 64  # rounds: maximum pause due to low expectations in any case
-_VAIN = 0.015  # share of the time that asking may cost while expectations are low
+_VAIN = 0.015  # share of the time that asking may cost while expectations are low, or drafts lose
 _SHARE = 0.005  # tokens per round that drafts may lose
 _DOUBLINGS = 12  # maximum number of times that pauses due to debt double
-_FIRST_ASKS = 6  # drafts before expectations are trusted
+_FIRST_ASKS = 6  # drafts before expectations are trusted, unless they cost half of the initial balance before
 _START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: initial balance, grant of a new request, maximum balance
 
 
@@ -105,11 +107,13 @@ class Pausing:
         self._book(profit)
         # The first drafts reveal their costs and gains only gradually; the balance bounds what they lose.
         self.seen += 1
-        self.left = self.pause if self.seen >= _FIRST_ASKS else 0
+        trusted = self.seen >= _FIRST_ASKS or (self.seen > 1 and self.balance < _START / 2)
+        self.left = self.pause if trusted else 0
         if profit > 0:
             self.debts = 0
         elif self.balance < 0:
-            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), _USUAL << int(self.debts)))
+            first = max(_USUAL, math.ceil(-profit / (_VAIN * price))) if mean + doubt < 0 else _USUAL
+            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), first << int(self.debts)))
             self.debts = min(self.debts + 1, _DOUBLINGS)
 
     def _book(self, profit: float) -> None:
