@@ -149,7 +149,7 @@ class LatencyModel:
     def _skip_sizes(self) -> None:
         """Allow the smallest size that may gain what drafting takes."""
         if self._maximum < _SKIPPED:
-            place = np.searchsorted(self.sizes, min(_SKIPPED, _WORTH * self.usual_drafting))
+            place = int(np.searchsorted(self.sizes, min(_SKIPPED, _WORTH * self.usual_drafting)))
             self._maximum = max(self._maximum, int(self.sizes[min(place, len(self.sizes) - 1)]))
 
     def _below(self, i: int) -> int | None:
