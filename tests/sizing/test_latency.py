@@ -199,3 +199,14 @@ def test_starting_a_head_is_told_from_its_levels() -> None:
         model.observe_drafting(levels, 0.1 + 0.05 * levels + 0.4 * (levels > 0), even=True)
     assert model.further_level == pytest.approx(0.05, rel=0.1)
     assert model.level_start == pytest.approx(0.4, rel=0.1)
+
+
+@pytest.mark.parametrize(("took", "maximum"), [(0.1, 3), (1.0, 7), (2.0, 11), (50.0, 15)])
+def test_sizes_too_small_to_pay_are_skipped(took: float, maximum: int) -> None:
+    """Guards expensive drafting: no draft is spent on sizes that gain less than it takes, nor on very large ones."""
+    model = LatencyModel(maximum=64)
+    for rows in (0, 0, 1, 1):
+        model.observe(rows, 1.0)
+        if rows:
+            model.observe_drafting(1, took)
+    assert model.maximum == maximum

@@ -12,8 +12,8 @@ from speculant.sizing.latency import LatencyModel
 from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import AdaptiveSizing
 from speculant.sizing.throughput import Throughput
-from trees import chain
-from walks import curve, observe
+from trees import chain, make_tree
+from walks import adaptive, curve, observe
 
 
 def asked(pausing: Pausing, gain: float, took: float, rounds: int, *, hoped: float | None = None) -> int:
@@ -59,6 +59,13 @@ def test_promises_that_are_never_kept_cost_a_small_share(took: float) -> None:
     asked(pausing, 0.0, took, 1000, hoped=5.0)
     assert asked(pausing, 0.0, took, 5000, hoped=5.0) * took / 5000 < 0.01
     assert asked(pausing, 3.0, took, 5000) > 4000
+
+
+def test_drafts_that_take_passes_are_given_up_soon() -> None:
+    """Guards expensive heads: where a draft takes two passes, short pauses would cost as much as the first drafts."""
+    pausing = Pausing()
+    assert asked(pausing, 0.0, 1.75, 300, hoped=5.0) * 1.75 < 11
+    assert asked(pausing, 0.0, 1.75, 900, hoped=5.0) * 1.75 < 0.01 * 900
 
 
 def test_a_new_request_may_find_out_for_itself() -> None:
@@ -144,6 +151,20 @@ def test_credit_outweighs_expectations() -> None:
 def forecast(_nodes: int) -> np.ndarray:
     """Return that nothing is known but that drafts take time by the level."""
     return np.empty(0)
+
+
+def test_drafts_that_take_passes_are_tried_at_sizes_that_may_pay() -> None:
+    """Guards heads that draft a block in one pass: trees fill whatever is allowed, and small ones cannot pay."""
+    sizing, sizes = adaptive(None), list[int]()
+    state = sizing.open(forecast)
+    for _ in range(100):
+        [nodes] = sizing.nodes([state])
+        wide = make_tree(range(nodes), [-1] * nodes, [0.5] * nodes) if nodes else DraftTree.empty()
+        [tree] = sizing.trim([state], [wide])
+        observe(sizing, [state], [tree], [min(1, len(tree))], target=1 + 0.02 * len(tree), draft=1.75 * bool(nodes))
+        sizes += [nodes] if nodes else []
+    assert sum(size < 7 for size in sizes) <= 2
+    assert len(sizes) <= 12
 
 
 def run(*, first: float, further: float, rate: float, requests: int) -> tuple[float, float]:

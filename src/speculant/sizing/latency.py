@@ -16,6 +16,9 @@ Kernels compute rows in blocks: llama.cpp's take 2.9 plain passes for 4 rows, 4.
 sizes tried in ascending order are whole blocks, while up to 16 rows every number has a cost of its own. The curve is
 the closest non-decreasing fit: rows that cost more than a larger, whole block get about the cost of that block, which
 is all that choosing a size requires, and errors of single sizes do not add up.
+
+Trying sizes in ascending order takes two drafts of each. Where drafting itself takes a pass or more, small drafts lose
+for certain, so the sizes that are too small to pay are skipped.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from speculant.sizing.step_cost import StepCost
 SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)  # with the root's row: 1, 2, and blocks of 4 and more
 _SINGLE = 16  # draft rows up to which each number of rows has a cost of its own
 _TRIES = 2  # passes of a size before the next larger one may be tried
+_WORTH, _SKIPPED = 4, 15  # nodes that a draft needs to pay, per plain pass that it takes; most nodes not tried in order
 _KNOWN = 2  # weight of a measured curve, in passes of each size
 _UNTRIED = 1.05  # assumed cost of a size that was never tried, relative to the largest size tried
 _STEEP = 0.5  # assumed cost of each further row, relative to a row's average cost among the sizes tried
@@ -142,6 +146,12 @@ class LatencyModel:
             above = np.searchsorted(self.sizes, self._ends[i], side="right")
             self._maximum = max(self._maximum, int(self.sizes[min(above, len(self.sizes) - 1)]))
 
+    def _skip_sizes(self) -> None:
+        """Allow the smallest size that may gain what drafting takes."""
+        if self._maximum < _SKIPPED:
+            place = int(np.searchsorted(self.sizes, min(_SKIPPED, _WORTH * self.usual_drafting)))
+            self._maximum = max(self._maximum, int(self.sizes[min(place, len(self.sizes) - 1)]))
+
     def _below(self, i: int) -> int | None:
         """Return the index of the largest size below size i that was tried."""
         below = np.flatnonzero(self._tried[:i])
@@ -225,6 +235,7 @@ class LatencyModel:
             return min(time, _BOOKED * rate)
         time = min(time, _STALL * rate)
         added = (1.0, nodes, nodes * nodes, time, nodes * time)
+        self._skip_sizes()
         self._line = rounds, x, xx, y, xy = [_DECAY * old + new for old, new in zip(self._line, added, strict=True)]
         doubt = (rounds * (_EVEN_SPREAD if even else _SPREAD)) ** 2 / 16
         each = doubt * y / x if even and x else 0.0

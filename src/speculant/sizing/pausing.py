@@ -8,8 +8,9 @@ Expectations can also be too high, and the cost of learning may never be recover
 costs is kept as well: it is credited with what they gain, up to a limit, and with a small share of every round. While
 it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has repaid the debt, but at
 most twice as long as the last one. So drafts that are never accepted cost only that share in the long run, and bad luck
-costs little. A request inherits the balance of earlier ones that were like it (`history`), plus a small grant with
-which to probe for itself.
+costs little. Where drafts lose more than chance explains, the first such pause is already so long that the draft after
+it costs a small share of the time: short pauses would multiply what a draft that takes two passes loses. A request
+inherits the balance of earlier ones that were like it (`history`), plus a small grant with which to probe for itself.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from dataclasses import dataclass, replace
 _DECAY, _SLOW_DECAY = 0.9, 0.96  # of expected and of measured gains, per round in which a draft was asked for
 _USUAL = 8  # rounds: maximum pause due to low expectations, if asking costs little
 _MAXIMUM = 64  # rounds: maximum pause due to low expectations in any case
-_VAIN = 0.015  # share of the time that asking may cost while expectations are low
+_VAIN = 0.015  # share of the time that asking may cost while expectations are low, or drafts lose
 _SHARE = 0.005  # tokens per round that drafts may lose
 _DOUBLINGS = 12  # maximum number of times that pauses due to debt double
-_FIRST_ASKS = 6  # drafts before expectations are trusted
+_FIRST_ASKS = 6  # drafts before expectations are trusted, unless they cost half of the initial balance before
 _START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: initial balance, grant of a new request, maximum balance
 
 
@@ -36,6 +37,7 @@ class Pausing:
         gained, asks: decayed sums of the tokens that drafts were expected to gain, and of the drafts asked for.
         earned, squares, drafts: slowly decayed sums of the net gains of drafts in tokens (beyond what their time would
             have yielded elsewhere), of the squares of these gains, and of the number of drafts; over all requests.
+        credit: initial balance of the first request.
         balance: cumulative net gain of drafts, in tokens.
         debts: number of consecutive pauses due to an overdrawn balance.
         seen: number of drafts asked for, over all requests.
@@ -48,6 +50,7 @@ class Pausing:
     earned: float = 0.0
     squares: float = 0.0
     drafts: float = 0.0
+    credit: float = _START
     balance: float = _START
     debts: float = 0
     seen: float = 0
@@ -55,7 +58,8 @@ class Pausing:
     @classmethod
     def begun(cls, size: int) -> Pausing:
         """Return the first state of a batch of `size` requests, which together have the initial balance."""
-        return cls(balance=max(_GRANT, _START / size))
+        credit = max(_GRANT, _START / size)
+        return cls(credit=credit, balance=credit)
 
     def begin(self) -> Pausing:
         """Return the state that a new request begins with."""
@@ -123,11 +127,13 @@ class Pausing:
         self._book(profit)
         # The first drafts reveal their costs and gains only gradually; the balance bounds what they lose.
         self.seen += 1
-        self.left = self.pause if self.seen >= _FIRST_ASKS else 0
+        trusted = self.seen >= _FIRST_ASKS or (self.seen > 1 and self.balance < self.credit / 2)
+        self.left = self.pause if trusted else 0
         if profit > 0:
             self.debts = 0
         elif self.balance < 0:
-            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), _USUAL << int(self.debts)))
+            first = max(_USUAL, math.ceil(-profit / (_VAIN * price))) if mean + doubt < 0 else _USUAL
+            self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), first << int(self.debts)))
             self.debts = min(self.debts + 1, _DOUBLINGS)
 
     def _book(self, profit: float) -> None:

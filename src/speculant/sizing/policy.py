@@ -44,6 +44,7 @@ from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
 _MIN_ASKED = 4
+_TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting takes longer than this, in plain passes
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
@@ -294,8 +295,11 @@ class AdaptiveSizing:
         elif state.asked:
             state.wanted = max(float(nodes), _SHRINK * state.wanted)
             maximum = self._latency.maximum
-            if nodes == state.asked == maximum < self._latency.sizes[-1]:
-                return  # larger drafts have not been tried yet, so it is not known what drafts can gain
+            # While larger drafts have not been tried, it is not known what drafts can gain. To find out costs little,
+            # unless drafts take long, of which those of a few nodes tell enough.
+            growing = nodes == state.asked == maximum < self._latency.sizes[-1]
+            if growing and (maximum < _TELLING or self._latency.usual_drafting < _LONG):
+                return
             # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.usual_drafting

@@ -14,6 +14,7 @@ from models import VOCABULARY, tiny_model
 from speculant.core.drafter import EMPTY_PATH, SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
+from speculant.drafters.heads.head import head_needs
 from speculant.drafters.heads.kept import KEPT, KeptStates
 from speculant.drafters.heads.text import HeadText
 from trees import random_draft
@@ -186,23 +187,50 @@ def test_a_text_without_drafts_is_not_read() -> None:
     assert not len(kept)
 
 
-def test_a_head_that_reads_the_text_rests_without_passes() -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_head_that_reads_the_text_rests_without_passes(together: bool) -> None:
     """Guards resting heads: rounds without drafts wait, and are then read in one pass, as if read at once."""
+    kept = text_states()
+    text = begin_text(kept, PROMPT, 7)
+    if together:
+        text.follow([4, 6, 11])
+    else:
+        for token in (4, 6, 11):
+            commit_plainly(text, token)
+    assert text.known_state.length == 0
+    torch.testing.assert_close(text.begin(), begin_text(kept, [*PROMPT, 7, 4, 6], 11).begin(), atol=1e-5, rtol=1e-4)
+    assert text.known_state.length == len(text.tokens) - 1
+
+
+def test_a_head_that_reads_the_text_reads_nothing_for_nobody() -> None:
+    """Guards "never slower": neither pauses nor the end of a request cost a pass of a head whose states are dropped."""
+    kept = text_states()
+    assert head_needs(kept.head).rests(2)
+    text = begin_text(kept, PROMPT, 7)
+    text.begin()
+    state = text.known_state
+    commit_plainly(text, 4)
+    text.release()
+    assert state.length == len(PROMPT)
+    assert not len(kept)
+
+
+def text_states() -> KeptStates:
+    """Return the states of a random head that reads the text."""
     head = random_head(tiny_model("llama"), "specdec")
-    kept = KeptStates(head.head, head.target)
+    return KeptStates(head.head, head.target)
 
-    def begin_text(prompt: list[int], root: int) -> HeadText:
-        text = HeadText(kept, SessionRequest(prompt=np.array(prompt, np.int32)))
-        text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([root], np.int32)))
-        return text
 
-    text = begin_text(PROMPT, 7)
-    for token in (4, 6, 11):
-        text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([token], np.int32)))
-    assert text.state is not None
-    assert text.state.length == 0
-    torch.testing.assert_close(text.begin(), begin_text([*PROMPT, 7, 4, 6], 11).begin(), atol=1e-5, rtol=1e-4)
-    assert text.state.length == len(text.tokens) - 1
+def begin_text(kept: KeptStates, prompt: list[int], root: int) -> HeadText:
+    """Return a text whose prompt was observed."""
+    text = HeadText(kept, SessionRequest(prompt=np.array(prompt, np.int32)))
+    commit_plainly(text, root)
+    return text
+
+
+def commit_plainly(text: HeadText, token: int) -> None:
+    """Let a text observe a round without a draft and without states."""
+    text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([token], np.int32)))
 
 
 def test_states_of_interrupted_texts_are_dropped() -> None:

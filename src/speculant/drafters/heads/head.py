@@ -365,7 +365,10 @@ _CONTEXT = 16  # rounds whose states a head reads before it drafts again after a
 
 
 def head_needs(head: Head) -> RequestedOutputs:
-    """Return what a head needs from passes: the states it reads, also for prompts unless it reads the text itself."""
+    """Return what a head needs from passes: the states it reads, also for prompts unless it reads the text itself.
+
+    A head that reads nothing but the text needs nothing during pauses, after which it reads what was committed.
+    """
     if isinstance(head, TextHead):
-        return RequestedOutputs(hidden_layers=head.taps, prompt=not head.taps, always=True)
+        return RequestedOutputs(hidden_layers=head.taps, prompt=not head.taps, always=bool(head.taps))
     return RequestedOutputs(hidden_layers=head.taps, hidden_context=_CONTEXT, prompt=True)

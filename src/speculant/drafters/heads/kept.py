@@ -42,6 +42,15 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether states can be of use after the end of their text.
+
+        The target's cache, which a head that reads the text may read, ends with the request; and behind an encoder the
+        same tokens have other states with another source.
+        """
+        return not (isinstance(self.head, TextHead) or self.target.source_size)
+
     def open(self, known: Sequence[int], cache: TargetCache | None = None, source: Tensor | None = None) -> HeadState:
         """Return a state with the rows of all tokens but the last, if they were kept; otherwise one without them.
 
@@ -82,10 +91,6 @@ class KeptStates:
         state.drop()
         if isinstance(self.head, LayerHead):
             self.head.end(state)
-        if isinstance(self.head, TextHead):
-            return  # the target's cache, which the head reads, ends with the request
-        if self.target.source_size:
-            return  # the same tokens have other states behind another source
-        if state.length == len(tokens) - 1:
+        if self.lasting and state.length == len(tokens) - 1:
             with self._lock:
                 self._kept.append((tokens, state))

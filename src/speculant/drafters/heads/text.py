@@ -120,18 +120,25 @@ class HeadText(LevelText):
             following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text itself
             hidden = torch.empty(len(following), 0, 0)
+        self._wait(following, hidden)
+        self.tokens += verified.tokens.tolist()
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Add tokens committed without states; a head that does not read the text starts afresh after them."""
+        self.tokens += tokens
+        if self.state is not None and not self.head.taps:
+            self._wait(tokens, torch.empty(len(tokens), 0, 0))
+            return
+        self.state, self._hidden, self._unread, self._rows = None, [], [], []
+
+    def _wait(self, following: Sequence[int], hidden: Tensor) -> None:
+        """Let committed tokens wait for the next draft, each with the target's states before it."""
         self._hidden.append(hidden)
         self._unread += following
         self._rows = []
         if len(self._unread) > _UNREAD:
             with torch.inference_mode():
                 _catch_up([self])
-        self.tokens += verified.tokens.tolist()
-
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Add tokens that were committed without states: the head starts afresh with the next ones."""
-        self.tokens += tokens
-        self.state, self._hidden, self._unread, self._rows = None, [], [], []
 
     def take_unread(self) -> tuple[Tensor, Tensor] | None:
         """Drop the draft's rows; return states and next tokens for committed tokens without rows, None if all have."""
@@ -145,14 +152,14 @@ class HeadText(LevelText):
         return hidden, torch.tensor(following, device=hidden.device)
 
     def release(self) -> None:
-        """Keep the state for a text that continues this one, if the head has drafted for it."""
-        state, self.state = self.state, None
+        """Keep the state, if it can be reused, for a text that continues this one, if the head has drafted for it."""
+        state = self.state
         if state is not None and self._drafts:
-            self.state = state
-            with torch.inference_mode():
-                _catch_up([self])
-            self.state = None
+            if self._states.lasting:
+                with torch.inference_mode():
+                    _catch_up([self])
             self._states.keep(self.tokens, state)
+        self.state = None
 
     def distributions(self, logits: Tensor) -> Tensor:
         """Return distributions [n, V] over the target's vocabulary for logits [n, V']."""
