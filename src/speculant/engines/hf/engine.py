@@ -35,11 +35,11 @@ from speculant.engines.hf.probe.capabilities import HFCapabilities
 from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES, check_model, plain_capabilities
 from speculant.engines.hf.probe.first_prompt import FirstPromptCheck
 from speculant.engines.hf.probe.live_check import LiveCheck, Sample
-from speculant.engines.hf.probe.model_state import state_of
 from speculant.engines.hf.probe.outcome import PaddingOutcome
 from speculant.engines.hf.probe.padding import padding_outcome
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
+from speculant.engines.hf.probe.watched_state import WatchedState
 from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
 from speculant.engines.hf.views.unwrapping import acts_inside_generate, adapter_reason, bare_model, check_generates
 
@@ -78,6 +78,7 @@ class HFEngine:
         self._largest = ROW_COUNTS[-1]
         self._latest: list[Any] = []  # see `PlainTargetCache`
         self._runner = ModelRunner(model, self._checked(model), self.acceleration)
+        self._watched = WatchedState(model)
         self._batch = BatchPass(self._runner)
         self._live, self._first = LiveCheck(self._runner), FirstPromptCheck(self._runner)
         self._sample: Sample | None = None
@@ -103,7 +104,7 @@ class HFEngine:
         runner = self._runner
         while self._largest < rows:  # doubled, so that few sizes are probed
             self._largest *= 2
-        state = (adapter_reason(self.entry), self._largest, state_of(runner.model))
+        state = (adapter_reason(self.entry), self._largest, self._watched.find())
         if state == self._state:
             return
         if self._state is None or (state[0], state[2]) != (self._state[0], self._state[2]):

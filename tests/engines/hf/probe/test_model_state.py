@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from models import tiny_model
+from model_changes import CHANGES, gated
 from speculant.engines.hf.probe.model_state import digest_of, state_of
 
 
@@ -32,33 +29,6 @@ class Attending:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return attention(*args, scale=self.scale, **options)
-
-
-def gated() -> Any:
-    """Return a model with a gate, a flag in a container and a config of its own in one layer."""
-    model = tiny_model("llama")
-    inner = model.model.layers[0].self_attn
-    inner.register_buffer("gate", torch.zeros(1))
-    inner.settings = {"mixes": False}
-    return model
-
-
-def own_config(model: Any) -> None:
-    inner = model.model.layers[0].self_attn
-    inner.config = copy.copy(inner.config)
-    inner.config.attention_dropout = 0.5
-
-
-CHANGES: dict[str, Callable[[Any], object]] = {
-    "written in place": lambda model: model.model.layers[0].self_attn.gate.fill_(1.0),
-    "written past its version": lambda model: model.model.layers[0].self_attn.gate.data.fill_(1.0),
-    "exchanged behind its name": lambda model: setattr(model.model.layers[0].self_attn.gate, "data", torch.ones(1)),
-    "written by numpy": lambda model: model.model.layers[0].self_attn.gate.numpy().fill(1.0),
-    "a flag in a dict": lambda model: model.model.layers[0].self_attn.settings.update(mixes=True),
-    "a method of one module": lambda model: setattr(model.model.norm, "extra_repr", lambda: ""),
-    "a config of one module": own_config,
-    "a hook": lambda model: model.model.norm.register_forward_hook(lambda *_: None),
-}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,9 +1,9 @@
 """The state of a loaded model that affects how its passes compute rows, besides its config, class, dtype and device.
 
 Hooks, forwards replaced on instances, exchanged modules, adapters, gates and flags change a forward pass after loading,
-so a probe's findings hold only for the model as it was then. `state_of` is compared before each request, in a few
-milliseconds for a model of some hundred modules: classes, code, flags, identities and versions. `digest_of` identifies
-the same state by value, for other processes; there is no digest if other processes could not identify the code.
+so a probe's findings hold only for the model as it was then. `state_of` is compared before each request
+(`watched_state`): classes, code, flags, identities and versions. `digest_of` identifies the same state by value, for
+other processes; there is no digest if other processes could not identify the code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ _PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generat
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _CACHES = (Cache, DynamicCache, DynamicLayer)
 _DENSE = (Tensor, nn.Parameter, nn.Buffer)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def state_of(model: Any) -> tuple[Hashable, ...]:
@@ -43,27 +43,44 @@ def state_of(model: Any) -> tuple[Hashable, ...]:
 
     It holds the hooks and functions themselves, so that their ids are not reused, and no tensors.
     """
-    parts: list[Hashable] = [settings_of(model.config), *_global_hooks()]
-    kinds, configs = set[Any](), dict[int, Any]()
+    parts, kinds, configs = list[Hashable](), set[Any](), dict[int, Any]()
     for module in model.modules():
         attributes = module.__dict__
         kind: Any = type(module)
         kinds.add(kind)
-        parts += [id(module), kind, kind.forward, kind.__call__, attributes.get("forward"), _flags(module)]
+        parts += [id(module), kind, kind.forward, kind.__call__, attributes.get("forward"), flags_of(module)]
         parts += (value for value in attributes.values() if isinstance(value, _CODE))
         if "config" in attributes:
             configs[id(attributes["config"])] = attributes["config"]
-        for name in _HOOKS:
+        for name in HOOKS:
             parts += attributes[name].values()
-        for held in ("_parameters", "_buffers"):
-            named = ((name, tensor) for name, tensor in attributes[held].items() if not name.endswith(_ROTARY))
-            parts += (_version(tensor, gate=held == "_buffers") for _, tensor in named)
-    parts += [*_attention(model), *_generation(model), *(settings_of(config) for config in configs.values())]
+        parts += versions_of(module)
+    return tuple(parts) + surroundings_of(model, kinds, configs.values())
+
+
+def surroundings_of(model: Any, kinds: Collection[type], configs: Iterable[Any]) -> tuple[Hashable, ...]:
+    """Return the part of the state that lies beside the modules: configs, and functions that passes look up.
+
+    Args:
+        model: the model.
+        kinds: classes of its modules.
+        configs: configs that its modules hold.
+    """
+    parts: list[Hashable] = [settings_of(model.config), *_global_hooks(), *_attention(model), *_generation(model)]
+    parts += (settings_of(config) for config in configs)
     for kind in {*_CACHES, *(base for each in kinds for base in each.__mro__ if not _is_torchs(base))}:
         parts += (each for each in vars(kind).values() if isinstance(each, types.FunctionType))
     for home in _homes(kinds):
         parts += (each for each in vars(home).values() if callable(each))
     return tuple(parts)
+
+
+def versions_of(module: nn.Module) -> Iterator[Hashable]:
+    """Yield values that change with the module's tensors, however small buffers are written to."""
+    for held in ("_parameters", "_buffers"):
+        for name, tensor in module.__dict__[held].items():
+            if not name.endswith(_ROTARY):
+                yield _version(tensor, gate=held == "_buffers")
 
 
 def digest_of(model: Any) -> str | None:
@@ -76,10 +93,10 @@ def digest_of(model: Any) -> str | None:
         return None
     for name, module in model.named_modules():
         kind, attributes = type(module), module.__dict__
-        own_code = "forward" in attributes or any(attributes[hooks] for hooks in _HOOKS)
+        own_code = "forward" in attributes or any(attributes[hooks] for hooks in HOOKS)
         if (own_code and not _is_dispatched(module)) or kind.__module__ == "__main__":
             return None
-        found.update(f"{name} {kind.__module__}.{kind.__qualname__} {_flags(module)}".encode())
+        found.update(f"{name} {kind.__module__}.{kind.__qualname__} {flags_of(module)}".encode())
         kinds.add(kind)
     ordered = sorted(kinds, key=lambda each: f"{each.__module__}.{each.__qualname__}")
     functions = [function for kind in ordered for function in (kind.forward, kind.__call__)]
@@ -184,7 +201,7 @@ def _is_dispatched(module: nn.Module) -> bool:
     return hook is not None and type(hook).__module__.startswith("accelerate.") and not module._forward_hooks
 
 
-def _flags(module: nn.Module) -> tuple[Hashable, ...]:
+def flags_of(module: nn.Module) -> tuple[Hashable, ...]:
     """Return the plain attributes of a module: flags, sizes, windows, active adapters."""
     held = module.__dict__
     flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _FOLLOWS_TEXTS]
