@@ -2,7 +2,7 @@
 
 Between two layers megabytes of weights pass through the caches and evict everything else, Python's objects included:
 the same lines take several times as long there as in a loop over the layers. So a pass looks up the arguments of all
-its layers at once: their weights if anything of the layers has changed since the last pass (`modules_state.py`), and
+its layers at once: their weights if anything of the layers has changed since the last pass (`ModulesState`), and
 what they share, such as positions and masks, once.
 
 transformers runs a model's layers in a loop over a slice of their list. In an accelerated pass over few rows, that
@@ -26,7 +26,7 @@ from speculant.engines.hf.cpu.gqa import AttentionArguments
 from speculant.engines.hf.cpu.layer_calls import LayerCall, run_layers
 from speculant.engines.hf.cpu.layer_matching import rotary_functions
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
-from speculant.engines.hf.cpu.modules_state import HOOKS, ModulesState
+from speculant.engines.hf.modules_state import HOOKS, ModulesState
 
 MAX_TOGETHER = 128  # maximum rows of a pass over several layers in one call, which nothing interrupts
 

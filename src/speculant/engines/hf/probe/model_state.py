@@ -23,6 +23,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from speculant.engines.hf.modules_state import HOOKS
+
 SMALL = 1 << 14  # tensors up to this many elements are read whole, larger ones sampled
 SAMPLE = 64
 TINY = 16  # maximum elements of a buffer that may be a gate; their values are compared
@@ -35,7 +37,6 @@ _PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generat
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _CACHES = (Cache, DynamicCache, DynamicLayer)
 _DENSE = (Tensor, nn.Parameter, nn.Buffer)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def state_of(model: Any) -> tuple[Hashable, ...]:

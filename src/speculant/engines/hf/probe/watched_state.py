@@ -1,19 +1,19 @@
 """The state of a model, found anew only if something that it depends on may have changed since the last request.
 
-`state_of` looks at every attribute of every module. Here they are compared with copies of them, by functions that are
-compiled themselves; what such a comparison cannot see is found again each time.
+`state_of` looks at every attribute of every module. Here they are compared with copies of them (`ModulesState`), and
+only what such a comparison cannot see is found again each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from itertools import chain
-from operator import is_
 from typing import Any
 
 from torch import nn
 
-from speculant.engines.hf.probe.model_state import HOOKS, flags_of, state_of, surroundings_of, versions_of
+from speculant.engines.hf.modules_state import PARTS, ModulesState
+from speculant.engines.hf.probe.model_state import flags_of, state_of, surroundings_of, versions_of
 
 _USUAL = frozenset(vars(nn.Module()))
 _CHANGING = (dict, list, set)  # attributes of these types may change in place
@@ -29,43 +29,24 @@ class WatchedState:
 
     def find(self) -> tuple[Hashable, ...]:
         """Return the current state; states of different calls are equal if nothing has changed."""
-        if not self._unchanged():
+        if not self._modules.holds():
             self._record()
         return self._state
 
     def _record(self) -> None:
-        self._state, self._modules = state_of(self._model), list(self._model.modules())
-        self._kinds: list[Any] = list(map(type, self._modules))
-        self._attributes = [dict(vars(module)) for module in self._modules]
-        self._containers = [held[name] for held in self._attributes for name in ("_modules", *HOOKS)]
-        self._contents = list(self._contained())
-        self._configs = {id(held["config"]): held["config"] for held in self._attributes if "config" in held}
-        self._changing = [
-            module
-            for module, held in zip(self._modules, self._attributes, strict=True)
-            if any(isinstance(value, _CHANGING) and name not in _USUAL for name, value in held.items())
-        ]
-        self._rest = self._find_rest()
+        model, modules = self._model, list(self._model.modules())
+        kinds, attributes = set(map(type, modules)), list(map(vars, modules))
+        configs = {id(held["config"]): held["config"] for held in attributes if "config" in held}.values()
+        changing = [module for module, held in zip(modules, attributes, strict=True) if _may_change(held)]
 
-    def _unchanged(self) -> bool:
-        try:
-            contents = list(self._contained())
-            return (
-                list(map(type, self._modules)) == self._kinds
-                and list(map(vars, self._modules)) == self._attributes
-                and len(contents) == len(self._contents)
-                and all(map(is_, contents, self._contents))
-                and self._find_rest() == self._rest
-            )
-        except (RuntimeError, ValueError):  # a new value that cannot be compared, such as a tensor
-            return False
+        def beside() -> list[Hashable]:
+            versions = chain.from_iterable(map(versions_of, modules))
+            return [*map(flags_of, changing), *versions, surroundings_of(model, kinds, configs)]
 
-    def _contained(self) -> chain[Any]:
-        return chain.from_iterable(map(dict.values, self._containers))
+        # Tensors are compared by their versions: copies of references would keep replaced weights in memory.
+        self._state, self._modules = state_of(model), ModulesState(modules, beside, contents=PARTS)
 
-    def _find_rest(self) -> list[Hashable]:
-        kinds = set(self._kinds)
-        found: list[Hashable] = [function for kind in kinds for function in (kind.forward, kind.__call__)]
-        found += map(flags_of, self._changing)
-        found += chain.from_iterable(map(versions_of, self._modules))
-        return [*found, surroundings_of(self._model, kinds, self._configs.values())]
+
+def _may_change(attributes: Mapping[str, Any]) -> bool:
+    """Return whether attributes of a module may change in place, besides those of every module."""
+    return any(isinstance(value, _CHANGING) and name not in _USUAL for name, value in attributes.items())

@@ -1,8 +1,9 @@
-"""The state of modules that compiled code replaces, compared at every pass.
+"""The state of modules, compared with a copy of all that it consists of.
 
-A model may change between two passes, and between two passes megabytes of weights evict Python's objects from the
-caches, so that looking at every attribute of every layer takes as long as a tenth of a pass. So what was found is kept
-with a copy of all that it depends on, and the comparison runs in functions that are compiled themselves.
+A model may change between two requests, for which it is probed (`probe/watched_state.py`), and between two passes, for
+which compiled code replaces its layers (`cpu/layer_stack.py`). Between two passes megabytes of weights evict Python's
+objects from the caches, so that looking at every attribute of every layer takes as long as a tenth of a pass. So the
+comparison runs in functions that are compiled themselves.
 """
 
 from __future__ import annotations
@@ -16,26 +17,33 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_CONTENTS = ("_parameters", "_modules", *HOOKS)
+PARTS = ("_modules", *HOOKS)  # containers of what runs when a module is called
 _FORM = attrgetter("dtype", "shape")
 
 
 class ModulesState:
-    """The classes, attributes, parts, hooks and functions of some modules, and where some of their tensors lie."""
+    """The classes, attributes, contents and functions of some modules, and where some of their tensors lie."""
 
-    def __init__(self, modules: Sequence[nn.Module], functions: Callable[[], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        beside: Callable[[], Sequence[Any]],
+        *,
+        contents: Sequence[str] = ("_parameters", *PARTS),
+    ) -> None:
         """Record the state.
 
         Args:
             modules: the modules, whose parts are listed too if they matter.
-            functions: returns functions that their forwards look up elsewhere.
+            beside: returns what else belongs to the state, such as functions that forwards look up elsewhere.
+            contents: containers of the modules whose contents belong to the state.
         """
-        self._modules, self._functions = modules, functions
+        self._modules, self._beside = modules, beside
         self._kinds: list[Any] = list(map(type, modules))
         self._called = self._find_called()
         self._attributes = [dict(vars(module)) for module in modules]
-        contents = ((name, held[name]) for held in self._attributes for name in _CONTENTS)
-        self._containers = [each for name, each in contents if each or name in HOOKS]  # hooks may be added to none
+        found = ((name, held[name]) for held in self._attributes for name in contents)
+        self._containers = [each for name, each in found if each or name in PARTS]  # parts may be added to none
         self._contents = list(self._contained())
         self._tensors: list[Tensor] = []
         self._places: list[Any] = []
@@ -67,7 +75,7 @@ class ModulesState:
         """Return the functions that calls of the modules run."""
         everywhere = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
         own = (function for kind in dict.fromkeys(self._kinds) for function in (kind.forward, kind.__call__))
-        return [*own, *self._functions(), *chain.from_iterable(map(dict.values, everywhere))]
+        return [*own, *self._beside(), *chain.from_iterable(map(dict.values, everywhere))]
 
     def _find_places(self) -> list[Any]:
         found = self._tensors
