@@ -303,14 +303,12 @@ class Decoder:
         """Return the components that decode a stream (size 1) or a batch."""
         from speculant.decoding.step import DecodingComponents
         from speculant.drafters.forced import ForcedDrafter
-        from speculant.engines.hf.engine import HFEngine
 
         forcing = self.method in METHODS and drafts_from_text(find_method(self.method))
         drafter = ForcedDrafter(self.drafter) if forcing else self.drafter
-        # Draft models may run in threads of their own, and other engines on devices: waiting for these is work. Windows
-        # counts the CPU time of threads in ticks of 16 ms.
-        in_thread = forcing and isinstance(self.engine, HFEngine) and self.engine.model.device.type == "cpu"
-        in_thread = in_thread and sys.platform != "win32"
+        # Draft models may run in threads of their own, for which waiting is work. Windows counts the CPU time of
+        # threads in ticks of 16 ms.
+        in_thread = forcing and self.engine.works_in_thread and sys.platform != "win32"
         return DecodingComponents(
             engine=self.engine,
             drafter=drafter,

@@ -225,7 +225,7 @@ def build(
     """Build the base and print a summary; see `write_base`."""
     check_sources(sources, CorpusKind.MIX_BASE)
     facts = write_base(
-        output,
+        Path(output),
         sources,
         tokenizer,
         vocabulary,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,9 +27,6 @@ from speculant.core.errors import UsageError
 from speculant.corpus.rejected import Rejected
 from speculant.options import kinds
 from speculant.options.model import ModelOptions
-
-if TYPE_CHECKING:
-    pass
 
 HELP = """\
 Build a memory file from texts, for --memory and --corpus, or a frozen base, for --base.
@@ -154,7 +151,7 @@ def build(
     loaded, vocabulary = load_vocabulary(model, tokenizer)
     if kind is CorpusKind.MIX_BASE:
         facts = write_base(
-            output,
+            Path(output),
             sources,
             loaded,
             vocabulary,

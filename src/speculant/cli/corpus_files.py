@@ -43,7 +43,7 @@ def find(text: str, rejected: Rejected) -> TextSource:
 
 
 def write_base(
-    path: str,
+    path: Path,
     sources: Sequence[TextSource],
     tokenizer: Any,
     vocabulary: int,
@@ -74,7 +74,7 @@ def write_base(
         license=license_,
         source=source,
     )
-    built = build_base(Path(path), sources, tokenizer, settings, rejected=rejected, console=terminal, restart=restart)
+    built = build_base(path, sources, tokenizer, settings, rejected=rejected, console=terminal, restart=restart)
     return [*built_lines(built), *left_out_lines(sources, rejected)]
 
 

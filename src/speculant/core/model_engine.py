@@ -80,6 +80,11 @@ class ModelEngine(Engine, Protocol):
         return UNLIMITED
 
     @property
+    def works_in_thread(self) -> bool:
+        """Whether the calling thread does the work of passes, so that its CPU time tells what they cost."""
+        return False
+
+    @property
     def latency_facts(self) -> Sequence[object]:
         """What the latency of passes depends on, besides the model's config, dtype and acceleration."""
         return ()

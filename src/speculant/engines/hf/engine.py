@@ -84,6 +84,10 @@ class HFEngine:
         self._sample: Sample | None = None
 
     @property
+    def works_in_thread(self) -> bool:
+        return bool(self.model.device.type == "cpu")
+
+    @property
     def latency_facts(self) -> tuple[object, ...]:
         """Further facts that affect the latency of passes, besides the model's config, dtype and acceleration: none."""
         return ()

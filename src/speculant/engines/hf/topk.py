@@ -57,7 +57,8 @@ def top_on_host(logits: Tensor, k: int) -> tuple[Int32, Float32]:
     """
     k, vocabulary = min(k, logits.shape[-1]), logits.shape[-1]
     if logits.is_cpu and vocabulary < FEW_TOKENS and logits.dtype == torch.float32:
-        found: tuple[Int32, Float32] = _best_of_few(logits.detach().numpy(), k)
+        rows = np.ascontiguousarray(logits.detach().numpy())  # a view would be a type of its own for numba
+        found: tuple[Int32, Float32] = _best_of_few(rows, k)
         return found
     values, ids = best_tokens(logits, k)
     on_host = ids.to(torch.int32).to("cpu", non_blocking=True), values.float().to("cpu", non_blocking=True)
