@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gemmas import gemma
 from models import tiny_model
+from pairwise import in_turn
 from passes import IDS, opened, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
@@ -75,8 +76,7 @@ def test_the_last_layer_is_tapped_before_the_final_norm() -> None:
     assert engine.capabilities.hidden_layers == 3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [*MODELS, "bloom"])
+@pytest.mark.parametrize(("name", "attention"), in_turn([*MODELS, "bloom"], ["sdpa", "eager"]))
 def test_taps_are_what_the_layers_return(name: str, attention: str) -> None:
     """Guards prompts whole and in pieces, trees and chains, in one pass and in several, alone and in a batch."""
     model = tiny_model(name, attention)

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
 from models import tiny_model
+from pairwise import in_turn
 from passes import IDS, Greedy, greedy_texts, opened, plain_text, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
@@ -44,8 +45,7 @@ def test_rows_of_root_and_path_are_kept(path: list[int]) -> None:
     assert_same_cache(cache, model, [*IDS[0].tolist(), 4, *tree.tokens[path].tolist()])
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(("name", "attention"), MODELS)
+@pytest.mark.parametrize(("name", "attention", "padded"), in_turn(MODELS, [False, True], whole=1))
 def test_a_tree_grown_in_pieces_gives_the_logits_of_one_pass(name: str, attention: str, padded: bool) -> None:
     """Guards masks and positions of rows that follow rows which are not committed, windows included."""
     model = tiny_model(name, attention)

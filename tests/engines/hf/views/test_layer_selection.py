@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from models import tiny_model, truncated
+from pairwise import in_turn, paired
 from passes import IDS, opened, plain_text, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
@@ -22,9 +23,14 @@ from speculant.engines.hf.views.model_view import find_layers
 from trees import random_draft
 
 
-@pytest.mark.parametrize("layers", [[0], [0, 1], [0, 1, 2]])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2", "phi3", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize(
+    ("name", "attention", "layers"),
+    paired(
+        ["llama", "gemma3", "mistral", "gpt2", "phi3", "gpt_neox", "mixtral"],
+        ["sdpa", "eager"],
+        [[0], [0, 1], [0, 1, 2]],
+    ),
+)
 def test_the_first_layers_are_a_shallower_model(name: str, attention: str, layers: list[int]) -> None:
     """Guards early exit: the norm and the head follow the last layer that runs, on the target's own cache."""
     model = tiny_model(name, attention)
@@ -71,8 +77,10 @@ def test_layers_in_the_middle_are_left_out(name: str) -> None:
     torch.testing.assert_close(result.logits, expected.logits[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2", "phi3", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize(
+    ("name", "fast"),
+    in_turn(["llama", "mistral", "gemma3", "gpt2", "phi3", "gpt_neox", "mixtral"], [True, False], whole=1),
+)
 def test_attention_and_mlp_are_left_out_separately(name: str, fast: bool) -> None:
     """Guards split layers: what is left out adds nothing, and rows have keys where attention ran."""
     model, run = tiny_model(name), Sublayers((0, 2), (1, 2))
@@ -166,9 +174,10 @@ def test_other_orders_are_refused(layers: list[int]) -> None:
     assert cache.uncommitted == 0
 
 
-@pytest.mark.parametrize("layers", [[0, 1], [0, 1, 2]])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "attention", "layers"),
+    paired(["llama", "gemma3", "mistral", "gpt2"], ["sdpa", "eager"], [[0, 1], [0, 1, 2]]),
+)
 def test_committed_tokens_are_read_again(name: str, attention: str, layers: list[int]) -> None:
     """Guards `reread`: the rows are those of a shallower model, and the cache is as it was before."""
     model = tiny_model(name, attention)
