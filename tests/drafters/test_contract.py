@@ -58,7 +58,7 @@ def verified(tree: DraftTree, truth: list[int], needed: int, random: np.random.G
     ranked = random.permuted(np.tile(np.arange(VOCABULARY, dtype=np.int32), (rows, 1)), axis=1)
     for row, token in zip([0, *(node + 1 for node in path)], tokens, strict=True):
         ranked[row] = [token, *ranked[row][ranked[row] != token]]
-    top_ids = ranked[:, :needed]
+    top_ids = np.ascontiguousarray(ranked[:, :needed])  # as engines return them
     top_logits = -np.sort(random.exponential(2, top_ids.shape), axis=1).astype(np.float32)
     return Verified(tree=tree, path=np.array(path, np.int32), tokens=tokens, top_ids=top_ids, top_logits=top_logits)
 
