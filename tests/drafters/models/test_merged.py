@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distributions import SHAPES, distribution_of_drafts, drafts, model, own_distribution
-from models import perturbed, tiny_model
+from models import deep_model, perturbed
 from pairwise import paired
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
@@ -32,7 +32,7 @@ PROMPT = [5, 9, 14, 3, 8]
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any, Any]:
     """A target and two draft models, all of whose distributions differ."""
-    return tiny_model("llama"), perturbed(tiny_model("llama"), 0.2), perturbed(tiny_model("llama"), 0.4)
+    return deep_model("llama"), perturbed(deep_model("llama"), 0.2), perturbed(deep_model("llama"), 0.4)
 
 
 def merged_drafts(shapes: tuple[str, str], seed: int, *, zeros: bool) -> list[tuple[DraftTree, float]]:

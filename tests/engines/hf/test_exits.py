@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
 from pairwise import paired
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
@@ -20,7 +20,7 @@ FAMILIES = ("llama", "qwen3", "gemma3", "gpt2")
 
 def opened(name: str, **changes: Any) -> tuple[HFEngine, Any]:
     """Return an engine and a cache whose prompt is read."""
-    engine = HFEngine(tiny_model(name, **changes))
+    engine = HFEngine(deep_model(name, **changes))
     cache = engine.open(PROMPT)
     cache.prefill()
     return engine, cache
