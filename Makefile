@@ -25,8 +25,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # A process per core, a thread per process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-# What is compiled once and kept in .pytest_cache: kernels of the drafters and the C++ code. Processes that begin together
-# would compile the same ones side by side, so `mix` compiles its own on one core, and the others on the other.
+# What is compiled once and kept in .pytest_cache: kernels of drafters and sizes, and the C++ code. Processes that begin
+# together would compile the same ones side by side, so `mix` compiles its own on one core, and the others on the other.
 kernels: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text
 
@@ -34,7 +34,8 @@ further-kernels: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/drafters/test_contract.py::test_limits_waste_no_nodes -k 'not mix'
 
 native: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone \
+		tests/sizing/test_policy.py::test_no_round_waits_for_a_compiler
 
 checks: kernels lint further-kernels typecheck native
 

@@ -23,7 +23,7 @@ from speculant.bench.replay.united import ReplayUnitedSession, UnitedDrafter, se
 from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, DraftTree, Float64
-from speculant.drafters.models.level_session import top_nodes
+from speculant.drafters.top_nodes import top_nodes
 from speculant.integrations.chain_union import AgreementHistory, ChainUnion
 from speculant.registry import BuildContext, build_drafter
 from targets import data_folder

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import VOCABULARY, tiny_model
+from models import VOCABULARY, deep_model
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.drafters.heads.head import HeadState, TargetParts
@@ -19,7 +19,7 @@ from speculant.engines.hf.views.target_parts import HFTargetParts
 
 def target_of(name: str = "llama", **changes: Any) -> tuple[Any, HFTargetParts]:
     """Return a tiny model and its parts."""
-    model = tiny_model(name, **changes)
+    model = deep_model(name, **changes)
     return model, HFTargetParts(model)
 
 

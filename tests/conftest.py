@@ -32,6 +32,7 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
 os.environ["SPECULANT_BASES"] = str(Path(__file__).parent.parent / ".pytest_cache" / "bases")  # not the user's own
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "cache")  # not the user's own
 UNFROZEN = 300_000  # objects that only collection creates, not a test
+gc.set_threshold(50_000, 20, 20)  # collection creates a million objects, of which nothing can be freed
 settings.register_profile("speculant", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("speculant")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models import VOCABULARY, tiny_model
+from models import VOCABULARY, deep_model
 from speculant.drafters.heads.blockwise.head import BlockwiseHead
 from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
@@ -15,14 +15,14 @@ from speculant.drafters.heads.medusa.head import MedusaHead, MedusaShape
 from speculant.drafters.heads.mlp.head import MLPHead, MLPShape
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
-HIDDEN = 32  # of tiny_model
+HIDDEN = 32  # of deep_model
 HEADS = 3
 PREFIX = LayerShape(hidden=HIDDEN, inner=48, heads=4, kv_heads=2, head_dim=8)
 
 
 def tiny_target(name: str = "llama") -> HFTargetParts:
     """Return the parts of a tiny target."""
-    return HFTargetParts(tiny_model(name))
+    return HFTargetParts(deep_model(name))
 
 
 def randomised(head: Any) -> Any:

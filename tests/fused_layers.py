@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from models import tiny_model
+from models import deep_model
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 
@@ -17,7 +17,7 @@ IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14], [3, 8, 5, 9, 2, 7, 1, 4]])
 
 def model_of(name: str, **changes: Any) -> Any:
     """Return a model whose norms and biases are not what they are in the beginning, ones and zeros."""
-    model = tiny_model(name, **changes)
+    model = deep_model(name, **changes)
     torch.manual_seed(3)
     for each, weight in model.named_parameters():
         if "norm" in each or "bias" in each:

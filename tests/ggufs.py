@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from models import tiny_model
+from models import deep_model
 from speculant.api.loading import load_model
 
 
@@ -37,12 +37,12 @@ def bundled_gguf(kind: str = "f32") -> Path:
 
 @functools.cache
 def tiny_gguf() -> Path:
-    """Return `tiny_model("llama")` as a GGUF file, without a tokenizer."""
+    """Return `deep_model("llama")` as a GGUF file, without a tokenizer."""
     needs_llamacpp()
     from speculant.engines.llamacpp.gguf_file import write_gguf
 
     path = folder() / "tiny.gguf"
-    write_gguf(tiny_model("llama"), path)
+    write_gguf(deep_model("llama"), path)
     return path
 
 

@@ -63,7 +63,7 @@ class World:
 
     def learn(self, *tokens: int) -> None:
         """Train the mixture on each token, then learn it."""
-        for token in tokens:
+        for token in ids(tokens):
             train(self.mixer, self.features, self.gather(), token)
             hashes = self.hashes()
             for context in range(LEARNED):
@@ -71,4 +71,4 @@ class World:
                     observe(self.table(context), hashes[context], token, 8 * UNIT)
             count_token(self.mixer, token)
             add_use(self.last_use, self.links, token, len(self.text))
-            self.text.append(token)
+            self.text.append(int(token))

@@ -48,7 +48,7 @@ SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -71,7 +71,7 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
                 **shape,
                 head_dim=8,
                 sliding_window=12,
-                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                layer_types=(["sliding_attention", "full_attention"] * 2)[: shape["num_hidden_layers"]],
             )
         ),
         "mistral": lambda: MistralForCausalLM(MistralConfig(**shape, sliding_window=12)),
@@ -81,7 +81,7 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
             GPT2Config(
                 **heads,
                 n_embd=32,
-                n_layer=3,
+                n_layer=shape["num_hidden_layers"],
                 n_head=4,
                 n_positions=256,
                 resid_pdrop=0.0,
@@ -92,7 +92,9 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
         "gpt_neox": lambda: GPTNeoXForCausalLM(
             GPTNeoXConfig(**{k: v for k, v in shape.items() if k != "num_key_value_heads"})
         ),
-        "bloom": lambda: BloomForCausalLM(BloomConfig(**heads, hidden_size=32, n_layer=3, n_head=4)),
+        "bloom": lambda: BloomForCausalLM(
+            BloomConfig(**heads, hidden_size=32, n_layer=shape["num_hidden_layers"], n_head=4)
+        ),
     }
     torch.manual_seed(7)
     model = builders[name]().eval()
@@ -104,11 +106,16 @@ def tiny_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
     return model
 
 
+def deep_model(name: str, attention: str = "sdpa", **changes: Any) -> Any:
+    """Return a tiny model of three layers, so that one lies between the first and the last."""
+    return tiny_model(name, attention, **{"num_hidden_layers": 3} | changes)
+
+
 def hybrid_model(**changes: Any) -> Any:
     """Return a random model as Qwen3.5's: Gated DeltaNet and full attention in turns, whose texts do not end."""
     if "qwen3_5_text" not in CONFIG_MAPPING:
         pytest.skip("this release of transformers has no Qwen3.5")
-    layers = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 8}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
     config = AutoConfig.for_model("qwen3_5_text", **SHAPE | layers | heads | sizes | changes)

@@ -34,7 +34,16 @@ def trained(text: np.ndarray, *, seed: int = 0) -> Scorer:
     """Return a network that was trained on a text."""
     documents = Documents(ids=text, lengths=np.array([len(text)]), weights=np.ones(1, np.float32))
     counts = np.bincount(text, minlength=VOCABULARY).astype(float)
-    return train_scorer(documents, token_rows(counts, BUDGET), counts, advance=lambda _tokens: None, seed=seed)
+    return read_only(
+        train_scorer(documents, token_rows(counts, BUDGET), counts, advance=lambda _tokens: None, seed=seed)
+    )
+
+
+def read_only(scorer: Scorer) -> Scorer:
+    """Return a network whose arrays are as those of a file; for others numba would compile the kernels again."""
+    for array in scorer:
+        array.flags.writeable = False
+    return scorer
 
 
 @cache

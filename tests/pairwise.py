@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -25,6 +26,33 @@ def in_turn(cases: Iterable[Any], values: Sequence[Any], *, whole: int = 0) -> l
         for place, case in enumerate(cases)
         for column, value in enumerate(values)
     ]
+
+
+def paired(*axes: Sequence[Any]) -> list[Any]:
+    """Return all cases of three axes or more; the fast tests are few, in which any two values of two axes meet.
+
+    Args:
+        axes: values of each argument; a tuple for several arguments.
+    """
+    places = [range(len(axis)) for axis in axes]
+    fast = few(*places)
+    return [
+        pytest.param(
+            *(argument for axis, place in zip(axes, case, strict=True) for argument in _arguments(axis[place])),
+            marks=() if case in fast else pytest.mark.slow,
+        )
+        for case in product(*places)
+    ]
+
+
+def few(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return few cases in which any two values of two axes meet."""
+    pairs = {case: set(combinations(enumerate(case), 2)) for case in product(*axes)}
+    missing, found = set().union(*pairs.values()), list[tuple[Any, ...]]()
+    while missing:
+        found.append(max(pairs, key=lambda case: len(pairs[case] & missing)))
+        missing -= pairs[found[-1]]
+    return found
 
 
 def every_other(cases: Iterable[Any], *, first: bool) -> list[Any]:

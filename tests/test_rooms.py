@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -40,12 +41,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return the nodes of a file that may name modules."""
+    kinds = (ast.ImportFrom, ast.Import, ast.Constant)
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+
+
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Yield the modules of the package that a file imports, wherever in it, also for type checkers only.
 
     A module that a string names, as in "speculant.drafters.none:NoDrafter", is imported as well, only later.
     """
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "speculant":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -108,7 +116,7 @@ def test_no_engine_below_the_api(name: str) -> None:
     """Guards drafters and the round, which run inside any engine: engines are imported by engines/ alone."""
     heavy = {"transformers", "llama_cpp", "vllm"}
     for path in (SOURCE / name).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not heavy & {each.split(".")[0] for each in named}, path

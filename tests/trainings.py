@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from models import tiny_model
+from models import deep_model
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.batches import Groups
 from speculant.training.features import Features
@@ -72,7 +72,7 @@ def tiny_training(
     **changes: Any,
 ) -> dict[str, Any] | None:
     """Train a head or draft model for a tiny model into a folder; return its figures."""
-    model = model or tiny_model("llama")
+    model = model or deep_model("llama")
     return train_head(
         find_kind(kind),
         model,
@@ -85,7 +85,7 @@ def tiny_training(
 
 def sharp_model(**changes: Any) -> Any:
     """Return a tiny target whose distributions are far from flat, so that there is something to learn."""
-    model = tiny_model("llama", **changes)
+    model = deep_model("llama", **changes)
     with torch.no_grad():
         model.lm_head.weight.mul_(8)
     return model

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from models import tiny_model
+from models import deep_model
 
 TEXTS = [
     "The little dog ran to the big house and saw a bird.",
@@ -95,7 +95,7 @@ def translated_model(target: Any, pairs: dict[int, int], size: int) -> Any:
         pairs: the draft model's id of each shared token of the target.
         size: the draft model's number of ids; those of other tokens are random.
     """
-    found = tiny_model("llama", vocab_size=size)
+    found = deep_model("llama", vocab_size=size)
     weights, own = target.state_dict(), found.state_dict()
     mine, other = list(pairs), list(pairs.values())
     for name, weight in own.items():

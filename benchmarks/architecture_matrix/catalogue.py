@@ -74,6 +74,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a default config lacks to be buil
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "hrm_text": {"H_cycles": 1, "L_cycles": 1, "num_layers_per_stack": 1, "num_hidden_layers": 2},
+    "janus": {"vq_config": _CODES | {"num_embeddings": 8, "image_token_embed_dim": 32}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
     "kosmos-2.5": {"text_config": {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4}},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},

@@ -35,7 +35,7 @@ WAYS = [("sdpa", 12), ("sdpa", "auto"), ("eager", 12)]
 def test_texts_are_those_of_requests_alone(name: str, attention: str, nodes: int | str) -> None:
     """Guards positions, masks and caches of ragged passes over every architecture, past sliding windows too."""
     model = tiny_model(name, attention)
-    options = [{"max_new_tokens": 28, "temperature": 0}] * len(LENGTHS)
+    options = [{"max_new_tokens": 18, "temperature": 0}] * len(LENGTHS)
     texts = alone(model, options)
     speculator = guessing(model, texts, nodes=nodes)
     batch = speculator.batch(4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ggufs import bundled_gguf, needs_llamacpp, open_engine, tiny_gguf
-from models import tiny_model
+from models import deep_model
 from speculant import Constraint, PrefixCache
 from speculant.api.loading import load_model
 from speculant.api.speculator import Speculator
@@ -102,7 +102,7 @@ def test_methods(method: str) -> None:
 def test_few_sequences(method: str, sequences: int) -> None:
     """Drafts are cut to the branches that are left beside the texts, alone and together; the text stays the same."""
     model = open_engine(tiny_gguf(), sequences=sequences).model
-    draft_model = tiny_model("llama") if method == "specinfer" else None
+    draft_model = deep_model("llama") if method == "specinfer" else None
     options = {"max_new_tokens": 24, "temperature": 1.0 if method == "specinfer" else 0, "seed": 3}
     prompts = [[3, 4, 5, 6, 3, 4, 5], [3, 4, 5, 6, 3]]
     plain = Speculator.from_transformers(model, method="none")
@@ -119,7 +119,7 @@ def test_few_sequences(method: str, sequences: int) -> None:
 
 def test_draft_models() -> None:
     """A draft model of transformers drafts for a GGUF target."""
-    speculator = Speculator.from_transformers(_tiny(), method="draft-model", draft_model=tiny_model("llama"), nodes=4)
+    speculator = Speculator.from_transformers(_tiny(), method="draft-model", draft_model=deep_model("llama"), nodes=4)
     result = speculator.generate([3, 4, 5], max_new_tokens=20, temperature=0)
     assert (
         result.ids

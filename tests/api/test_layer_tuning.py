@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
 from speculant import Speculator
 from speculant.api.layer_tuning import expected_speed, search_skipped_layers, sublayer_shares
 from speculant.cli.main import main
@@ -25,7 +25,7 @@ PROMPTS = [[5, 9, 14, 3], [11] * 9]
 @pytest.fixture(scope="module")
 def target() -> Speculator:
     """A target of which two layers hardly matter."""
-    model = tiny_model("llama", num_hidden_layers=5)
+    model = deep_model("llama", num_hidden_layers=5)
     with torch.no_grad():
         for index in (1, 3):
             for name in ("self_attn.o_proj", "mlp.down_proj"):
@@ -93,7 +93,7 @@ def test_what_cannot_be_searched(target: Speculator, monkeypatch: pytest.MonkeyP
         search_skipped_layers(target, PROMPTS, tokens=1)
     with pytest.raises(UsageError, match="trials must be at least 1"):
         search_skipped_layers(target, PROMPTS, trials=0)
-    bloom = Speculator.from_transformers(tiny_model("bloom"), method="none")
+    bloom = Speculator.from_transformers(deep_model("bloom"), method="none")
     with pytest.raises(UnsupportedError, match="cannot be left out"):
         search_skipped_layers(bloom, PROMPTS)
     monkeypatch.setattr(packages, "find_spec", lambda _name: None)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from models import endless
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.errors import UsageError
 
@@ -39,8 +40,7 @@ def drafting(model: Any) -> Speculator:
     return Speculator.from_transformers(model, method="lookup", nodes=6)
 
 
-@pytest.mark.parametrize("decoding", DECODING)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("options", "decoding"), in_turn(OPTIONS, [*DECODING]))
 def test_options_hold_inside_drafts(plain: Speculator, drafting: Speculator, options: str, decoding: str) -> None:
     """Guards exactness: processors see each token of a draft's path once, so the tokens are plain decoding's."""
     given = {"max_new_tokens": 40, **OPTIONS[options], **DECODING[decoding]}

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from bases import saved_base
 from models import SHAPE
+from speculant.bench.report import charts
 from speculant.bench.suite.runner import Runner
 from speculant.cli import bench_progress
 from speculant.cli.main import main
@@ -32,6 +33,12 @@ def write(path: Path, *rows: Any) -> str:
 def however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print no progress on a machine so busy that a run of milliseconds takes minutes."""
     monkeypatch.setattr(bench_progress, "LONG", float("inf"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write pages without charts, which take longer than the run; other runs and the tests of reports draw them."""
+    monkeypatch.setattr(charts, "_svg", lambda _figure, _label: "<svg></svg>")
 
 
 @pytest.fixture
@@ -67,6 +74,7 @@ def test_a_forced_run(forced: list[str], tmp_path: Path, capsys: CaptureFixture)
     assert not (tmp_path / "out" / "memory").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished run is only written again; other settings are refused until --restart."""
     assert main([*forced, "--methods", "none"]) == 0
@@ -112,6 +120,7 @@ def test_a_free_run(tmp_path: Path, tiny_folder: Path) -> None:
     assert found["settings"]["model"] == tiny_folder.name
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("option", ["--draft-model", pytest.param("--assistant", marks=pytest.mark.slow)])
 def test_methods_with_a_draft_model(option: str, tmp_path: Path, tiny_folder: Path) -> None:
     """They are timed beside the others and hf:assisted; sampled text is compared only where its tokens are promised."""
@@ -133,6 +142,7 @@ def test_methods_with_a_draft_model(option: str, tmp_path: Path, tiny_folder: Pa
     assert "Settings of opt-tree: depth=5, top_k=2" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_with_a_base(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A base that is named is used and stands in the results; those of the user's folder are not."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
@@ -157,6 +167,7 @@ def test_a_run_with_a_base(tmp_path: Path, tiny_folder: Path, monkeypatch: pytes
         assert ("b.speculant" in (tmp_path / name / "report.html").read_text()) == bool(count)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_forced_run_with_a_base(forced: list[str], tiny_folder: Path, tmp_path: Path, capsys: CaptureFixture) -> None:
     """Guards speed with a base on a shape: --tokenizer says whose ids the recordings hold, and the base is used."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
@@ -189,6 +200,7 @@ def _counted(open_session: Any, used: list[int]) -> Any:
     return opened
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_inflated_run(tmp_path: Path, tiny_folder: Path) -> None:
     """The model is padded, and every report says so."""
     trace = write(tmp_path / "t.jsonl", {"prompt_ids": [1, 5], "output_ids": [4, 5, 6]})
@@ -282,6 +294,7 @@ def test_table_and_json_without_the_page(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["result.json", "rows.jsonl", "table.md"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bad_rows_are_skipped_and_counted(forced: list[str], tmp_path: Path, capsys: CaptureFixture) -> None:
     """One bad row of a recording costs that row alone, as in a replay."""
     with Path(forced[2]).open("a") as file:

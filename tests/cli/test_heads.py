@@ -46,7 +46,7 @@ def test_check_describes_a_head(tiny_folder: Path, folder: Path, capsys: Capture
     out = capsys.readouterr().out
     assert "format      EAGLE-1/2, HASS\n" in out
     assert "kind        eagle\n" in out
-    assert "taps        outputs of decoder layers 2 (0 to 2)\n" in out
+    assert "taps        outputs of decoder layers 1 (0 to 1)\n" in out
     assert "vocabulary  4096 of 4096 target tokens\n" in out
     assert "fits        yes\n" in out
     assert "acceptance" in out

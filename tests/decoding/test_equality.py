@@ -13,7 +13,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from heads import HEADED, head_for
-from models import PHI3, VOCABULARY, tiny_model
+from models import PHI3, VOCABULARY, deep_model, tiny_model
 from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
@@ -35,8 +35,13 @@ LOSSLESS = [
     for name, each in METHODS.items()
     if each.exactness == "lossless" and not each.drafts_text and (not each.heads or name in HEADED)
 ]
-# The same of every head is among the fast tests of heads.
+# The same of every head is among the fast tests of heads, and batches of draft models among those of draft models.
 EVERY = [pytest.param(name, marks=pytest.mark.slow if METHODS[name].heads else ()) for name in LOSSLESS]
+TOGETHER = [
+    pytest.param(name, marks=pytest.mark.slow if each.heads or each.requires == "a draft model" else ())
+    for name in LOSSLESS
+    for each in [METHODS[name]]
+]
 
 
 class GuessingDrafter(Drafter):
@@ -239,7 +244,7 @@ def speculator_of(method: str, model: Any) -> Speculator:
 @cache
 def plain_generate(sample: bool) -> torch.Tensor:
     """Return the tiny model's own text, the same for every method."""
-    model, options = tiny_model("llama"), SAMPLED if sample else {"do_sample": False}
+    model, options = deep_model("llama"), SAMPLED if sample else {"do_sample": False}
     torch.manual_seed(2)
     text: torch.Tensor = model.generate(prompt_ids(), max_new_tokens=TOKENS, **options)
     return text
@@ -258,7 +263,7 @@ def plain_batch(temperature: float) -> list[list[int]]:
 @pytest.mark.parametrize("sample", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> None:
     """Guards the real drafters, whose drafts depend on what they learned; all but sampled drafts keep the tokens."""
-    model, ids = tiny_model("llama"), prompt_ids()
+    model, ids = deep_model("llama"), prompt_ids()
     options = SAMPLED if sample else {"do_sample": False}
     speculator = speculator_of(method, model)
     if sample and speculator.verifier.exactness != "tokens":
@@ -273,7 +278,7 @@ def test_every_method_gives_the_text_of_generate(method: str, sample: bool) -> N
         assert stats.mat > 1.2  # the second time it knows the text
 
 
-@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("method", TOGETHER)
 @pytest.mark.parametrize("temperature", [0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_every_method_gives_a_batch_the_texts_of_requests_alone(method: str, temperature: float) -> None:
     """Guards the same in batches, where drafts share a pass."""

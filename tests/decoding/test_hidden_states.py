@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from guesses import prompts
-from models import VOCABULARY, tiny_model
+from models import VOCABULARY, deep_model
 from speculant import Speculator
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
@@ -106,7 +106,7 @@ def check(model: Any, session: TappingSession) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_alone(attention: str, fast: bool) -> None:
     """Guards taps of the prompt and of tree passes, also where compiled code runs whole layers."""
-    model = tiny_model("llama", attention)
+    model = deep_model("llama", attention)
     speculator, drafter = tapping(model, fast=fast)
     text = speculator.generate(prompts()[0], **GREEDY).ids
     assert text == Speculator.from_transformers(model, method="none").generate(prompts()[0], **GREEDY).ids
@@ -115,7 +115,7 @@ def test_alone(attention: str, fast: bool) -> None:
 
 def test_prompts_in_chunks() -> None:
     """Guards the taps of a prompt that is read in pieces."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     speculator, drafter = tapping(model)
     config = model.generation_config
     speculator.generate(prompts()[2], generation_config=type(config)(prefill_chunk_size=7), **GREEDY)
@@ -125,7 +125,7 @@ def test_prompts_in_chunks() -> None:
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "accelerated"])
 def test_together(fast: bool) -> None:
     """Guards taps in a pass over several sequences, each of which gets its own rows."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     speculator, drafter = tapping(model, fast=fast)
     speculator.generate_batch(prompts()[:4], **GREEDY)
     assert len(drafter.sessions) == 4
@@ -135,7 +135,7 @@ def test_together(fast: bool) -> None:
 
 def test_the_prompt_only_where_it_is_wanted() -> None:
     """Guards memory: without `RequestedOutputs.prompt` a session gets the last row of the prompt alone."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     speculator, drafter = tapping(model, prompt=False)
     speculator.generate(prompts()[0], **GREEDY)
     [session] = drafter.sessions

@@ -16,7 +16,8 @@ from speculant.api.batch import Batch
 
 PROMPTS = [[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9], [7, 3, 7, 3, 7], [4, 9, 4, 4, 9, 4, 20]]
 TOKENS = 9
-STRIDE = 31  # every 31st line, from another first line in each variant
+# Every 61st line, from another first line in each variant; slow tests meet every 31st.
+STRIDES = [61, pytest.param(31, marks=pytest.mark.slow)]
 
 
 def options(place: int, temperature: float) -> dict[str, Any]:
@@ -66,8 +67,9 @@ class Model:
 VARIANTS = [("mix", False, 0.0), ("mix", True, 0.7), ("draft-model", False, 0.0), ("aded", True, 0.0)]
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize(("method", "fast", "temperature"), VARIANTS)
-def test_an_interrupted_round_leaves_nothing_behind(method: str, fast: bool, temperature: float) -> None:
+def test_an_interrupted_round_leaves_nothing_behind(method: str, fast: bool, temperature: float, stride: int) -> None:
     """Guards single requests: the text is right so far and goes on from its cache, and all else is as before."""
     parts = Model(method, fast=fast, temperature=temperature)
     line, reached = 1 + VARIANTS.index((method, fast, temperature)), True
@@ -87,13 +89,14 @@ def test_an_interrupted_round_leaves_nothing_behind(method: str, fast: bool, tem
             assert ids + more.ids == parts.texts[1]
         if line % 5 == 0:
             parts.check(thread=line % 2 == 0)
-        line += STRIDE
+        line += stride
     assert line > 100
     parts.check(thread=True)
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize(("method", "fast", "temperature"), VARIANTS)
-def test_a_batch_goes_on_after_an_interrupted_round(method: str, fast: bool, temperature: float) -> None:
+def test_a_batch_goes_on_after_an_interrupted_round(method: str, fast: bool, temperature: float, stride: int) -> None:
     """Guards batches: at most one request fails, and the others yield what they yield alone."""
     parts = Model(method, fast=fast, temperature=temperature)
     line, reached, failures = 1 + VARIANTS.index((method, fast, temperature)), True, 0
@@ -114,7 +117,7 @@ def test_a_batch_goes_on_after_an_interrupted_round(method: str, fast: bool, tem
                 assert ids == [token for each, piece in pieces if each is generation for token in piece.tokens]
         if line % 5 == 0:
             parts.check(thread=line % 2 == 0)
-        line += 3 * STRIDE + 4
+        line += 3 * stride + 4
     assert line > 150
     assert failures
     assert not parts.speculator.engine.batch_note

@@ -31,7 +31,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def model() -> Any:
     """Return a random model whose texts do not end."""
-    return endless("llama", vocab_size=4096, max_position_embeddings=512)
+    return endless("llama", vocab_size=4096, num_hidden_layers=3, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def calling(tokenizer: Any) -> Any:
 @pytest.fixture(scope="session")
 def ending_model(tokenizer: Any) -> Any:
     """Return a random model whose texts end, as constraints need."""
-    model = tiny_model("llama", vocab_size=4096, max_position_embeddings=512)
+    model = tiny_model("llama", vocab_size=4096, num_hidden_layers=3, max_position_embeddings=512)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model
 

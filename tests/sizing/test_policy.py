@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pairwise import in_turn
 from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
@@ -127,10 +128,13 @@ def two_states(turn: int, random: np.random.Generator) -> float:
     return 5.0 if random.random() < 0.4 else 1.0
 
 
-@pytest.mark.parametrize("stall", [at_first, in_bursts, a_neighbour, two_states])
+STALLS = [at_first, in_bursts, a_neighbour, two_states]
+ALONE = pytest.mark.xfail(reason="one size run alone shows no other's cost")
+
+
 @pytest.mark.parametrize(
-    "rate",
-    [0.02, 0.6, pytest.param(0.9, marks=pytest.mark.xfail(reason="one size run alone shows no other's cost"))],
+    ("stall", "rate"),
+    [*in_turn(STALLS, [0.02, 0.6]), *(pytest.param(stall, 0.9, marks=[ALONE, pytest.mark.slow]) for stall in STALLS)],
 )
 def test_stalls_do_not_change_sizes(rate: float, stall: Stall) -> None:
     """Whatever slows the machine down, throughput stays near the best fixed size's, and at plain decoding's."""

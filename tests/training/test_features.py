@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gemmas import gemma
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import FileError, UnsupportedError
 from speculant.training.feature_cache import FeatureCache
 from speculant.training.features import Features
@@ -27,7 +27,7 @@ def open_cache(folder: Path, features: Features, *, limit: int = 1 << 20, about:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gemma4"])
 def test_states_are_those_of_each_text_alone(name: str) -> None:
     """Guards taps, the final norm, padding, which no text may see, and layers that share keys."""
-    model = gemma("shared") if name == "gemma4" else tiny_model(name)
+    model = gemma("shared") if name == "gemma4" else deep_model(name)
     taps = (1, 0, -1)
     features = tiny_features(model, tiny_texts(), taps=taps)
     batch = features.batch(1, features.groups.anchors(1, 0))
@@ -46,7 +46,7 @@ def test_states_are_those_of_each_text_alone(name: str) -> None:
 
 def test_cached_states_are_rounded_the_first_time_too(tmp_path: Path) -> None:
     """Guards resuming: a batch is the same whether its states were just computed or are read from disk."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     features = tiny_features(model, tiny_texts())
     plain = features.batch(0, features.groups.anchors(0, 0)).final
     features.cache = open_cache(tmp_path, features)
@@ -62,7 +62,7 @@ def test_a_cache_is_found_again_and_that_of_another_target_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards reuse across runs, and against the states of another model."""
-    features = tiny_features(tiny_model("llama"), tiny_texts())
+    features = tiny_features(deep_model("llama"), tiny_texts())
     features.cache = open_cache(tmp_path, features)
     first = features.batch(0, features.groups.anchors(0, 0)).final
     features.flush()
@@ -80,7 +80,7 @@ def test_a_cache_is_found_again_and_that_of_another_target_is_not(
 
 def test_the_limit_is_kept(tmp_path: Path) -> None:
     """Guards the byte budget: groups that fit are cached, the others are computed every time."""
-    features = tiny_features(tiny_model("llama"), tiny_texts(20))
+    features = tiny_features(deep_model("llama"), tiny_texts(20))
     whole = open_cache(tmp_path / "whole", features)
     features.cache = open_cache(tmp_path / "part", features, limit=whole.bytes // 2)
     assert 0 < len(features.cache) < len(features.groups)
@@ -94,7 +94,7 @@ def test_the_limit_is_kept(tmp_path: Path) -> None:
 
 def test_states_beyond_float16_are_refused(tmp_path: Path) -> None:
     """Guards against infinities in the cache, with the way out."""
-    features = tiny_features(tiny_model("llama"), tiny_texts())
+    features = tiny_features(deep_model("llama"), tiny_texts())
     cache = open_cache(tmp_path, features)
     with pytest.raises(UnsupportedError, match="--cache"):
         cache.put(0, torch.full((int(features.groups.texts.lengths[features.groups[0]].sum()), 1, 32), 1e6))
@@ -102,7 +102,7 @@ def test_states_beyond_float16_are_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_refused_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against SIGBUS: writing to a mapped file on a full disk would kill the process."""
-    features = tiny_features(tiny_model("llama"), tiny_texts())
+    features = tiny_features(deep_model("llama"), tiny_texts())
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: type("Usage", (), {"free": 10})())
     with pytest.raises(FileError, match="no room"):
         open_cache(tmp_path, features)

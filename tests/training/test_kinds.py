@@ -27,7 +27,7 @@ def test_each_kind_trains_and_loads_again(kind: TrainingKind, tmp_path: Path) ->
     """Guards a row of the table: builder, recipe and layout fit together, and the loss falls."""
     model = sharp_model(num_hidden_layers=4)
     settings = tiny_settings(
-        steps=30,
+        steps=20,
         depth=min(2, kind.depth),
         loss=kind.loss,
         feature_weight=kind.feature_weight,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import UsageError
 from speculant.training.layer_skip import LayerSkip, LayerSkipSettings, dropout_rate, loss_weights
 
@@ -45,7 +45,7 @@ def test_curricula() -> None:
 
 def test_the_loss_of_a_model() -> None:
     """Guards the hooks: the weighted cross-entropies of all exits; gradients reach layers; nothing stays attached."""
-    model = tiny_model("llama").train()
+    model = deep_model("llama").train()
     settings = LayerSkipSettings(dropout=0.0, scale=1.0, curriculum="none")
     skip = LayerSkip(model.model.layers, lambda x: model.lm_head(model.model.norm(x)), settings)
     ids = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(0))

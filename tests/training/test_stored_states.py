@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import FileError, UnsupportedError
 from speculant.training.features import Features
 from speculant.training.fingerprint import TargetIdentity
@@ -61,7 +61,7 @@ def opened(model: Any, texts: Texts, taps: tuple[int, ...] = (0, 1)) -> Features
 @pytest.mark.parametrize("numbered", [False, True])
 def test_stored_states_are_those_of_their_layers(tmp_path: Path, slots: list[int], numbered: bool) -> None:
     """Guards against states off by a layer: whatever the order in the files, each tap gets its own, as if computed."""
-    model, texts = tiny_model("llama"), tiny_texts(6)
+    model, texts = deep_model("llama"), tiny_texts(6)
     read = read_hidden_folder(stored(tmp_path, model, texts, slots, numbered=numbered), 61)
     assert sorted(map(tuple, (read[i].tolist() for i in range(6)))) == sorted(
         map(tuple, (texts[i].tolist() for i in range(6)))
@@ -81,7 +81,7 @@ def test_stored_states_are_those_of_their_layers(tmp_path: Path, slots: list[int
 
 def test_texts_are_cut_chosen_and_mixed_with_others(tmp_path: Path) -> None:
     """Guards the way from a file to its text: cut texts read its beginning, texts without files are computed."""
-    model, texts = tiny_model("llama"), tiny_texts(4)
+    model, texts = deep_model("llama"), tiny_texts(4)
     held = read_hidden_folder(stored(tmp_path, model, texts, [1, 2, 3]), 61)
     both = joined([held, tiny_texts(3, seed=5)]).cut(15)
     assert [file is not None for file in both.files] == [True] * 4 + [False] * 3
@@ -96,7 +96,7 @@ def test_texts_are_cut_chosen_and_mixed_with_others(tmp_path: Path) -> None:
 
 def test_a_head_is_trained_on_a_folder_of_states(tmp_path: Path) -> None:
     """Guards `train --data FOLDER`: read as data, with a note, and trained on to the end."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     data = read_data([stored(tmp_path / "states", model, tiny_texts(12), [1, 2, 3])], None, TARGET)
     assert len(data.texts) == 12
     assert "hidden states" in data.notes[0]
@@ -122,7 +122,7 @@ def write_dataset(folder: Path, rows: dict[str, Any]) -> None:
 def test_the_dataset_of_speculators_says_what_prompts_are(tmp_path: Path) -> None:
     """Guards anchors: no token in front of the first that has a loss is trained; other texts are refused."""
     pytest.importorskip("datasets")
-    model, texts = tiny_model("llama"), tiny_texts(3)
+    model, texts = deep_model("llama"), tiny_texts(3)
     rows = {
         "input_ids": [texts[i].tolist() for i in range(3)],
         "loss_mask": [[0] * (3 + i) + [1] * (len(texts[i]) - 3 - i) for i in range(3)],
@@ -139,8 +139,8 @@ def test_the_dataset_of_speculators_says_what_prompts_are(tmp_path: Path) -> Non
 
 def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Guards against training on another model's states, on other layers, and behind the final norm."""
-    model, texts = tiny_model("llama"), tiny_texts(3)
-    other = tiny_model("llama")
+    model, texts = deep_model("llama"), tiny_texts(3)
+    other = deep_model("llama")
     with torch.no_grad():
         for weight in other.parameters():
             weight.add_(torch.randn_like(weight) * weight.std())
@@ -157,7 +157,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         save_file(held, file)
     with pytest.raises(UnsupportedError, match="equals 1, 2, none"):
         opened(model, read_hidden_folder(normed, 61))
-    wide = tiny_model("llama", hidden_size=64)
+    wide = deep_model("llama", hidden_size=64)
     with pytest.raises(UnsupportedError, match="size 32, and the target's have 64"):
         opened(wide, read_hidden_folder(stored(tmp_path / "size", model, texts, [1, 2, 3]), 61))
 
@@ -183,7 +183,7 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
 
 def test_cut_off_files_and_numbers_that_are_none(tmp_path: Path) -> None:
     """Guards a file that is still being written, and states that overflowed."""
-    model, texts = tiny_model("llama"), tiny_texts(3)
+    model, texts = deep_model("llama"), tiny_texts(3)
     folder = stored(tmp_path, model, texts, [1, 2, 3])
     features, last = opened(model, read_hidden_folder(folder, 61)), find_hidden_files(folder)[-1]
     held = load_file(last)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import FileError, OutOfMemoryError, SpeculantError, UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.engines.hf.views.target_parts import HFTargetParts
@@ -69,7 +69,7 @@ def test_the_best_weights_are_written(tmp_path: Path) -> None:
     """Guards against overtrained heads: what is saved measures as the best entry of the history does."""
     record = tiny_training(tmp_path / "head", steps=10, lr=0.3, schedule="constant", clip=0.0, measured=4)
     assert record is not None
-    model = tiny_model("llama")
+    model = deep_model("llama")
     loaded: Any = load_head(tmp_path / "head", HFTargetParts(model)).head
     held_out = tiny_data_held_out(record)
     found = measure_acceptance(find_kind("eagle").new_recipe(loaded, 4), held_out, HFTargetParts(model))
@@ -83,7 +83,7 @@ def tiny_data_held_out(record: dict[str, Any]) -> Any:
 
     texts = tiny_texts()
     _, held_out = split(len(texts), record["held_out"], 0)
-    return tiny_features(tiny_model("llama"), texts.select(held_out), depth=4)
+    return tiny_features(deep_model("llama"), texts.select(held_out), depth=4)
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "muon", "accumulate": 2, "depth": 3, "depth_from": 0.5}])
@@ -189,7 +189,7 @@ def test_what_another_training_left_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="another data"):
         tiny_training(out, files=resume, data=tiny_data(tiny_texts(seed=4)))
     with pytest.raises(UsageError, match="another target"):
-        tiny_training(out, files=resume, model=tiny_model("llama", rms_norm_eps=1e-3, num_hidden_layers=2))
+        tiny_training(out, files=resume, model=deep_model("llama", rms_norm_eps=1e-3, num_hidden_layers=2))
     with pytest.raises(UsageError, match="--resume"):
         tiny_training(out)
     record = tiny_training(out, files=resume, texts=2, accumulate=2)  # what memory allows may change
@@ -260,7 +260,7 @@ def test_a_head_goes_on_from_another(tmp_path: Path) -> None:
 
 def test_the_target_is_as_it_was(tmp_path: Path) -> None:
     """Guards the user's model: neither its weights nor their gradients are touched."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     tiny_training(tmp_path / "head", model=model)
     for name, weight in model.named_parameters():

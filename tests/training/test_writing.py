@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import FileError, OutOfMemoryError, UsageError
 from speculant.training.continuing import TokenPrompt, continue_texts
 from speculant.training.shards import read_manifest, read_shard, shard_files
@@ -24,14 +24,14 @@ SETTINGS = WritingSettings(texts=24, rows=4, new_tokens=10, seed=1)
 
 def written(out: Path, settings: WritingSettings = SETTINGS, prompts: Any = PROMPTS, model: Any = None) -> Any:
     """Write texts with a tiny model."""
-    model = model or tiny_model("llama")
+    model = model or deep_model("llama")
     return write_texts(model, prompts, out, settings, tiny_identity(model))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_greedy_texts_are_those_of_generate(name: str) -> None:
     """Guards padding, positions, ends of texts, and the removal of rows that have ended."""
-    model = tiny_model(name)
+    model = deep_model(name)
     model.generation_config.eos_token_id = model.config.eos_token_id = [2, 11, 17, 23, 29, 31, 37, 41, 43]
     prompts = [list(range(3, 3 + n)) for n in (2, 5, 3, 7, 1, 4)]
     texts = continue_texts(model, [TokenPrompt(ids, 0.0) for ids in prompts], new_tokens=30, seed=[0])
@@ -43,7 +43,7 @@ def test_greedy_texts_are_those_of_generate(name: str) -> None:
 
 def test_sampled_texts_follow_the_temperature() -> None:
     """Guards the temperature of each row: a low one follows the greedy text, a high one leaves it."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     rows = [TokenPrompt([5, 6], heat) for heat in (0.0, 1e-4, 50.0)]
     greedy, cold, hot = (continue_texts(model, rows, new_tokens=20, seed=[3])[row].tolist() for row in range(3))
     assert greedy == cold
@@ -107,7 +107,7 @@ def test_folders_of_other_texts_are_refused(tmp_path: Path) -> None:
     """Guards against texts of two targets, prompts or settings in one folder, and against users' files."""
     written(tmp_path / "texts")
     with pytest.raises(UsageError, match="other target"):
-        written(tmp_path / "texts", model=tiny_model("llama", num_hidden_layers=2))
+        written(tmp_path / "texts", model=deep_model("llama", num_hidden_layers=2))
     with pytest.raises(UsageError, match="other prompts"):
         written(tmp_path / "texts", prompts=PROMPTS[1:])
     with pytest.raises(UsageError, match="other settings"):

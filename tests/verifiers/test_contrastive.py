@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distributions import Model, distribution_of_drafts, drafts, model, own_distribution
-from models import perturbed, tiny_model
+from models import deep_model, perturbed
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree
@@ -36,7 +36,7 @@ def test_texts_have_the_contrasted_distribution(seed: int) -> None:
 
 def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
     """Guards the pass over every row, the last one too: tokens equal those computed one by one."""
-    target, draft = tiny_model("llama"), perturbed(tiny_model("llama"), 0.05)
+    target, draft = deep_model("llama"), perturbed(deep_model("llama"), 0.05)
     speculator = Speculator.from_transformers(target, method="contrastive", draft_model=draft, lossy=True, nodes=3)
     text = [5, 9, 14, 3, 8]
     found = speculator.generate(text, max_new_tokens=20, temperature=0)
@@ -52,7 +52,7 @@ def test_greedy_text_is_the_argmax_of_the_contrast() -> None:
 
 def test_every_token_follows_the_contrast_through_the_library() -> None:
     """Guards the distributions of the first token, which precedes any draft, and of the last, which needs none."""
-    target, draft = tiny_model("llama"), perturbed(tiny_model("llama"), 0.3)
+    target, draft = deep_model("llama"), perturbed(deep_model("llama"), 0.3)
     speculator = Speculator.from_transformers(target, method="contrastive", draft_model=draft, lossy=True, nodes=3)
     prompt, temperature, samples = [5, 9, 14, 3, 8], 0.3, 400
 
@@ -85,7 +85,7 @@ def test_texts_without_the_draft_model_are_refused() -> None:
 def test_another_distribution_needs_consent() -> None:
     """Guards against a silent change of the output."""
     with pytest.raises(UnsupportedError, match="lossy"):
-        Speculator.from_transformers(tiny_model("llama"), method="contrastive", draft_model=tiny_model("llama"))
+        Speculator.from_transformers(deep_model("llama"), method="contrastive", draft_model=deep_model("llama"))
 
 
 def test_implausible_tokens_are_out() -> None:

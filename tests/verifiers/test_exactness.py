@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from distributions import KINDS, SHAPES, Rule, distribution_of_rule, model, own_distribution
+from pairwise import in_turn, paired
 from speculant.verifiers.block import BlockVerification
 from speculant.verifiers.k_seq import KSeq
 from speculant.verifiers.speculative_sampling import SpeculativeSampling
@@ -15,11 +16,12 @@ from speculant.verifiers.traversal import TraversalVerification
 
 SAMPLING, TRAVERSAL, BLOCK, K_SEQ = SpeculativeSampling(), TraversalVerification(), BlockVerification(), KSeq()
 CHAINS = [name for name in SHAPES if name.startswith("chain")]
+ZEROS = [(False, False), (True, False), (False, True), (True, True)]  # in p and in q
 CASES = [
-    *((SAMPLING.rule, shape, kind) for shape in SHAPES for kind in KINDS),
-    *((TRAVERSAL.rule, shape, kind) for shape in SHAPES for kind in KINDS),
-    *((BLOCK.rule, shape, kind) for shape in CHAINS for kind in KINDS),
-    *((K_SEQ.rule, shape, "iid") for shape in SHAPES),
+    *paired([SAMPLING.rule], [*SHAPES], KINDS, ZEROS),
+    *paired([TRAVERSAL.rule], [*SHAPES], KINDS, ZEROS),
+    *paired([BLOCK.rule], CHAINS, KINDS, ZEROS),
+    *paired([K_SEQ.rule], [*SHAPES], ["iid"], ZEROS),
 ]
 
 
@@ -28,8 +30,7 @@ def name_of(value: Any) -> str:
     return type(value.__self__).__name__ if callable(value) else str(value)
 
 
-@pytest.mark.parametrize(("zeros_in_p", "zeros_in_q"), [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("rule", "shape", "kind"), CASES, ids=name_of)
+@pytest.mark.parametrize(("rule", "shape", "kind", "zeros_in_p", "zeros_in_q"), CASES, ids=name_of)
 def test_texts_have_the_targets_distribution(
     rule: Rule, shape: str, kind: str, zeros_in_p: bool, zeros_in_q: bool
 ) -> None:
@@ -50,8 +51,10 @@ def test_a_drafter_that_is_the_target_is_always_accepted(rule: Rule) -> None:
     assert texts == pytest.approx(own_distribution(p, 4), abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("shape", "kind"), [("chain of 3", "iid"), ("chain of 3", "mixed"), ("2 x 2", "distinct")])
+@pytest.mark.parametrize(
+    ("seed", "shape", "kind"),
+    in_turn(range(6), [("chain of 3", "iid"), ("chain of 3", "mixed"), ("2 x 2", "distinct")]),
+)
 def test_from_the_leaves_no_fewer_tokens_are_accepted(shape: str, kind: str, seed: int) -> None:
     """Guards block and traversal verification: on the same draft never behind a walk from the root."""
     p, q = model(seed), model(seed + 20)

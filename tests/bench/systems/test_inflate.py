@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models import tiny_model
+from models import deep_model
 from speculant.api.loading import load_model
 from speculant.api.speculator import Speculator
 from speculant.bench.systems.inflate import check_inflation, inflate
@@ -29,7 +29,7 @@ def test_the_bundled_model_says_the_same() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
 def test_families(name: str) -> None:
     """Each family that is promised works, and the model itself stays as it was."""
-    model = tiny_model(name)
+    model = deep_model(name)
     large = inflate(model, layers=5, mlp=96)
     prompt: Any = [3, 4, 5]
     one, other = (Speculator.from_transformers(each, method="none").generate(prompt, max_new_tokens=12)
@@ -42,8 +42,8 @@ def test_families(name: str) -> None:
 def test_what_cannot_be_inflated() -> None:
     """Other architectures and smaller sizes are refused with what to do."""
     with pytest.raises(UnsupportedError, match="--config"):
-        inflate(tiny_model("gpt2"), layers=4)
+        inflate(deep_model("gpt2"), layers=4)
     with pytest.raises(UsageError, match="not cut to 2 layers"):
-        inflate(tiny_model("llama"), layers=2)
+        inflate(deep_model("llama"), layers=2)
     with pytest.raises(UsageError, match="not cut to 3 layers and 4"):
-        check_inflation(tiny_model("llama").config, mlp=4)
+        check_inflation(deep_model("llama").config, mlp=4)

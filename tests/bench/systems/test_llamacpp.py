@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from models import SHAPE, VOCABULARY, tiny_model
+from models import SHAPE, VOCABULARY, deep_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import TaskRequest, TaskSampling
 from speculant.bench.systems.llamacpp import LlamaCpp, check_llamacpp, convert
@@ -34,12 +34,12 @@ SCALED = {
     "original_max_position_embeddings": 64,
 }
 KINDS = {
-    "llama": lambda: tiny_model("llama"),
+    "llama": lambda: deep_model("llama"),
     "qwen2": lambda: shaken(Qwen2ForCausalLM(Qwen2Config(**SHAPE))),
-    "qwen3": lambda: shaken(tiny_model("qwen3")),
-    "tied": lambda: tiny_model("llama", tie_word_embeddings=True),
+    "qwen3": lambda: shaken(deep_model("qwen3")),
+    "tied": lambda: deep_model("llama", tie_word_embeddings=True),
     "biased": lambda: shaken(LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, head_dim=16))),
-    "scaled": lambda: tiny_model("llama", rope_parameters=SCALED),
+    "scaled": lambda: deep_model("llama", rope_parameters=SCALED),
 }
 
 
@@ -60,7 +60,7 @@ def model() -> Any:
     """Return a random model, where llama.cpp is installed."""
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
-    return tiny_model("llama")
+    return deep_model("llama")
 
 
 @pytest.mark.peers

@@ -20,7 +20,7 @@ def test_a_shape(tmp_path: Path) -> None:
     """The file or its folder gives a model of that shape, the same every time, in the dtype that is asked for."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     one, other = random_model(tmp_path, device="cpu"), random_model(tmp_path / "config.json", device="cpu")
-    assert one.config.num_hidden_layers == 3
+    assert one.config.num_hidden_layers == SHAPE["num_hidden_layers"]
     assert one.dtype == torch.float32
     assert torch.equal(one.lm_head.weight, other.lm_head.weight)
     assert random_model(tmp_path, device="cpu", dtype="auto").dtype == torch.bfloat16

@@ -28,7 +28,8 @@ MODELS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gp
 NOISE = 0.6  # of an oracle, so that drafts are accepted in part
 SMALL = 5  # tokens
 STATIC: dict[str, Any] = {"settings": {"tree": "static"}}
-GREEDY: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0, "eos_token_id": None}
+TOKENS = 14  # with the prompt more than a window
+GREEDY: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 0, "eos_token_id": None}
 SHORT = GREEDY | {"max_new_tokens": 12}
 DRAWN = SHORT | {"temperature": 1.5, "seed": 2}
 
@@ -50,17 +51,17 @@ def test_greedy_text_is_the_targets(name: str, fast: bool | None) -> None:
     """Guards every architecture, sliding windows included: alone, in chunks, in batches, with CPU code, in turns."""
     model = endless(name)
     speculator = speculator_of(model, oracle(model, begin=5, noise=NOISE), fast=fast, settings={"depth": 3}, nodes=6)
-    plain = plain_text(model, torch.tensor([PROMPT]), 20)
+    plain = plain_text(model, torch.tensor([PROMPT]), TOKENS)
     first = speculator.generate(PROMPT, **GREEDY)
     assert first.ids == plain
     assert first.stats.accepted > 0
     config = type(model.generation_config)(prefill_chunk_size=2)
     assert speculator.generate(PROMPT, generation_config=config, **GREEDY).ids == plain
     asked = [*PROMPT, *plain, 17, 4]
-    again = plain_text(model, torch.tensor([asked]), 20)
+    again = plain_text(model, torch.tensor([asked]), TOKENS)
     assert speculator.generate(asked, cache=first.cache, **GREEDY).ids == again
     together = speculator_of(model, random_head(model)).generate_batch(prompts(), **GREEDY)
-    assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), 20) for each in prompts()]
+    assert [each.ids for each in together] == [plain_text(model, torch.tensor([each]), TOKENS) for each in prompts()]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ def test_bfloat16(method: str, name: str, options: dict[str, Any]) -> None:
     verifier = "speculative-sampling" if options else None
     speculator = speculator_of(model, head, method, verifier=verifier, settings=settings)
     result = speculator.generate(PROMPT, **GREEDY | options)
-    assert len(result.ids) == 20
+    assert len(result.ids) == TOKENS
     assert result.stats.drafted > 0
 
 

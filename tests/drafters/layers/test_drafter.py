@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import tiny_model
+from models import deep_model
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
@@ -65,12 +65,12 @@ def test_models_without_layers_to_leave_out(method: str, layers: int, reason: st
 def test_a_model_that_takes_no_masks() -> None:
     """Guards models that verify chains only: refused when the speculator is made, not in the middle of a text."""
     with pytest.raises(UnsupportedError, match="takes no explicit attention masks"):
-        Speculator.from_transformers(tiny_model("bloom"), method="early-exit")
+        Speculator.from_transformers(deep_model("bloom"), method="early-exit")
 
 
 def test_a_model_whose_layers_run_in_a_way_of_their_own() -> None:
     """Guards what no config tells: the first request is refused before any draft."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     model.model.forward = lambda *args, **options: type(model.model).forward(model.model, *args, **options)
     speculator = Speculator.from_transformers(model, method="early-exit", nodes=4, fast=False)
     with pytest.raises(UnsupportedError, match="replaced or compiled"):

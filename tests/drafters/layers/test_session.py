@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model, truncated
+from models import deep_model, truncated
 from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
@@ -54,7 +54,7 @@ def opened(model: Any, layers: tuple[int, ...], shape: Shape, sampling: Sampling
 @pytest.mark.parametrize(("name", "method"), in_turn(["llama", "mistral", "gemma3", "gpt2"], METHODS, whole=1))
 def test_greedy_tokens_are_the_targets(name: str, method: str) -> None:
     """Guards every method alone and in a batch, with windows, and on the library's own CPU passes."""
-    model = tiny_model(name)
+    model = deep_model(name)
     plain = plain_texts(model, 24)
     speculator = Speculator.from_transformers(model, method=method, nodes=6)
     results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
@@ -66,7 +66,7 @@ def test_greedy_tokens_are_the_targets(name: str, method: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_drafts_without_sublayers(name: str) -> None:
     """Guards split layers in drafts: greedy tokens alone and in a batch, on compiled layers and on views."""
-    model, settings = tiny_model(name), {"skipped": "attention 1; mlp 0,2", "threshold": 0.0}
+    model, settings = deep_model(name), {"skipped": "attention 1; mlp 0,2", "threshold": 0.0}
     speculator = Speculator.from_transformers(model, method="layer-skip", nodes=4, settings=settings, fast=True)
     results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
     results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=24, temperature=0)
@@ -77,7 +77,7 @@ def test_drafts_without_sublayers(name: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_sizes_and_passes_of_transformers(method: str) -> None:
     """Guards automatic sizes, and passes that are not accelerated."""
-    model = tiny_model("llama", num_hidden_layers=5)
+    model = deep_model("llama", num_hidden_layers=5)
     speculator = Speculator.from_transformers(model, method=method, fast=False)
     texts = [speculator.generate(each, max_new_tokens=30, temperature=0).ids for each in PROMPTS]
     assert texts == plain_texts(model, 30)
@@ -87,7 +87,7 @@ def test_sizes_and_passes_of_transformers(method: str) -> None:
 def test_sampled_texts_follow_their_seed(method: str) -> None:
     """Guards sampling: a seed gives a text again, whatever was decoded before."""
     speculator = Speculator.from_transformers(
-        tiny_model("gpt2"), method=method, nodes=5, settings={"window": 8} if method == "swift" else None
+        deep_model("gpt2"), method=method, nodes=5, settings={"window": 8} if method == "swift" else None
     )
     options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.8, "seed": 3}
     first = speculator.generate(PROMPTS[0], **options)
@@ -97,11 +97,15 @@ def test_sampled_texts_follow_their_seed(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("layer-skip", None), ("layer-skip", {"skipped": "attention 1; mlp 0,2"}), ("early-exit", None)],
+    [
+        ("layer-skip", None),
+        pytest.param("layer-skip", {"skipped": "attention 1; mlp 0,2"}, marks=pytest.mark.slow),
+        ("early-exit", None),
+    ],
 )
 def test_the_distribution_is_the_targets(method: str, settings: dict[str, Any] | None) -> None:
     """Guards sampled texts: three tokens, of which two follow from rounds with drafts, chi-square."""
-    model, draws, counts = tiny_model("llama"), 250, Counter[tuple[int, ...]]()
+    model, draws, counts = deep_model("llama"), 250, Counter[tuple[int, ...]]()
     speculator = Speculator.from_transformers(model, method=method, nodes=3, settings=settings, fast=False)
     options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 1.5, "top_k": 3}
     results = speculator.generate_batch([PROMPTS[0]] * draws, size=50, seed=0, **options)
@@ -133,7 +137,7 @@ def three_best(model: Any, text: list[int]) -> dict[int, float]:
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_end_with_the_positions(method: str) -> None:
     """Guards the end of a model's positions, which drafted rows must not pass."""
-    model = tiny_model("gpt2")
+    model = deep_model("gpt2")
     speculator = Speculator.from_transformers(model, method=method, nodes=6)
     prompt = [5, 9, 14] * 82
     plain = model.generate(torch.tensor([prompt]), attention_mask=torch.ones((1, 246)), max_length=256, do_sample=False)
@@ -144,7 +148,7 @@ def test_drafts_end_with_the_positions(method: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
 def test_early_layers_draft_as_a_shallower_model(name: str, temperature: float) -> None:
     """Guards q: row i is the warped distribution of a model that has only these layers, after the text up to node i."""
-    model = tiny_model(name)
+    model = deep_model(name)
     shallow = truncated(model, [0, 1])
     sampling = Sampling(temperature=temperature, top_k=20 if temperature else None)
     session, _ = opened(model, (0, 1), Chain(LevelAcceptance()), sampling)
@@ -164,7 +168,7 @@ def test_early_layers_draft_as_a_shallower_model(name: str, temperature: float) 
 
 def test_a_skipped_layer_hands_on_its_input() -> None:
     """Guards layers left out in the middle: the committed text has the keys of the whole model, the draft has none."""
-    model = tiny_model("llama", num_hidden_layers=4)
+    model = deep_model("llama", num_hidden_layers=4)
     session, _ = opened(model, (0, 2, 3), Chain(LevelAcceptance()), Sampling(temperature=1.0))
     tree = session.propose(CHAIN)
     reference = HFEngine(model).open(torch.tensor([TEXT[:-1]]))
@@ -185,7 +189,7 @@ def test_a_skipped_layer_hands_on_its_input() -> None:
 )
 def test_proposals_are_drawn_again_and_leave_no_rows(shape: Any) -> None:
     """Guards the contract of `propose`, and the target's pass, which takes no rows of a draft."""
-    session, cache = opened(tiny_model("llama"), (0, 2), shape(), Sampling(temperature=1.0))
+    session, cache = opened(deep_model("llama"), (0, 2), shape(), Sampling(temperature=1.0))
     budget = Budget(nodes=6, depth=4, trees=True)
     first, second = session.propose(budget), session.propose(budget)
     assert np.array_equal(first.tokens, second.tokens)
@@ -203,7 +207,7 @@ def test_a_draft_that_fails_leaves_no_rows() -> None:
                 raise ArithmeticError
             return super().expand(level)
 
-    session, cache = opened(tiny_model("llama"), (0, 2), Failing(LevelAcceptance()), Sampling())
+    session, cache = opened(deep_model("llama"), (0, 2), Failing(LevelAcceptance()), Sampling())
     with pytest.raises(ArithmeticError):
         session.propose(CHAIN)
     assert (cache.uncommitted, cache.cache.get_seq_length()) == (0, len(TEXT) - 1)

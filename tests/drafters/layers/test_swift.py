@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
 from speculant import Speculator
 from speculant.core.errors import ForeignMemoryError, UnsupportedError
 from speculant.core.sublayers import Sublayers
@@ -27,7 +27,7 @@ ONE, THREE = Sublayers.whole((1,)), Sublayers.whole((3,))
 
 def searching(settings: dict[str, Any]) -> tuple[Any, Speculator, SWIFTDrafter]:
     """Return a model whose layers matter differently, and a speculator that searches."""
-    model = tiny_model("llama", num_hidden_layers=6)
+    model = deep_model("llama", num_hidden_layers=6)
     with torch.no_grad():
         for index in (1, 4):  # nearly nothing is lost without these
             for name in ("self_attn.o_proj", "mlp.down_proj"):

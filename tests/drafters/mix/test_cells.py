@@ -66,7 +66,7 @@ def blended(row: Row, ids: list[int], gains: list[int], memory: int, width: int)
 def learned(cells: Cells, contexts: np.ndarray) -> None:
     """Let one token follow each context."""
     for context in contexts:
-        observe(cells, context, int(context) % 1000, MEMORY)
+        observe(cells, context, np.int32(context % 1000), MEMORY)
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -87,7 +87,7 @@ def test_rows_are_those_of_a_dict(width: int, seen: list[tuple[int, int]], memor
     """Latest first, with decayed counts; rows longer than their width lose what was seen longest ago."""
     cells, rows = new_cells(width, 1 << 20, first_bits=6), dict[int, Row]()
     for context, token in seen:
-        observe(cells, CONTEXTS[context], token, memory)
+        observe(cells, CONTEXTS[context], np.int32(token), memory)
         rows[context] = observed(rows.get(context, []), token, memory, width)
     for context in range(6):
         assert row_of(cells, CONTEXTS[context]) == rows.get(context, [])
@@ -103,7 +103,7 @@ def test_decay_holds_the_total(tokens: list[int], width: int, memory: int) -> No
     """A row's weights add up to its memory at most; the one that each entry keeps may come on top."""
     cells = new_cells(width, 1 << 20, first_bits=6)
     for token in tokens:
-        observe(cells, CONTEXTS[0], token, memory)
+        observe(cells, CONTEXTS[0], np.int32(token), memory)
         row = row_of(cells, CONTEXTS[0])
         assert row[0][0] == token
         assert min(weight for _, weight in row) >= 1

@@ -27,7 +27,7 @@ def table(*seen: tuple[int, int], first_bits: int = 3, bits: int | None = None) 
     empty = new_cells(4, LIMIT, first_bits=bits or first_bits)
     empty.facts[2] = first_bits
     for context, token in seen:
-        observe(empty, CONTEXTS[context], token, MEMORY)
+        observe(empty, CONTEXTS[context], np.int32(token), MEMORY)
     return empty
 
 

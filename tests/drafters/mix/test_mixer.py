@@ -66,7 +66,7 @@ def test_tokens_have_biases() -> None:
     for _ in range(40):
         world.mixer.weights[:], world.mixer.states[:] = fresh.weights, fresh.states
         count = world.gather()
-        train(world.mixer, world.features, count, int(world.features.candidates[0]))
+        train(world.mixer, world.features, count, np.int32(world.features.candidates[0]))
     right, *wrong = world.mixer.biases[world.features.candidates[:count]]
     assert right > 0.5
     assert max(wrong) < 0
@@ -78,7 +78,7 @@ def test_nothing_seen_nothing_named() -> None:
     world = World()
     before = [array.copy() for array in world.mixer]
     assert world.gather() == 0
-    train(world.mixer, world.features, 0, 5)
+    train(world.mixer, world.features, 0, np.int32(5))
     same = [np.array_equal(one, two) for one, two in zip(before, world.mixer, strict=True)]
     assert same == [name != "steps" for name in world.mixer._fields]
 
@@ -132,7 +132,7 @@ def test_late_tokens() -> None:
     mixer, random = new_mixer(VOCABULARY), np.random.default_rng(3)
     text = [*(random.zipf(1.5, 3000) % 50), *[77] * 100]
     for token in text:
-        count_token(mixer, int(token))
+        count_token(mixer, np.int32(token))
     tokens, weights = mixer.cache
     assert mixer.frequency[:-1].tolist() == np.bincount(text, minlength=VOCABULARY).tolist()
     assert mixer.frequency[-1] == len(text)

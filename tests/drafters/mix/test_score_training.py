@@ -19,7 +19,7 @@ def test_the_network_knows_what_counts_do_not() -> None:
     endings = range(ENDINGS, ENDINGS + CLASSES * GENDERS)
     topic, q = np.zeros(DIMENSIONS, np.float32), np.empty(DIMENSIONS, np.float32)
     for at in range(2, len(new), 3):
-        for token in new[at - 2 : at].tolist():
+        for token in new[at - 2 : at]:
             add_to_topic(network, topic, token)
         unit = query(network, ids(new[max(0, at - 6) : at]), topic, q)
         right += max(endings, key=lambda token: score(network, q, unit, token)) == new[at]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixes import check, drafter, play, trees
-from networks import VOCABULARY, base_of, known, sentences
+from networks import VOCABULARY, base_of, known, read_only, sentences
 from rounds import budget, start
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, FREQUENCIES, INPUTS, LOGIT, new_features
@@ -53,10 +53,12 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixBase, MixBase]:
 def noise() -> Scorer:
     """Return a network with random values of a usual size."""
     random = np.random.default_rng(0)
-    return Scorer(
-        random.integers(0, 40, VOCABULARY).astype(np.uint16),
-        random.integers(-127, 128, (3, 40, DIMENSIONS)).astype(np.int8),
-        (random.standard_normal((WEIGHTS, DIMENSIONS)) * 0.02).astype(np.float32),
+    return read_only(
+        Scorer(
+            random.integers(0, 40, VOCABULARY).astype(np.uint16),
+            random.integers(-127, 128, (3, 40, DIMENSIONS)).astype(np.int8),
+            (random.standard_normal((WEIGHTS, DIMENSIONS)) * 0.02).astype(np.float32),
+        )
     )
 
 
@@ -67,7 +69,7 @@ def test_scores_are_those_of_the_formula() -> None:
     topic = np.zeros(DIMENSIONS, np.float32)
     mean = np.zeros(DIMENSIONS)
     for token in text:
-        add_to_topic(noise(), topic, token)
+        add_to_topic(noise(), topic, np.int32(token))
         mean = DECAY * mean + (1 - DECAY) * tables[EARLIER, rows[token]]
     np.testing.assert_allclose(topic, mean, rtol=1e-4, atol=1e-5)
     x = weights[TOPIC] * mean

@@ -94,8 +94,7 @@ def test_sampled_texts_follow_their_seed(pair: tuple[Any, Any], method: str) -> 
     assert first.stats.accepted > 0
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("trees", [True, False])
+@pytest.mark.parametrize(("name", "trees"), in_turn(SHAPES, [True, False]))
 def test_the_cache_stays_in_step_with_the_text(pair: tuple[Any, Any], name: str, trees: bool) -> None:
     """Guards kept rows: after rounds that accept some, all or none of a draft, drafts are those of a fresh session."""
     _, draft = pair
@@ -225,8 +224,10 @@ def test_bad_settings_are_refused(pair: tuple[Any, Any], method: str, settings: 
         Speculator.from_transformers(pair[0], method=method, draft_model=pair[1], settings=settings)
 
 
-@pytest.mark.parametrize("method", ["specinfer", "mcsd", "spectr", "sequoia", "opt-tree", "mix-model", "staged"])
-@pytest.mark.parametrize("verifier", [None, "block"])
+@pytest.mark.parametrize(
+    ("method", "verifier"),
+    in_turn(["specinfer", "mcsd", "spectr", "sequoia", "opt-tree", "mix-model", "staged"], [None, "block"]),
+)
 def test_automatic_sizes_of_all_shapes(pair: tuple[Any, Any], method: str, verifier: str | None) -> None:
     """Guards forecasts narrower than what may be asked for, and shapes of trees where only chains are taken."""
     target, draft = pair

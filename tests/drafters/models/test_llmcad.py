@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models import perturbed, tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.errors import UsageError
@@ -94,9 +95,8 @@ def test_what_is_drafted_during_the_pass_is_the_next_draft() -> None:
     session.close()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("ahead", [0, 3, None])
-def test_texts_are_the_targets(temperature: float, ahead: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ahead", "temperature"), in_turn([0, 3, None], [0.7, 0.0]))
+def test_texts_are_the_targets(ahead: int | None, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards token equality, alone and in batches, whatever was drafted when."""
     monkeypatch.setattr(llmcad, "count_cores", lambda: 64)
     target, draft = tiny_model("llama"), perturbed(tiny_model("llama"), 0.1)

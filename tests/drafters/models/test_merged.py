@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from distributions import SHAPES, distribution_of_drafts, drafts, model, own_distribution
-from models import perturbed, tiny_model
+from models import deep_model, perturbed
+from pairwise import paired
 from speculant import Speculator
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.errors import UnsupportedError, UsageError
@@ -31,7 +32,7 @@ PROMPT = [5, 9, 14, 3, 8]
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any, Any]:
     """A target and two draft models, all of whose distributions differ."""
-    return tiny_model("llama"), perturbed(tiny_model("llama"), 0.2), perturbed(tiny_model("llama"), 0.4)
+    return deep_model("llama"), perturbed(deep_model("llama"), 0.2), perturbed(deep_model("llama"), 0.4)
 
 
 def merged_drafts(shapes: tuple[str, str], seed: int, *, zeros: bool) -> list[tuple[DraftTree, float]]:
@@ -42,15 +43,20 @@ def merged_drafts(shapes: tuple[str, str], seed: int, *, zeros: bool) -> list[tu
     return [(merge_drawn([a, b]), p * q) for a, p in one for b, q in other]
 
 
-@pytest.mark.parametrize("rule", [SpeculativeSampling().rule, TraversalVerification().rule])
-@pytest.mark.parametrize("shapes", [("width 2", "width 2"), ("chain of 3", "chain of 1"), ("uneven", "chain of 1")])
-@pytest.mark.parametrize("zeros", [False, True])
-def test_texts_have_the_targets_distribution(rule: Any, shapes: tuple[str, str], zeros: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "rule", "zeros"),
+    paired(
+        [("width 2", "width 2"), ("chain of 3", "chain of 1"), ("uneven", "chain of 1")],
+        [SpeculativeSampling().rule, TraversalVerification().rule],
+        [False, True],
+    ),
+)
+def test_texts_have_the_targets_distribution(first: str, second: str, rule: Any, zeros: bool) -> None:
     """Guards losslessness: every draft of both models and every outcome of every test, to 1e-9."""
     p = model(1, zeros=zeros)
-    texts, accepted = distribution_of_drafts(rule, p, merged_drafts(shapes, 0, zeros=zeros))
+    texts, accepted = distribution_of_drafts(rule, p, merged_drafts((first, second), 0, zeros=zeros))
     assert texts == pytest.approx(own_distribution(p, len(next(iter(texts)))), abs=1e-9)
-    assert accepted > distribution_of_drafts(rule, p, drafts(model(30, zeros=zeros), SHAPES[shapes[0]], "iid"))[1]
+    assert accepted > distribution_of_drafts(rule, p, drafts(model(30, zeros=zeros), SHAPES[first], "iid"))[1]
 
 
 def test_dropping_equal_candidates_would_bias_the_text() -> None:

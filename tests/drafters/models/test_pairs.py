@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
 from speculant import Speculator
 from speculant.api.loading import load_model
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
@@ -20,6 +20,7 @@ from vocabularies import byte_level, sentencepiece, translated_model, wordpiece
 OURS, THEIRS, FEWER = 320, 340, 300
 PROMPTS = ["zq xw", "A café and 犬"]  # the first has the same tokens in all
 FOREIGN = Path(os.environ.get("SPECULANT_DATA", "")) / "models" / "stories260K"
+SHORT: dict[str, Any] = {"max_new_tokens": 16, "temperature": 0}
 METHODS_OF_PAIRS = [
     name for name, method in METHODS.items() if method.takes_draft_model and method.exactness == "lossless"
 ]
@@ -31,7 +32,7 @@ data = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def target() -> Any:
     """A random target with a byte-level vocabulary."""
-    return tiny_model("llama", vocab_size=OURS)
+    return deep_model("llama", vocab_size=OURS)
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +43,22 @@ def draft(target: Any) -> Any:
     return translated_model(target, pair.translation.shared.to_draft(), FEWER)
 
 
-@pytest.mark.parametrize("method", METHODS_OF_PAIRS)
-def test_texts_are_the_targets(target: Any, draft: Any, method: str) -> None:
-    """Guards every method on two vocabularies: greedy texts are plain decoding's, alone and in a batch, and a note."""
-    options: dict[str, Any] = {"max_new_tokens": 16, "temperature": 0}
+@pytest.fixture(scope="module")
+def texts(target: Any) -> list[list[int]]:
+    """The target's own texts behind the prompts."""
     plain = Speculator.from_transformers(target, byte_level(), method="none")
-    texts = [plain.generate(prompt, **options).ids for prompt in PROMPTS]
+    return [plain.generate(prompt, **SHORT).ids for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("method", METHODS_OF_PAIRS)
+def test_texts_are_the_targets(target: Any, draft: Any, texts: list[list[int]], method: str) -> None:
+    """Guards every method on two vocabularies: greedy texts are plain decoding's, alone and in a batch, and a note."""
     speculator = Speculator.from_transformers(
         target, byte_level(), method=method, draft_model=draft, draft_tokenizer=byte_level(FEWER), nodes=4
     )
-    first = speculator.generate(PROMPTS[0], **options)
+    first = speculator.generate(PROMPTS[0], **SHORT)
     assert first.ids == texts[0]
-    assert [each.ids for each in speculator.generate_batch(PROMPTS, size=2, **options)] == texts
+    assert [each.ids for each in speculator.generate_batch(PROMPTS, size=2, **SHORT)] == texts
     assert any("target tokens" in note for note in first.stats.notes)
     assert method == "uag" or first.stats.accepted > 5
 
@@ -82,7 +87,7 @@ def test_sampled_texts_follow_their_seed(target: Any, draft: Any) -> None:
 @pytest.mark.parametrize("method", ["draft-model", "uag"])
 def test_texts_longer_than_the_draft_models_positions(target: Any, method: str) -> None:
     """Guards the end of the draft model's positions, and prompts beyond it: decoding goes on without drafts."""
-    short = tiny_model("gpt2", vocab_size=THEIRS)
+    short = deep_model("gpt2", vocab_size=THEIRS)
     config = type(short.config)(**{**short.config.to_dict(), "n_positions": 20})
     short = type(short)(config).eval()
     plain = Speculator.from_transformers(target, byte_level(), method="none")
@@ -100,7 +105,7 @@ def test_texts_longer_than_the_draft_models_positions(target: Any, method: str) 
 @pytest.mark.parametrize("method", ["draft-model", "mcsd", "uag"])
 def test_dtypes_of_a_pair_may_differ(method: str, draft_type: torch.dtype, target_type: torch.dtype) -> None:
     """Guards mixed dtypes: q is compared in p's type, greedy texts are the target's."""
-    target, draft = tiny_model("llama", vocab_size=OURS).to(target_type), tiny_model("llama", vocab_size=OURS)
+    target, draft = deep_model("llama", vocab_size=OURS).to(target_type), deep_model("llama", vocab_size=OURS)
     speculator = Speculator.from_transformers(
         target,
         byte_level(),
@@ -140,7 +145,7 @@ def test_equal_sizes_with_other_tokens_are_translated(target: Any) -> None:
         target,
         byte_level(),
         method="draft-model",
-        draft_model=tiny_model("llama", vocab_size=OURS),
+        draft_model=deep_model("llama", vocab_size=OURS),
         draft_tokenizer=sentencepiece(OURS),
     )
     notes = speculator.generate("The dog", max_new_tokens=3, temperature=0).stats.notes
@@ -180,7 +185,7 @@ def test_pairs_that_cannot_be_used_are_refused(
             target,
             tokenizer and tokenizer(),
             method=method,
-            draft_model=tiny_model("llama", vocab_size=size),
+            draft_model=deep_model("llama", vocab_size=size),
             draft_tokenizer=draft_tokenizer and draft_tokenizer(),
         )
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from models import tiny_model
+from pairwise import paired
 from samplers import Branches, enumerate_outcomes
 from speculant.core.drafter import Budget, SessionRequest, Verified
 from speculant.core.engine import Pass
@@ -210,9 +211,9 @@ class Numbers(Sampler):
         return False
 
 
-@pytest.mark.parametrize("verifier", [SpeculativeSampling(), BlockVerification()])
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("verifier", "parallel", "first"), paired([SpeculativeSampling(), BlockVerification()], [False, True], [0, 1])
+)
 def test_what_is_drafted_ahead_is_tested_and_exact(
     verifier: RuleVerifier, parallel: bool, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

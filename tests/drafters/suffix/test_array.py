@@ -28,7 +28,10 @@ texts = st.lists(st.integers(0, 3), max_size=60)
 
 def block_of(*documents: list[int]) -> Block:
     tokens = ids([token for document in documents for token in (*document, END)])
-    return Block(tokens, sort_suffixes(tokens))
+    block = Block(tokens, sort_suffixes(tokens))
+    for array in block:
+        array.flags.writeable = False  # as those of a file; for others numba would compile the kernels again
+    return block
 
 
 def places(tokens: list[int], pattern: list[int]) -> list[int]:

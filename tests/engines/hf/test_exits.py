@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
+from pairwise import paired
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.engines.hf.engine import HFEngine
@@ -19,7 +20,7 @@ FAMILIES = ("llama", "qwen3", "gemma3", "gpt2")
 
 def opened(name: str, **changes: Any) -> tuple[HFEngine, Any]:
     """Return an engine and a cache whose prompt is read."""
-    engine = HFEngine(tiny_model(name, **changes))
+    engine = HFEngine(deep_model(name, **changes))
     cache = engine.open(PROMPT)
     cache.prefill()
     return engine, cache
@@ -32,9 +33,7 @@ def rows(tokens: list[int], parents: list[int]) -> tuple[Any, Any]:
 TREE = rows([8, 11, 12, 13, 17], [-1, 0, 1, 1, 2])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("read", [1, 3, 5])
+@pytest.mark.parametrize(("name", "layers", "read"), paired([*FAMILIES], [1, 2], [1, 3, 5]))
 def test_passes_go_on(name: str, layers: int, read: int) -> None:
     """Guards trees and rows that were not drafted on: logits, kept rows and the next pass are those of whole passes."""
     _, cache = opened(name)

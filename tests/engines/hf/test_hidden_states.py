@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gemmas import gemma
-from models import tiny_model
+from models import deep_model
+from pairwise import in_turn
 from passes import IDS, opened, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
@@ -67,7 +68,7 @@ def along(tree: DraftTree, model: Any, root: int) -> Tensor:
 
 def test_the_last_layer_is_tapped_before_the_final_norm() -> None:
     """Guards the convention: transformers' own last hidden state is behind the norm."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     [result] = (engine := HFEngine(model)).forward([(opened(engine), 4, DraftTree.empty())], NEEDS)
     with torch.no_grad():
         normed = model(torch.tensor([[*IDS[0].tolist(), 4]]), output_hidden_states=True).hidden_states[-1][0, -1]
@@ -75,11 +76,10 @@ def test_the_last_layer_is_tapped_before_the_final_norm() -> None:
     assert engine.capabilities.hidden_layers == 3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [*MODELS, "bloom"])
+@pytest.mark.parametrize(("name", "attention"), in_turn([*MODELS, "bloom"], ["sdpa", "eager"]))
 def test_taps_are_what_the_layers_return(name: str, attention: str) -> None:
     """Guards prompts whole and in pieces, trees and chains, in one pass and in several, alone and in a batch."""
-    model = tiny_model(name, attention)
+    model = deep_model(name, attention)
     engine, text = HFEngine(model), IDS[0].tolist()
     expected = outputs(model, text)
     for maximum in (None, 5):
@@ -121,7 +121,7 @@ def test_layers_that_share_keys_return_all_rows() -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt_neox"])
 def test_taps_of_accelerated_passes(compiled: Any, name: str) -> None:
     """Guards layers that are computed by other code as a whole, alone and in a batch."""
-    model, tree = tiny_model(name), random_draft(np.random.default_rng(5), 8, 61)
+    model, tree = deep_model(name), random_draft(np.random.default_rng(5), 8, 61)
     expected = along(tree, model, 7)
     engine = HFEngine(model, acceleration=prepare_model(model, True))
     cache = engine.open(IDS)
@@ -139,7 +139,7 @@ def test_taps_of_accelerated_passes(compiled: Any, name: str) -> None:
 
 def test_recorded_passes_give_way_where_hidden_states_are_wanted() -> None:
     """Guards CUDA graphs, which return logits only: such a pass runs plainly."""
-    model, tapes = tiny_model("llama"), Tapes()
+    model, tapes = deep_model("llama"), Tapes()
     engine = HFEngine(model, acceleration=PlainPasses(graphs=GraphRunner(model, lambda: tapes)))
     cache, tree = opened(engine), random_draft(np.random.default_rng(5), 8, 61)
     [plain] = engine.forward([(cache, 7, tree)])
@@ -156,7 +156,7 @@ def test_recorded_passes_give_way_where_hidden_states_are_wanted() -> None:
 
 def test_a_users_hooks_are_run_and_seen() -> None:
     """Guards hooks on a layer: taps come after them, and nothing is left on the model."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     engine = HFEngine(model)
     cache, layer = opened(engine), model.model.layers[2]
     [before] = engine.forward([(cache, 7, DraftTree.empty())], NEEDS)
@@ -169,7 +169,7 @@ def test_a_users_hooks_are_run_and_seen() -> None:
 
 def test_layers_that_do_not_exist_are_refused() -> None:
     """Guards a head that was made for a deeper model."""
-    cache = opened(HFEngine(tiny_model("llama")))
+    cache = opened(HFEngine(deep_model("llama")))
     for wrong in (3, -2):
         with pytest.raises(UsageError, match=f"no hidden layer {wrong}; the model has 3"):
             cache.forward(
@@ -180,7 +180,7 @@ def test_layers_that_do_not_exist_are_refused() -> None:
 
 def test_models_whose_layers_are_not_found_are_refused_by_name() -> None:
     """Guards models of another structure: hidden states are refused, all else works."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     model.config.num_hidden_layers = 2  # the third is cut off by the model itself
     engine = HFEngine(model)
     assert engine.capabilities.hidden_layers == 0
@@ -191,7 +191,7 @@ def test_models_whose_layers_are_not_found_are_refused_by_name() -> None:
 
 def test_compiled_models_are_refused_by_name() -> None:
     """Guards passes that would run past the taps."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     engine = HFEngine(model)
     model.model.forward = functools.partial(type(model.model).forward, model.model)
     with pytest.raises(UnsupportedError, match="forward of LlamaModel was replaced"):

@@ -9,7 +9,7 @@ import torch
 
 from architecture_matrix.catalogue import build
 from architecture_matrix.compare import Guesses
-from models import DYNAMIC, PHI3, tiny_model
+from models import DYNAMIC, PHI3, deep_model, tiny_model
 from speculant import Speculator
 from speculant.engines.hf.engine import HFEngine
 
@@ -83,7 +83,7 @@ def test_a_continued_conversation_is_read_anew_beyond_the_limit() -> None:
 def test_a_draft_ends_where_positions_do(name: str) -> None:
     """Guards tables of positions: no node lies beyond the last one, and the text goes on up to it."""
     sizes: dict[str, Any] = {"max_position_embeddings": 24} if name == "llama" else {}
-    model = tiny_model(name, **sizes)
+    model = deep_model(name, **sizes)
     if name == "gpt2":
         model.config.max_position_embeddings = 256
     positions = int(model.config.max_position_embeddings)

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from models import VOCABULARY, tiny_model
+from pairwise import in_turn
 from passes import IDS, plain_text
 from speculant import Speculator
 from speculant.core.errors import PromptError
@@ -74,8 +75,9 @@ def padded_text(model: Any, pad: int, tokens: int, **options: Any) -> list[list[
     return found
 
 
-@pytest.mark.parametrize("method", ["lookup", "none"])
-@pytest.mark.parametrize("name", ["bart", "marian", "trocr", "whisper", "opt"])
+@pytest.mark.parametrize(
+    ("name", "method"), in_turn(["bart", "marian", "trocr", "whisper", "opt"], ["lookup", "none"], whole=1)
+)
 def test_padding_takes_positions_where_slots_are_counted(name: str, method: str) -> None:
     """Guards left-padded rows: padding moves what follows where a class counts the rows of its cache."""
     model = build(name)
@@ -84,8 +86,7 @@ def test_padding_takes_positions_where_slots_are_counted(name: str, method: str)
     assert padded_text(model, 5, 16, custom_generate=speculator) == padded_text(model, 5, 16)
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "whisper", "bart", "opt"])
-@pytest.mark.parametrize("nodes", [6, 40])
+@pytest.mark.parametrize(("name", "nodes"), in_turn(["gpt_neo", "whisper", "bart", "opt"], [6, 40]))
 def test_texts_end_where_positions_do(name: str, nodes: int) -> None:
     """Guards the last positions: a draft has room in masks and tables, or is left out; plain decoding goes on."""
     model = build(name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import tiny_model
+from models import deep_model
 from pairwise import in_turn
 from passes import greedy_texts, opened, plain_text
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
@@ -36,7 +36,7 @@ def passes(model: Any) -> list[int]:
 )
 def test_prompts_are_read_as_alone(name: str, attention: str, fast: bool) -> None:
     """Guards the masks of prompts side by side, whole or in chunks, past sliding windows, and the rounds after."""
-    model = tiny_model(name, attention)
+    model = deep_model(name, attention)
     engine, needs = HFEngine(model, acceleration=prepare_model(model, fast)), RequestedOutputs(top_k=2)
     alone = [HFEngine(model).open(ids).prefill(needs=needs) for ids in PROMPTS]
     for chunk in (None, 7):
@@ -59,7 +59,7 @@ def test_prompts_are_read_as_alone(name: str, attention: str, fast: bool) -> Non
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_one_pass_reads_them(name: str) -> None:
     """Guards the gain: as many rows as tokens, once, and logits of the last rows alone."""
-    model = tiny_model(name)
+    model = deep_model(name)
     engine, rows = HFEngine(model), passes(model)
     results = engine.prefill([(engine.open(ids), None) for ids in PROMPTS])
     assert rows == [sum(ids.shape[1] for ids in PROMPTS)]
@@ -69,7 +69,7 @@ def test_one_pass_reads_them(name: str) -> None:
 @pytest.mark.parametrize("prompt", [False, True])
 def test_hidden_states_are_those_of_each_alone(prompt: bool) -> None:
     """Guards heads: the states of all tokens or of the last, of prompts that end in this pass and that do not."""
-    model, needs = tiny_model("llama"), RequestedOutputs(hidden_layers=TAPS, prompt=prompt)
+    model, needs = deep_model("llama"), RequestedOutputs(hidden_layers=TAPS, prompt=prompt)
     engine = HFEngine(model)
     caches = [engine.open(ids) for ids in PROMPTS]
     first = engine.prefill([(cache, 12) for cache in caches], needs)
@@ -86,7 +86,7 @@ def test_hidden_states_are_those_of_each_alone(prompt: bool) -> None:
 
 def test_prompts_with_padding_or_chains_only_are_read_apart() -> None:
     """Guards what a shared pass cannot read: padding, positions of the request's own, models without explicit masks."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     engine, rows = HFEngine(model), passes(model)
     padding = torch.tensor([[0] * 5 + [1] * 25])
     caches = [engine.open(ids, padding=padding if ids.shape[1] == 30 else None) for ids in PROMPTS]
@@ -98,7 +98,7 @@ def test_prompts_with_padding_or_chains_only_are_read_apart() -> None:
 
 def test_a_model_that_refuses_reads_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards models whose layers attend in a way of their own: nothing of the shared pass stays; it is tried twice."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     engine, texts = HFEngine(model), [plain_text(model, ids, 8) for ids in PROMPTS]
     tries: list[int] = []
 
@@ -119,7 +119,7 @@ def test_a_model_that_refuses_reads_them_apart(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_prompt_that_cannot_be_read_says_nothing_of_the_model() -> None:
     """Guards other prompts from being read apart for ever because of one request's own fault."""
-    engine = HFEngine(tiny_model("llama"))
+    engine = HFEngine(deep_model("llama"))
     read = opened(engine, PROMPTS[0])
     with pytest.raises(UsageError, match="already been read"):
         engine.prefill([(read, None), (engine.open(PROMPTS[1]), None)])
@@ -130,7 +130,7 @@ def test_a_prompt_that_cannot_be_read_says_nothing_of_the_model() -> None:
 
 def test_a_full_device_leaves_prompts_that_can_be_read_again() -> None:
     """Guards the caches of all sequences of the pass that found no room."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     engine, layer = HFEngine(model), model.model.layers[1].mlp
     working = layer.forward
 

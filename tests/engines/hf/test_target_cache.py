@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
-from models import tiny_model
+from models import deep_model, tiny_model
+from pairwise import in_turn
 from passes import IDS, Greedy, greedy_texts, opened, plain_text, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
@@ -44,8 +45,7 @@ def test_rows_of_root_and_path_are_kept(path: list[int]) -> None:
     assert_same_cache(cache, model, [*IDS[0].tolist(), 4, *tree.tokens[path].tolist()])
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(("name", "attention"), MODELS)
+@pytest.mark.parametrize(("name", "attention", "padded"), in_turn(MODELS, [False, True], whole=1))
 def test_a_tree_grown_in_pieces_gives_the_logits_of_one_pass(name: str, attention: str, padded: bool) -> None:
     """Guards masks and positions of rows that follow rows which are not committed, windows included."""
     model = tiny_model(name, attention)
@@ -261,7 +261,7 @@ def test_a_filled_sliding_cache_is_refused() -> None:
 def test_a_lora_adapter_is_part_of_the_target() -> None:
     """Guards PEFT: the adapter's text, not the base model's, also in batches and with hidden states."""
     peft = pytest.importorskip("peft")
-    model = tiny_model("llama")
+    model = deep_model("llama")
     plain = plain_text(model, IDS, 20)
     adapted = peft.get_peft_model(
         model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -284,7 +284,7 @@ def test_a_lora_adapter_is_part_of_the_target() -> None:
 def test_a_spread_model_is_decoded(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Guards `device_map`: layers offloaded to disk run through accelerate's hooks, in batches and with taps too."""
     accelerate = pytest.importorskip("accelerate")
-    model = tiny_model("llama")
+    model = deep_model("llama")
     prompts = [IDS, IDS[:, :5]]
     expected = [plain_text(model, ids, 12) for ids in prompts]
     needs, whole = RequestedOutputs(hidden_layers=(0, 1, 2)), HFEngine(model)

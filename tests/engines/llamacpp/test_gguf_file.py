@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from models import SHAPE, tiny_model
+from models import deep_model
 from speculant.core.errors import FileError, UnsupportedError
 from speculant.engines.llamacpp.gguf_file import check_architecture, interleave, write_gguf
 
@@ -38,7 +38,7 @@ def test_what_llama_cpp_would_run_differently_is_refused(name: str, changes: dic
     with pytest.raises(
         UnsupportedError, match=rf"cannot be written for llama.cpp: .*{why}.*Use it in transformers' format"
     ):
-        check_architecture(tiny_model(name, **changes))
+        check_architecture(deep_model(name, **changes))
 
 
 @pytest.mark.peers
@@ -46,12 +46,12 @@ def test_what_llama_cpp_would_run_differently_is_refused(name: str, changes: dic
 def test_weights_keep_their_type(dtype: str, kind: str, tmp_path: Path) -> None:
     """Matrices are what they were bit by bit, vectors float32; a head that is the embedding is not written twice."""
     gguf = pytest.importorskip("gguf")
-    model = tiny_model("llama", tie_word_embeddings=True)
+    model = deep_model("llama", tie_word_embeddings=True)
     frequencies = model.model.rotary_emb.inv_freq.clone()
     model.to(getattr(torch, dtype)).model.rotary_emb.inv_freq = frequencies  # which loading leaves as they are, too
     write_gguf(model, tmp_path / "m.gguf")
     tensors = {each.name: each for each in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    layers = SHAPE["num_hidden_layers"]
+    layers = model.config.num_hidden_layers
     assert len(tensors) == 2 + 9 * layers
     assert tensors["token_embd.weight"].tensor_type.name == kind
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
@@ -63,11 +63,11 @@ def test_weights_keep_their_type(dtype: str, kind: str, tmp_path: Path) -> None:
 def test_unknown_weights_are_refused(tmp_path: Path) -> None:
     """An adapter or a quantised matrix would be left out in silence; no file is begun."""
     pytest.importorskip("gguf")
-    model = tiny_model("llama")
+    model = deep_model("llama")
     model.model.layers[0].self_attn.adapter = torch.nn.Linear(2, 2)
     with pytest.raises(UnsupportedError, match=r"'model.layers.0.self_attn.adapter.weight'.*not a plain weight"):
         write_gguf(model, tmp_path / "m.gguf")
-    model = tiny_model("llama")
+    model = deep_model("llama")
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to(torch.int8), requires_grad=False)
     with pytest.raises(UnsupportedError, match=r"'lm_head.weight' \(torch.int8"):
         write_gguf(model, tmp_path / "m.gguf")
@@ -93,7 +93,7 @@ def test_nothing_is_left_of_a_file_that_fails(fault: str, tmp_path: Path, monkey
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", write)
     error, said = (KeyboardInterrupt, None) if fault == "interrupted" else (FileError, "Set TMPDIR")
     with pytest.raises(error, match=said):
-        write_gguf(tiny_model("llama"), tmp_path / "m.gguf")
+        write_gguf(deep_model("llama"), tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,4 +101,4 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     """The extra is named."""
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'speculant\[llamacpp\]'"):
-        write_gguf(tiny_model("llama"), tmp_path / "m.gguf")
+        write_gguf(deep_model("llama"), tmp_path / "m.gguf")

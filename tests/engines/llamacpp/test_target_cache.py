@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ggufs import needs_llamacpp, open_engine, tiny_gguf
-from models import VOCABULARY, tiny_model
+from models import VOCABULARY, deep_model
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
@@ -34,7 +34,7 @@ def engine() -> Any:
 @pytest.fixture(scope="module")
 def reference() -> Any:
     """Return transformers' logits [V] after a text."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
 
     def after(text: list[int]) -> torch.Tensor:
         with torch.no_grad():

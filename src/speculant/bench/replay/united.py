@@ -23,7 +23,7 @@ from speculant.bench.replay.traces import Recording
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import ROOT, DraftTree, Float32, Float64, Int32
-from speculant.drafters.models.level_session import top_nodes
+from speculant.drafters.top_nodes import top_nodes
 
 WRONG = 2**31 - 1  # not a token: ids in recordings are smaller
 _PRIOR = 0.7, 2.0  # prior probability of a chain's next token, and its weight in observations

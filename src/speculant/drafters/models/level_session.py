@@ -13,6 +13,7 @@ from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.tree import ROOT, Ahead, DraftTree, Float64, Proposal
 from speculant.drafters.models.shapes import Level, Shape
 from speculant.drafters.models.together import Drafting, NodeReading, draft_alone
+from speculant.drafters.top_nodes import top_nodes
 
 
 class LevelText(Protocol):
@@ -156,15 +157,3 @@ def drafted(
         q[[node + 1 for node in distributions]] = torch.stack(list(distributions.values()))
         proposal = Proposal(q, drawn, None if chosen is None else np.array(chosen), ahead=ahead)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(weights, np.float32), proposal)
-
-
-def top_nodes(tokens: list[int], parents: list[int], weights: list[float], maximum: int) -> DraftTree:
-    """Return the most probable nodes, best first; ancestors are at least as probable, so none is missing."""
-    order = sorted(range(len(tokens)), key=lambda node: (-weights[node], node))[:maximum]
-    place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
-    return drafted(
-        [tokens[node] for node in order],
-        [place[parents[node]] for node in order],
-        [weights[node] for node in order],
-        {},
-    )

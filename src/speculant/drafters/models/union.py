@@ -24,9 +24,10 @@ from speculant.core.drafter import Budget, Session, Verified
 from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
-from speculant.drafters.models.level_session import RowText, top_nodes
+from speculant.drafters.models.level_session import RowText
 from speculant.drafters.models.mixture import MINIMUM, Mixture, logit
 from speculant.drafters.models.shapes import MAX_PASSES
+from speculant.drafters.top_nodes import top_nodes
 
 FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
 

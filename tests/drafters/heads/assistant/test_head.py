@@ -23,7 +23,7 @@ from gemmas import (
     gemma,
     loaded_assistant,
 )
-from pairwise import in_turn
+from pairwise import in_turn, paired
 from passes import plain_text
 from speculant import PrefixCache, Speculator
 from speculant.core.engine import RequestedOutputs
@@ -118,9 +118,10 @@ def formula(model: Any, config: dict[str, Any], w: dict[str, Tensor], text: list
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-@pytest.mark.parametrize("length", [4, len(TEXT)])
-@pytest.mark.parametrize("clusters", [{}, CLUSTERS, {"final_logit_softcapping": 5.0}])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("name", "clusters", "length"),
+    paired([*TARGETS], [{}, CLUSTERS, {"final_logit_softcapping": 5.0}], [4, len(TEXT)]),
+)
 def test_is_the_formula(name: str, clusters: dict[str, Any], length: int) -> None:
     """Guards positions, the layers read, windows, the recycled state, clusters and the cap, below root and nodes."""
     model, text = gemma(name, vocab_size=VOCABULARY), TEXT[:length]
@@ -273,9 +274,7 @@ def test_needs_the_targets_cache() -> None:
         loaded.head.open(0, loaded.target)
 
 
-@pytest.mark.parametrize("length", [4, len(TEXT)])
-@pytest.mark.parametrize("clusters", [{}, CLUSTERS])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("name", "clusters", "length"), paired([*TARGETS], [{}, CLUSTERS], [4, len(TEXT)]))
 def test_is_what_transformers_computes(
     name: str, clusters: dict[str, Any], length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from eagles import compare_histories, eagle_formula, eagle_head, plain_text, replayed, started, states, target_model
 from models import tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.drafter import LoadedHead
@@ -64,8 +65,7 @@ def test_cached_rows_equal_rows_read_at_once(target: HFTargetParts, seed: int) -
     compare_histories(eagle_head(), target, 1, seed)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle2"])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(("method", "name"), in_turn(["eagle", "eagle2"], ["llama", "gemma3"]))
 def test_greedy_text_is_the_targets(tmp_path: Path, method: str, name: str) -> None:
     """Guards losslessness with a random head: one text, a batch, and a second turn, also with sliding windows."""
     model = tiny_model(name)

@@ -20,7 +20,7 @@ from eagles import (
     states,
     target_model,
 )
-from models import VOCABULARY, tiny_model
+from models import VOCABULARY, deep_model
 from speculant import Speculator
 from speculant.core.drafter import SessionRequest
 from speculant.drafters.heads.drafter import HeadDrafter, LoadedHead
@@ -101,10 +101,10 @@ def test_siblings_do_not_see_each_other(target: HFTargetParts) -> None:
             assert torch.allclose(found[row], chain.grow([tokens[1]], [0])[0], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), "gemma3"])
 def test_greedy_text_is_the_targets(tmp_path: Path, name: str) -> None:
     """Guards losslessness with a random head of a reduced vocabulary: alone, in a batch, and in a second turn."""
-    model = tiny_model(name)
+    model = deep_model(name)
     eagle3.save(eagle3_head(taps=(0, 1, 2)), tmp_path, HFTargetParts(model))
     for settings in ({}, {"tree": "chain", "depth": 3}):
         speculator = Speculator.from_transformers(
@@ -120,7 +120,7 @@ def test_greedy_text_is_the_targets(tmp_path: Path, name: str) -> None:
 
 def test_half_precision(tmp_path: Path) -> None:
     """Guards dtypes: target and head in bfloat16, drafted with and sampled from."""
-    model = tiny_model("llama").to(torch.bfloat16)
+    model = deep_model("llama").to(torch.bfloat16)
     eagle3.save(eagle3_head(taps=(0, 1, 2), own_embeddings=True), tmp_path, HFTargetParts(model))
     speculator = Speculator.from_transformers(model, head=str(tmp_path), verifier="speculative-sampling", nodes=4)
     assert len(speculator.generate(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3).ids) == 12

@@ -17,7 +17,7 @@ from eagles import (
     replayed,
     states,
 )
-from models import tiny_model
+from models import deep_model
 from speculant import Speculator
 from speculant.drafters.heads.eagle3 import checkpoint as eagle3
 from speculant.engines.hf.views.target_parts import HFTargetParts
@@ -61,7 +61,7 @@ def test_cached_rows_equal_rows_read_at_once(target: HFTargetParts, seed: int) -
 @pytest.mark.parametrize("tree", ["chain", "dynamic"])
 def test_greedy_text_is_the_targets(tmp_path: Path, tree: str) -> None:
     """Guards losslessness with a random head, to no more than its depth."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     eagle3.save(p_eagle_head(taps=(0, 1, 2), depth=3), tmp_path, HFTargetParts(model))
     speculator = Speculator.from_transformers(model, head=str(tmp_path), nodes=8, settings={"tree": tree})
     assert speculator.method == "p-eagle"

@@ -11,6 +11,7 @@ import torch
 from architecture_matrix.catalogue import build, names
 from interrupts import interrupted
 from models import hybrid_model, tiny_model
+from pairwise import paired
 from passes import IDS, opened, rows_of
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget
@@ -42,9 +43,10 @@ def sparse_of(cache: HFTargetCache, budget: RowBudget) -> HFSparseCache:
     return sparse
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral", "gpt2", "phi3"])
+@pytest.mark.parametrize(
+    ("name", "attention", "fast"),
+    paired(["llama", "qwen3", "gemma3", "mistral", "gpt2", "phi3"], ["sdpa", "eager"], [False, True]),
+)
 def test_with_all_rows_a_draft_has_the_targets_logits(name: str, attention: str, fast: bool) -> None:
     """Guards positions, masks, windows, compiled passes, trees and committed rows, where no row is missing."""
     model = tiny_model(name, attention)

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fused_layers import IDS, agreed, model_of, output
+from pairwise import paired
 from speculant.core.sublayers import Sublayers
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cpu import decoder_layer
@@ -25,9 +26,10 @@ from speculant.engines.hf.engine import HFEngine
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 1), (8, 1), (1, 2), (7, 2), (97, 1)])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    ("name", "rows", "batch", "own"),
+    paired(["llama", "mistral", "qwen2", "qwen3"], [(1, 1), (2, 1), (8, 1), (1, 2), (7, 2), (97, 1)], [True, False]),
+)
 def test_a_pass_is_that_of_the_layers_themselves(name: str, rows: int, batch: int, own: bool) -> None:
     """Guards norms, biases, rotated heads and both residuals; one row, many, and more than the code does."""
     model = model_of(name)
@@ -43,9 +45,10 @@ def test_every_bias_counts(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(output(model), output(model, fast=False), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (8, 1), (30, 1), (7, 2)])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    ("name", "rows", "batch", "own"),
+    paired(["llama", "mistral", "qwen2", "qwen3"], [(1, 1), (8, 1), (30, 1), (7, 2)], [True, False]),
+)
 def test_bfloat16_is_rounded_where_the_layers_round(name: str, rows: int, batch: int, own: bool) -> None:
     """Guards models as most are published: around torch's attention nearly every number is the same.
 

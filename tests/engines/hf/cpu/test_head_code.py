@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eagles import eagle3_head, eagle_head, mtp_head, states, target_model
+from pairwise import paired
 from quantizing import quantized_model
 from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
@@ -170,15 +171,17 @@ def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, mo
     assert extended[1e6] == 1 < extended[0.0]
 
 
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        HeadSettings(tree="chain", depth=5),
-        HeadSettings(depth=4, top_k=3),
-        HeadSettings(depth=6, top_k=6, min_probability=0.01),
-    ],
+    ("name", "temperature", "settings"),
+    paired(
+        [*HEADS],
+        [0.0, 0.7],
+        [
+            HeadSettings(tree="chain", depth=5),
+            HeadSettings(depth=4, top_k=3),
+            HeadSettings(depth=6, top_k=6, min_probability=0.01),
+        ],
+    ),
 )
 def test_whole_drafts_are_those_that_grow_level_by_level(
     model: Any, monkeypatch: pytest.MonkeyPatch, name: str, temperature: float, settings: HeadSettings

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import tiny_model
+from models import deep_model
 from quantizing import quantized_model
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cache import usable_cache
@@ -34,7 +34,7 @@ def model_of(
     **changes: Any,
 ) -> Any:
     """Return a quantised model whose norms and biases are not what they are in the beginning, ones and zeros."""
-    model = tiny_model(name, **changes)
+    model = deep_model(name, **changes)
     torch.manual_seed(3)
     for each, weight in model.named_parameters():
         if "norm" in each or "bias" in each:
@@ -138,13 +138,13 @@ def test_a_changed_matrix_is_noticed() -> None:
 
 def test_costs_are_kept_by_layout() -> None:
     """Guards stored costs of passes: the same config at other bits is another model."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     settings = {str(prepare_model(each, None).settings()) for each in (model, *map(_quantized, (4, 8)))}
     assert len(settings) == 3
 
 
 def _quantized(bits: int) -> Any:
-    return quantized_model(tiny_model("llama"), bits=bits)
+    return quantized_model(deep_model("llama"), bits=bits)
 
 
 def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models import PHI3, tiny_model
+from pairwise import in_turn
 from passes import IDS, opened, plain_text
 from speculant import Speculator
 from speculant.core.tree import DraftTree
@@ -81,8 +82,7 @@ def test_sampled_text_is_that_of_plain_decoding(name: str) -> None:
     assert recorded(model).generate(IDS, **options).ids == plain
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "padded"), in_turn(MODELS, [False, True]))
 def test_logits_of_branching_drafts_are_those_of_plain_passes(name: str, padded: bool) -> None:
     """Guards masks, positions, windows and padding in every number of rows, with paths that move rows."""
     model, random = tiny_model(name), np.random.default_rng(3)

@@ -21,7 +21,7 @@ from peft import (
 from torch import Tensor, nn
 
 from caches import use_empty_cache
-from models import tiny_model
+from models import deep_model, tiny_model
 from pairwise import in_turn
 from passes import IDS, plain_text
 from speculant import Speculator
@@ -155,7 +155,7 @@ def test_passes_prepared_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_hook_that_sees_several_texts_in_a_pass() -> None:
     """Guards what goes by all rows of a pass, such as capacities of experts, where prompts are read together."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
 
     def hook(module: Any, given: Any, options: Any, output: Any) -> Any:
         return output * 1.5 if int((options["position_ids"] == 0).sum()) > 1 else output
@@ -171,7 +171,7 @@ def test_a_hook_that_sees_several_texts_in_a_pass() -> None:
 
 def test_a_hook_that_acts_late() -> None:
     """Guards what begins in the middle of texts: the probe goes beyond position 128."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     model.model.layers[1].register_forward_hook(position_hook(100), with_kwargs=True)
     found, notes = text(model, 120)
     assert found == plain_text(model, IDS, 120)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import ModelError, ModelNotFoundError, UnsupportedError, UsageError
 from speculant.engines.hf.loading import load_model
 from speculant.engines.hf.quantized import loading
@@ -28,7 +28,7 @@ IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14]])
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a tiny model, with a cache folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny_model("qwen2").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    deep_model("qwen2").to(torch.bfloat16).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -74,7 +74,7 @@ def test_a_second_start_maps_what_the_first_has_rounded(
 def test_ties_dtypes_and_scaled_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Gemma's embedding, which is the output head, too, and passes in bfloat16."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny_model("gemma3").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    deep_model("gemma3").to(torch.bfloat16).save_pretrained(tmp_path / "model")
     for dtype in ("float32", "bfloat16", "auto"):
         model, plain = load(tmp_path / "model", quantize="int8", dtype=dtype), load(tmp_path / "model", dtype=dtype)
         assert model.lm_head.quantized is model.model.embed_tokens.quantized
@@ -181,7 +181,7 @@ def test_quantised_checkpoints_are_read_packed(folder: Path, shuffled: bool, mon
 def test_experts_that_are_packed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards mixtures in GPTQ's layout, under the names that Mixtral's checkpoints have for their modules."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    deep_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
     meant = save_gptq(tmp_path / "model")
     assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in meant
     found = load(tmp_path / "model")
@@ -207,7 +207,7 @@ def test_missing_weights_are_named(folder: Path) -> None:
 def test_experts_are_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the experts of a mixture, which are most of its weights, and its router, which stays as it is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    deep_model("mixtral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
     first, plain = load(tmp_path / "model", quantize="int8"), load(tmp_path / "model")
     packed = [name for name, _ in quantized_modules(first)]
     assert len(packed) == 3 * 5 + 2

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models import tiny_model
+from models import deep_model
 from quantizing import quantized_model, rounded
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.modules import (
@@ -91,7 +91,7 @@ def test_a_gradient_goes_through_the_product() -> None:
 
 def test_casting_a_model_leaves_the_packed_tensors_alone() -> None:
     """Guards `model.to(...)`: scales stay float32, and other devices and dtypes are refused."""
-    model = quantized_model(tiny_model("qwen2"))
+    model = quantized_model(deep_model("qwen2"))
     before = {name: part.clone() for name, part in model.named_buffers() if "packed" in name}
     model.bfloat16()
     assert model.dtype is torch.bfloat16
@@ -121,7 +121,7 @@ def test_a_module_tells_shape_and_dtype_of_its_weight() -> None:
 
 def test_half_a_model_is_not_saved() -> None:
     """Guards `state_dict` and `save_pretrained`, which could not hold the weights; copies and pickles do."""
-    model = quantized_model(tiny_model("llama"))
+    model = quantized_model(deep_model("llama"))
     with pytest.raises(UnsupportedError, match=r"model\.embed_tokens are packed"):
         model.state_dict()
     with torch.inference_mode():
@@ -132,7 +132,7 @@ def test_half_a_model_is_not_saved() -> None:
 
 def test_weights_are_replaced_by_name() -> None:
     """Guards a model of which some layers stay float, and the tied output head, which shares the matrix."""
-    model = tiny_model("llama", tie_word_embeddings=True)
+    model = deep_model("llama", tie_word_embeddings=True)
     quantized = quantized_model(model, but=("o_proj",))
     assert quantized.lm_head.quantized is quantized.model.embed_tokens.quantized
     assert type(quantized.model.layers[0].self_attn.o_proj) is nn.Linear
@@ -146,13 +146,13 @@ def test_weights_are_replaced_by_name() -> None:
 def test_only_matrices_are_replaced(name: str) -> None:
     """Guards names that belong to nothing, or to something else than a matrix."""
     with pytest.raises(UnsupportedError, match=name):
-        replace_weights(tiny_model("qwen2"), {name: rounded(torch.randn(16, 32))})
+        replace_weights(deep_model("qwen2"), {name: rounded(torch.randn(16, 32))})
 
 
 def test_another_shape_is_refused() -> None:
     """Guards files of another model: the message gives both shapes."""
     with pytest.raises(UnsupportedError, match=r"16 x 32 weights in the file and \(61, 32\) in the model"):
-        replace_weights(tiny_model("qwen2"), {"lm_head.weight": rounded(torch.randn(16, 32))})
+        replace_weights(deep_model("qwen2"), {"lm_head.weight": rounded(torch.randn(16, 32))})
 
 
 def test_what_compiled_code_cannot_read_is_refused() -> None:

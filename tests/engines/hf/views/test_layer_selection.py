@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from models import tiny_model, truncated
+from models import deep_model, truncated
+from pairwise import in_turn, paired
 from passes import IDS, opened, plain_text, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
@@ -22,12 +23,17 @@ from speculant.engines.hf.views.model_view import find_layers
 from trees import random_draft
 
 
-@pytest.mark.parametrize("layers", [[0], [0, 1], [0, 1, 2]])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2", "phi3", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize(
+    ("name", "attention", "layers"),
+    paired(
+        ["llama", "gemma3", "mistral", "gpt2", "phi3", "gpt_neox", "mixtral"],
+        ["sdpa", "eager"],
+        [[0], [0, 1], [0, 1, 2]],
+    ),
+)
 def test_the_first_layers_are_a_shallower_model(name: str, attention: str, layers: list[int]) -> None:
     """Guards early exit: the norm and the head follow the last layer that runs, on the target's own cache."""
-    model = tiny_model(name, attention)
+    model = deep_model(name, attention)
     engine, shallow = HFEngine(model), truncated(model, layers)
     cache, tree = opened(engine), random_draft(np.random.default_rng(2), 7, 61)
     tokens, parents = rows_of(7, tree)
@@ -50,7 +56,7 @@ def test_the_first_layers_are_a_shallower_model(name: str, attention: str, layer
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_layers_in_the_middle_are_left_out(name: str) -> None:
     """Guards layer skipping: a left-out layer hands on its input, and others keep their places in the cache."""
-    model = tiny_model(name)
+    model = deep_model(name)
     engine = HFEngine(model)
     cache, ids = opened(engine), torch.tensor([[*IDS[0].tolist(), 7]])
     result = cache.forward(np.array([7], np.int32), np.array([-1], np.int32), layers=[1, 2])
@@ -71,11 +77,13 @@ def test_layers_in_the_middle_are_left_out(name: str) -> None:
     torch.testing.assert_close(result.logits, expected.logits[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2", "phi3", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize(
+    ("name", "fast"),
+    in_turn(["llama", "mistral", "gemma3", "gpt2", "phi3", "gpt_neox", "mixtral"], [True, False], whole=1),
+)
 def test_attention_and_mlp_are_left_out_separately(name: str, fast: bool) -> None:
     """Guards split layers: what is left out adds nothing, and rows have keys where attention ran."""
-    model, run = tiny_model(name), Sublayers((0, 2), (1, 2))
+    model, run = deep_model(name), Sublayers((0, 2), (1, 2))
     cache = opened(HFEngine(model, acceleration=prepare_model(model, fast)))
     tokens, parents = np.array([7, 9, 11], np.int32), np.array([-1, 0, 1], np.int32)
     needs = RequestedOutputs(hidden_layers=(1,))
@@ -112,8 +120,8 @@ def test_attention_and_mlp_are_left_out_separately(name: str, fast: bool) -> Non
 
 def test_layers_that_cannot_be_split() -> None:
     """Guards what no class tells: parts that are not found, and outputs that are not added; whole layers still work."""
-    assert "only attention" in whole_layers_reason(tiny_model("bloom"))
-    model = tiny_model("gpt2")
+    assert "only attention" in whole_layers_reason(deep_model("bloom"))
+    model = deep_model("gpt2")
     assert not whole_layers_reason(model)
     layer = model.transformer.h[1]
     layer.ln_2.register_forward_hook(lambda _module, _given, output: output + 1)
@@ -131,7 +139,7 @@ def test_layers_that_cannot_be_split() -> None:
 
 def test_rows_of_such_a_pass_are_never_kept() -> None:
     """Guards the target's cache from rows that have no keys in some layers."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     text = plain_text(model, IDS, 3)
     engine = HFEngine(model)
     cache = opened(engine)
@@ -156,7 +164,7 @@ def test_rows_of_such_a_pass_are_never_kept() -> None:
 @pytest.mark.parametrize("layers", [[1, 0], [0, 0], [3], [-1]])
 def test_other_orders_are_refused(layers: list[int]) -> None:
     """Guards layers that do not exist, and a layer's rows from being appended twice."""
-    cache = opened(HFEngine(tiny_model("llama")))
+    cache = opened(HFEngine(deep_model("llama")))
     with pytest.raises(UsageError, match="rise from 0 to 2"):
         cache.forward(np.array([4], np.int32), np.array([-1], np.int32), layers=layers)
     with pytest.raises(UsageError, match="left out"):
@@ -166,12 +174,13 @@ def test_other_orders_are_refused(layers: list[int]) -> None:
     assert cache.uncommitted == 0
 
 
-@pytest.mark.parametrize("layers", [[0, 1], [0, 1, 2]])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "attention", "layers"),
+    paired(["llama", "gemma3", "mistral", "gpt2"], ["sdpa", "eager"], [[0, 1], [0, 1, 2]]),
+)
 def test_committed_tokens_are_read_again(name: str, attention: str, layers: list[int]) -> None:
     """Guards `reread`: the rows are those of a shallower model, and the cache is as it was before."""
-    model = tiny_model(name, attention)
+    model = deep_model(name, attention)
     engine, shallow = HFEngine(model), truncated(model, layers)
     cache = opened(engine)
     for token in (4, 9, 30):
@@ -191,7 +200,7 @@ def test_committed_tokens_are_read_again(name: str, attention: str, layers: list
 
 def test_padded_texts_are_read_again() -> None:
     """Guards the mask and the positions of a reread behind padding."""
-    engine, padding = HFEngine(tiny_model("llama")), torch.tensor([[0, 0, 0, *[1] * 12]])
+    engine, padding = HFEngine(deep_model("llama")), torch.tensor([[0, 0, 0, *[1] * 12]])
     padded = torch.cat([torch.zeros((1, 3), dtype=torch.long), IDS], dim=1)
     found = opened(engine, padded, padding=padding).reread(5, [0, 2])
     torch.testing.assert_close(found.logits, opened(engine).reread(5, [0, 2]).logits, atol=1e-4, rtol=1e-4)
@@ -199,7 +208,7 @@ def test_padded_texts_are_read_again() -> None:
 
 def test_what_cannot_be_read_again() -> None:
     """Guards against more tokens than there are, and rows that would be lost."""
-    cache = opened(HFEngine(tiny_model("llama")))
+    cache = opened(HFEngine(deep_model("llama")))
     for count in (0, 13):
         with pytest.raises(UsageError, match="12 are committed"):
             cache.reread(count, [0])
@@ -207,12 +216,12 @@ def test_what_cannot_be_read_again() -> None:
     with pytest.raises(UsageError, match="neither kept nor dropped"):
         cache.reread(2, [0])
     with pytest.raises(UnsupportedError, match="takes no explicit masks"):
-        opened(HFEngine(tiny_model("bloom"))).reread(2, [0])
+        opened(HFEngine(deep_model("bloom"))).reread(2, [0])
 
 
 def test_layers_that_were_exchanged_are_found_again() -> None:
     """Guards the place that is remembered: a list of layers put in place of the first one is the one that is read."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     found = find_layers(model)
     assert found is not None
     assert found.belongs_to(model)

@@ -18,7 +18,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from models import SHAPE, tiny_model
+from models import SHAPE, deep_model
 from passes import IDS
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
@@ -61,7 +61,7 @@ def scaled(name: str) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_norm_and_projection_of_the_last_tap_are_the_models_logits(name: str) -> None:
     """Guards every architecture that verifies trees: a head that returns the true state returns the true logits."""
-    model = tiny_model(name)
+    model = deep_model(name)
     parts = HFTargetParts(model)
     with torch.no_grad():
         found, wanted = parts.project(parts.norm(last_tap(model))), model(IDS).logits[0]
@@ -84,7 +84,7 @@ def test_logits_are_scaled_and_capped_as_by_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_embeddings_are_those_that_the_layers_read(name: str) -> None:
     """Guards models that scale their embeddings; learned positions, which GPT-2 adds later, are not in them."""
-    model = tiny_model(name)
+    model = deep_model(name)
     parts, found = HFTargetParts(model), list[torch.Tensor]()
     layers = model.transformer.h if name == "gpt2" else model.model.layers
 
@@ -103,22 +103,22 @@ def test_embeddings_are_those_that_the_layers_read(name: str) -> None:
 
 def test_the_weights_stay_the_models_own() -> None:
     """Guards memory and updates: the modules are shared, and two views of one model are recognised as such."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     parts = HFTargetParts(model)
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
         assert not parts.project(torch.ones(1, 32)).any()
     assert parts.same_model(HFTargetParts(model))
-    assert not parts.same_model(HFTargetParts(tiny_model("llama")))
+    assert not parts.same_model(HFTargetParts(deep_model("llama")))
 
 
 def test_models_without_a_final_norm_are_refused() -> None:
     """Guards models whose parts cannot be found: the message says what, and what works instead."""
-    model = tiny_model("llama")
+    model = deep_model("llama")
     del model.model.norm
     with pytest.raises(UnsupportedError, match=r"final norm of LlamaForCausalLM cannot be found.*'mix'"):
         HFTargetParts(model)
-    model = tiny_model("llama")
+    model = deep_model("llama")
     model.config.num_hidden_layers = 2
     with pytest.raises(UnsupportedError, match=r"decoder layers.*cannot be found"):
         HFTargetParts(model)
@@ -142,8 +142,8 @@ def test_models_without_a_final_norm_are_refused() -> None:
 )
 def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     """Guards heads of long-context models, whose rotary embedding is scaled."""
-    other = tiny_model("llama", rope_parameters=rope)
-    found, scale = HFTargetParts(tiny_model("llama")).frequencies(rope, 8, 256)
+    other = deep_model("llama", rope_parameters=rope)
+    found, scale = HFTargetParts(deep_model("llama")).frequencies(rope, 8, 256)
     torch.testing.assert_close(found, other.model.rotary_emb.inv_freq)
     assert scale == other.model.rotary_emb.attention_scaling
 
@@ -151,13 +151,13 @@ def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> N
 def test_an_unknown_rotary_embedding_is_refused() -> None:
     """Guards a config of a later release."""
     with pytest.raises(UnsupportedError, match="unknown kind 'spiral'"):
-        HFTargetParts(tiny_model("llama")).frequencies({"rope_type": "spiral", "rope_theta": 1.0}, 8, 64)
+        HFTargetParts(deep_model("llama")).frequencies({"rope_type": "spiral", "rope_theta": 1.0}, 8, 64)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_the_projections_weights_give_its_logits(name: str) -> None:
     """Guards copies of the output projection that heads begin with."""
-    parts = HFTargetParts(tiny_model(name))
+    parts = HFTargetParts(deep_model(name))
     hidden = torch.randn(3, 32)
     with torch.no_grad():
         torch.testing.assert_close(hidden @ parts.projection().T, parts.project(hidden), atol=1e-5, rtol=1e-5)

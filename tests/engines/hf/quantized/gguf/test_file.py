@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gguf_bytes import corrupt, gguf_bytes, random_blocks, small_gguf, write_shards
-from models import tiny_model
+from models import deep_model
 from speculant.core.errors import FileError, ModelError, ModelNotFoundError, SpeculantError, UnsupportedError
 from speculant.engines.hf.quantized.gguf.blocks import unpack
 from speculant.engines.hf.quantized.gguf.file import GgufFile, open_gguf
@@ -209,7 +209,7 @@ def test_reads_what_llama_cpp_quantises(tmp_path: Path) -> None:
     """A file of llama.cpp's own, with several kinds, has the values that the package `gguf` finds in it."""
     gguf = pytest.importorskip("gguf")
     pytest.importorskip("llama_cpp")
-    model = tiny_model("llama", hidden_size=256, intermediate_size=512)
+    model = deep_model("llama", hidden_size=256, intermediate_size=512)
     write_gguf(model, tmp_path / "float.gguf")
     quantize(tmp_path / "float.gguf", tmp_path / "model.gguf", "q4_k", threads=1)
     found = open_gguf(tmp_path / "model.gguf").tensors
