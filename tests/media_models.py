@@ -146,7 +146,7 @@ def _mistral3() -> Built:
     vision = {"model_type": "pixtral", **VISION, "image_size": 16, "patch_size": 4, "head_dim": 8}
     config = transformers.Mistral3Config(
         vision_config=vision,
-        text_config=transformers.MistralConfig(**TEXT),
+        text_config=transformers.MistralConfig(**TEXT, sliding_window=None),  # as in the files of Mistral Small 3
         image_token_index=PLACEHOLDER,
         spatial_merge_size=2,
     )
