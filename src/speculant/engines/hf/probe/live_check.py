@@ -28,6 +28,7 @@ SAVED = 1 / 256  # budget per drafted round, in plain passes
 FARTHEST = 128  # the last position that the probe has checked
 FARTHER = 1.25  # a text this many times as long as any sampled one is sampled at once
 DEEPEST = 3  # maximum levels below the root
+_CHEAPEST = 2.0  # plain passes that the smallest sample takes
 DOUBTFUL = 4  # number of samples, in successive rounds, once one differs
 WRONG = 2  # differing samples that end drafting
 
@@ -68,8 +69,11 @@ class LiveCheck:
             return None
         self._saved = min(self._saved + SAVED, DEEPEST + 1.0)
         cache, root, tree = drafted[self._taken % len(drafted)]
-        path, far = _path(tree, self._taken), cache.position >= FARTHER * self._farthest
-        if self._saved < len(path) + 1 and not self._doubts and not far:
+        due = bool(self._doubts) or cache.position >= FARTHER * self._farthest
+        if not due and self._saved < _CHEAPEST:
+            return None
+        path = _path(tree, self._taken)
+        if not due and self._saved < len(path) + 1:
             return None
         self._farthest = max(self._farthest, cache.position)
         self._saved, self._taken = max(0.0, self._saved - len(path) - 1), self._taken + 1
