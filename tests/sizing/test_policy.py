@@ -269,6 +269,15 @@ def test_drafting_is_a_cost_too() -> None:
     assert asked < 80
 
 
+@pytest.mark.parametrize(("known", "asked"), [(STEEP, 11), (FLAT, 16)])
+def test_drafts_grow_by_what_they_cost(known: StepCost, asked: int) -> None:
+    """Guards against one confident draft far larger than all before it: nodes that cost nothing may still double."""
+    sizing = adaptive(known)
+    state = sizing.open()
+    state.wanted = 8
+    assert sizing.nodes([state]) == [asked]
+
+
 def test_many_sequences_search_for_what_a_pass_has_room_for() -> None:
     """Guards batches: nodes that cannot all be verified are searched for in vain."""
     sizing = adaptive(STEEP)

@@ -94,8 +94,8 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         began = clock()
         drafts, passes = _forward(sequences, drafts, parts)
         _walk(sequences, drafts, passes, parts, walked)
-        target_seconds = clock() - began
         committed, observe_seconds = _commit(walked, parts)
+        target_seconds = clock() - began - observe_seconds
         early = passes[0].early if len(passes) == 1 else 0.0
         result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds, early)
         _observe([sequence for sequence, _ in committed], result, parts)
