@@ -21,8 +21,9 @@ class Stats:
         drafted, accepted: draft nodes verified, and those on accepted paths.
         offered_by_depth: [d - 1] counts the rounds that accepted d - 1 nodes and had a draft at depth d.
         accepted_by_depth: [d - 1] counts those of them that accepted a node at depth d.
-        prefill_seconds, draft_seconds, target_seconds: the prompt's pass, drafting and learning, target passes. The
-            last two are CPU time if the decoding thread does this work on a CPU.
+        prefill_seconds, draft_seconds, target_seconds: the prompt's pass; drafting and learning; target passes, with
+            choosing and committing their tokens. The last two are CPU time if the decoding thread does this work on a
+            CPU.
         seconds: time of the whole request, including prefill.
         sizes: explanation of the draft sizes; empty if the size was fixed.
         notes: remarks for the user on how the request was run.

@@ -63,8 +63,8 @@ class Rounds:
 
     Attributes:
         each: the round of each sequence.
-        draft_seconds, target_seconds: time of drafting and of the pass, by the work clock, both shared by all
-            sequences. What rounds without drafts take as well belongs to neither.
+        draft_seconds, target_seconds: time of drafting, and of the pass with choosing and committing its tokens, by the
+            work clock, both shared by all sequences.
         observe_seconds: total time of learning, by the same clock.
         early: share of the pass that ran during drafting, see `core.engine.Pass`.
     """
