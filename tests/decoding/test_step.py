@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +16,12 @@ from faults import Full
 from guesses import LENGTHS, prompts
 from models import tiny_model
 from speculant import Speculator
+from speculant.api import decoder
 from speculant.core.engine import Pass
 from speculant.core.errors import OutOfMemoryError, UsageError
 from speculant.drafters.none import EmptySession
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.sizing.policy import AdaptiveSizing
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0}
@@ -89,18 +94,27 @@ def test_a_stream_is_decoded_once(model: Any) -> None:
 
 
 def test_sizes_follow_whole_passes(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards early exits: layers that drafting has run are time of the pass, of which sizes learn."""
-    forward, seen = HFEngine.forward, list[tuple[float, float]]()
+    """Guards early exits, whose layers are time of the pass though drafting ran them, and the time of committing."""
+    forward, keep = HFEngine.forward, HFTargetCache.keep
+    now, seen = [0.0], list[tuple[float, float]]()
 
     def early(*given: Any) -> list[Pass]:
+        now[0] += 1.0
         return [replace(each, early=0.5) for each in forward(*given)]
+
+    def keeping(cache: HFTargetCache, rows: Sequence[int]) -> None:
+        now[0] += 0.25
+        keep(cache, rows)
 
     def observed(*_: Any, target_seconds: float, draft_seconds: float) -> None:
         seen.append((target_seconds, draft_seconds))
 
     speculator = Speculator.from_transformers(model, method="lookup")
+    clock = SimpleNamespace(thread_time=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(decoder, "time", clock)
     monkeypatch.setattr(HFEngine, "forward", early)
+    monkeypatch.setattr(HFTargetCache, "keep", keeping)
     monkeypatch.setattr(AdaptiveSizing, "observe", observed)
     stats = speculator.generate(prompts()[0], **GREEDY).stats
-    assert sum(each for each, _ in seen) == pytest.approx(2 * stats.target_seconds)
-    assert all(draft >= 0 for _, draft in seen)
+    assert seen == [(2.25, 0.0)] * stats.rounds
+    assert stats.target_seconds == 1.25 * stats.rounds

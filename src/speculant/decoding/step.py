@@ -66,14 +66,14 @@ class Rounds:
         draft_seconds, target_seconds: time of drafting, and of the pass with choosing and committing its tokens, by the
             work clock, both shared by all sequences.
         observe_seconds: total time of learning, by the same clock.
-        early: share of the pass that ran during drafting, see `core.engine.Pass`.
+        early_seconds: time of the pass that was spent during drafting, see `core.engine.Pass.early`.
     """
 
     each: list[Round]
     draft_seconds: float
     target_seconds: float
     observe_seconds: float = 0.0
-    early: float = 0.0
+    early_seconds: float = 0.0
 
 
 def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
@@ -94,10 +94,11 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         began = clock()
         drafts, passes = _forward(sequences, drafts, parts)
         _walk(sequences, drafts, passes, parts, walked)
+        share = passes[0].early if len(passes) == 1 else 0.0
+        early_seconds = (clock() - began) * share / (1 - share)
         committed, observe_seconds = _commit(walked, parts)
         target_seconds = clock() - began - observe_seconds
-        early = passes[0].early if len(passes) == 1 else 0.0
-        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds, early)
+        result = Rounds([done for _, done in committed], draft_seconds, target_seconds, observe_seconds, early_seconds)
         _observe([sequence for sequence, _ in committed], result, parts)
     except BaseException:
         _commit(walked, parts)  # if interrupted between sequences: tokens already drawn cannot be undone
@@ -348,13 +349,12 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         stats.target_seconds += rounds.target_seconds
         stats.seconds = parts.clock() - (sequence.began or 0.0)
     # The part of the pass that ran during drafting counts as time of the pass, not of drafting.
-    pass_seconds = rounds.target_seconds / (1 - rounds.early)
-    drafting = rounds.draft_seconds + rounds.observe_seconds - (pass_seconds - rounds.target_seconds)
+    drafting = rounds.draft_seconds + rounds.observe_seconds - rounds.early_seconds
     parts.sizing.observe(
         [_state(sequence) for sequence in sequences],
         [done.draft for done in each],
         [done.walk for done in each],
-        target_seconds=pass_seconds,
+        target_seconds=rounds.target_seconds + rounds.early_seconds,
         draft_seconds=max(0.0, drafting),
     )
 

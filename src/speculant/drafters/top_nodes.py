@@ -1,4 +1,4 @@
-"""Drafts of the most probable nodes of several; without torch, which replays do not import."""
+"""Drafts of the most probable nodes, for draft models and for replays, which run without torch."""
 
 from __future__ import annotations
 

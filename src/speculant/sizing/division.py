@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from speculant.core.tree import DraftTree, Float64
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.isotonic import falling_fit
 from speculant.sizing.state import SequenceSizing
+
+_GROWTH, _STEP = 1.25, 0.1  # growth per round: factor of nodes, or of their cost in a pass and plain passes beyond that
 
 
 def gains_of(state: SequenceSizing, draft: DraftTree, exploration: ExplorationBonus | None) -> Float64:
@@ -56,6 +59,22 @@ def least_cost(curve, base, few, maximum):  # type: ignore[no-untyped-def]
     for count in range(few, maximum + 1):
         cheapest = min(cheapest, (curve[min(base + count, last)] - curve[min(base, last)]) / count)
     return max(0.0, cheapest)
+
+
+def limit_growth(curve: Float64, base: int, wanted: float) -> int:
+    """Return the nodes up to which a draft may grow in a round: a quarter more, up to twice if that costs little more.
+
+    Drafters overestimate most the drafts that look best, so a draft may not cost far more than recent ones did.
+
+    Args:
+        curve: Float64[R], cost of passes over 0, 1, ... draft rows, non-decreasing.
+        base: number of draft rows besides the nodes.
+        wanted: largest recent number of nodes.
+    """
+    plain = float(curve[base])
+    recent = float(curve[min(base + math.ceil(wanted), len(curve) - 1)]) - plain
+    allowed = int(curve.searchsorted(plain + _GROWTH * recent + _STEP, "right")) - 1 - base
+    return min(int(2 * wanted), max(math.ceil(_GROWTH * wanted) + 1, allowed))
 
 
 def share(gains: Sequence[Float64], nodes: int) -> list[int]:

@@ -26,7 +26,6 @@ are drawn, from the acceptance rate at each depth in earlier rounds; the same go
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +36,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import Forecast
-from speculant.sizing.division import best_size, gains_of, heads, least_cost, share
+from speculant.sizing.division import best_size, gains_of, heads, least_cost, limit_growth, share
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
@@ -50,7 +49,6 @@ _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since sear
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
 _SHRINK = 0.8  # decay of the largest recent size, per round
-_GROWTH, _STEP = 1.25, 0.1  # growth per round: factor of nodes, or of their cost in a pass and plain passes beyond that
 
 
 class AdaptiveSizing:
@@ -126,19 +124,9 @@ class AdaptiveSizing:
             elif state.sampled or self._latency.drafting > _EXPENSIVE:
                 state.asked = self._chain_length(state, maximum, len(states))
             else:
-                state.asked = min(maximum, max(_MIN_ASKED, min(fair, self._grown(state.wanted, len(states)))))
+                allowed = limit_growth(self._latency.curve, len(states) - 1, state.wanted)
+                state.asked = min(maximum, max(_MIN_ASKED, min(fair, allowed)))
         return [state.asked for state in states]
-
-    def _grown(self, wanted: float, sequences: int) -> int:
-        """Return the size up to which a draft may grow in a round, if recent ones had up to `wanted` nodes.
-
-        Drafters overestimate most the drafts that look best, so a draft may not cost far more than recent ones did.
-        """
-        curve, base = self._latency.curve, sequences - 1
-        plain = float(curve[base])
-        recent = float(curve[min(base + math.ceil(wanted), len(curve) - 1)]) - plain
-        allowed = int(curve.searchsorted(plain + _GROWTH * recent + _STEP, "right")) - 1 - base
-        return min(int(2 * wanted), max(math.ceil(_GROWTH * wanted) + 1, allowed))
 
     def _marginal_prices(self, sequences: int, maximum: int) -> tuple[float, float]:
         """Return the minimum gains in tokens of one more level and of one more node, the latter at its lowest cost."""

@@ -70,7 +70,7 @@ class LiveCheck:
         self._saved = min(self._saved + SAVED, DEEPEST + 1.0)
         cache, root, tree = drafted[self._taken % len(drafted)]
         due = bool(self._doubts) or cache.position >= FARTHER * self._farthest
-        if not due and self._saved < _CHEAPEST:
+        if not due and self._saved < _CHEAPEST:  # so in most rounds: no path needs to be found
             return None
         path = _path(tree, self._taken)
         if not due and self._saved < len(path) + 1:
