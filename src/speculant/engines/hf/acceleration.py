@@ -60,6 +60,9 @@ class Acceleration(Protocol):
             run: the sublayers that it runs; None for all, or for those from any layer on.
         """
 
+    def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
+        """Keep rows as `keep_rows` does; return False, with nothing changed, if there is no faster code for a cache."""
+
     def attention_for(self, implementation: str) -> str:
         """Return the attention function to use in place of the one that the model's config names."""
 
@@ -76,6 +79,9 @@ class PlainPasses:
 
     def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         return model
+
+    def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
+        return self.graphs is not None and self.graphs.keep(cache, start, rows)
 
     def attention_for(self, implementation: str) -> str:
         return implementation

@@ -197,8 +197,7 @@ class HFTargetCache(PromptedCache):
             raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
         if kept and self._foreign:
             raise UsageError("rows of a pass with embeddings of the drafter's own cannot be kept.")
-        graphs = self._runner.acceleration.graphs
-        if graphs is None or not graphs.keep(self.cache, self._length, kept):
+        if not self._runner.acceleration.keep(self.cache, self._length, kept):
             with out_of_memory(f"{self._length} cached tokens"):
                 keep_rows(self.cache, self._length, kept)
         self._text[self._committed() :] = [self._text[self._committed() + row] for row in kept]

@@ -21,13 +21,15 @@ pytestmark = pytest.mark.usefixtures("compiled")
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of layers in each call that computes all layers of a model."""
-    seen, run = list[int](), layer_stack.run_layers
+    seen, run = list[int](), layer_stack.LayerStack.run
 
-    def count(calls: Any, *given: Any) -> None:
-        seen.append(len(calls))
-        run(calls, *given)
+    def count(stack: layer_stack.LayerStack, *given: Any, **options: Any) -> Tensor | None:
+        output = run(stack, *given, **options)
+        if output is not None:
+            seen.append(len(stack.layers))
+        return output
 
-    monkeypatch.setattr(layer_stack, "run_layers", count)
+    monkeypatch.setattr(layer_stack.LayerStack, "run", count)
     return seen
 
 

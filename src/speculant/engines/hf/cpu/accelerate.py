@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from tqdm import tqdm
+from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.sublayers import Sublayers
@@ -95,6 +96,12 @@ class CpuAcceleration:
         if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):
             return model  # shadows cost time too
         return self.shadows.of(model)
+
+    def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
+        """Keep rows as `keep_rows` does; return False, with nothing changed, if there is no faster code for a cache."""
+        if self.graphs is not None:
+            return self.graphs.keep(cache, start, rows)
+        return self.plans is not None and self.plans.stack.keep(cache, start, rows)
 
     def attention_for(self, implementation: str) -> str:
         """Return the attention function that accelerated passes use in place of the one that the config names."""

@@ -164,3 +164,18 @@ extern "C" void attention(const Attention *each, int64_t count, int threads) {
   if (each->is_bf16) attend_all<BFloat16>(each, count, threads);
   else attend_all<float>(each, count, threads);
 }
+
+extern "C" void move_rows(const Attention *each, int64_t count, const int64_t *rows, int64_t start, int64_t n) {
+  for (const Attention *a = each; a < each + count; a++) {
+    const int64_t item = a->is_bf16 ? sizeof(BFloat16) : sizeof(float), size = a->head * item;
+    for (int64_t batch = 0; batch < a->batch; batch++)
+      for (int64_t head = 0; head < a->kv_heads; head++) {
+        char *k = (char *)a->k + (batch * a->k_batch_step + head * a->k_head_step) * item;
+        char *v = (char *)a->v + (batch * a->v_batch_step + head * a->v_head_step) * item;
+        for (int64_t i = 0; i < n; i++) {  // rows ascend, so no row is overwritten before it has been moved
+          memmove(k + (start + i) * size, k + rows[i] * size, size);
+          memmove(v + (start + i) * size, v + rows[i] * size, size);
+        }
+      }
+  }
+}

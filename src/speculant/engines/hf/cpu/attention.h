@@ -17,3 +17,6 @@ struct Attention {
 
 // Attention of one sequence, or of several, each to its own cache; all of one dtype.
 extern "C" void attention(const Attention *each, int64_t count, int threads);
+
+// Moves the ascending `rows` of keys and values to the rows from `start` on, in each of `count` caches.
+extern "C" void move_rows(const Attention *each, int64_t count, const int64_t *rows, int64_t start, int64_t n);

@@ -14,14 +14,19 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.caches.in_place_layer import FirstRows, InPlaceLayer
+from speculant.engines.hf.cpu.cached_rows import ARGUMENTS, PLACES, Arguments, CachedRows, ExtendedRows
 from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention
+
+KnownRows = WeakKeyDictionary[DynamicCache, CachedRows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,11 +110,7 @@ class PassRows:
             if extended is None or extended.buffers[0].dtype is not dtype:
                 return None
             each.append((layer, layer.held, extended))
-        groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
-        key = (*self._shared, heads, head, groups, causal, module.scaling, dtype)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._common(module, heads, head, [rows for _, _, rows in each])
+        known = self._known_common(module, heads, head, dtype, [rows for _, _, rows in each])
         if not known:
             return None
         forms, calls = known[0], type(known[1]).from_buffer_copy(known[1])
@@ -121,6 +122,59 @@ class PassRows:
             call.k_batch_step, call.k_head_step = keys.stride()[:2]
             call.v_batch_step, call.v_head_step = values.stride()[:2]
         return AppendedRows(each, index, self._together), calls
+
+    def calls_of_all(
+        self, module: Any, heads: int, head: int, dtype: torch.dtype, layers: int, known: KnownRows
+    ) -> tuple[Sequence[ExtendedRows], Arguments] | None:
+        """Return what `calls` does, for the first layers of each cache together, whose attention is alike.
+
+        Args:
+            module: the attention module of any of them.
+            heads, head, dtype: see `calls`.
+            layers: number L of layers.
+            known: the rows of caches that were looked up earlier; those of further caches are added.
+
+        Returns:
+            The rows of each of S caches, and structs [L, S]; None if unsupported.
+        """
+        found = list[ExtendedRows]()
+        for cache, count, _ in self._sequences:
+            own, rows = cache.layers[:layers], known.get(cache)
+            extended = None if rows is None else rows.extend(own, count)
+            if extended is None:
+                rows = CachedRows.find(own, dtype, count) if len(own) == layers else None
+                if rows is None:
+                    return None
+                known[cache] = rows
+                extended = rows.extend(own, count)
+            if extended is None:
+                return None
+            found.append(extended)
+        common = self._known_common(module, heads, head, dtype, [each.rows[0] for each in found]) if found else None
+        if not common:
+            return None
+        calls = np.empty((layers, len(found)), ARGUMENTS)
+        calls[:] = np.frombuffer(common[1], ARGUMENTS)
+        for place, extended in enumerate(found):
+            for name in PLACES:
+                calls[name][:, place] = extended.places[name]
+        return found, calls
+
+    def appended_to_all(self, layers: int) -> None:
+        """Record that the rows of the first layers were appended and attended to."""
+        if self._together is not None:
+            for layer in range(layers):
+                self._together.attended_elsewhere(layer)
+
+    def _known_common(
+        self, module: Any, heads: int, head: int, dtype: torch.dtype, each: Sequence[FirstRows]
+    ) -> tuple[Any, ...]:
+        groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
+        key = (*self._shared, heads, head, groups, causal, module.scaling, dtype)
+        known: tuple[Any, ...] | None = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._common(module, heads, head, each)
+        return known
 
     def _common(self, module: Any, heads: int, head: int, each: Sequence[FirstRows]) -> tuple[Any, ...]:
         """Return the forms and arguments that the sequences have alone; () if `attention.cpp` would not compute one."""

@@ -42,6 +42,7 @@ SIGNATURES = {  # functions called from Python: arguments and result, "" for non
     "has_linear_bf16": ("", "i"),
     "max_rows": ("i", "i"),
     "attention": ("psi", ""),
+    "move_rows": ("pspss", ""),
     "before_attention": ("ppppsi", ""),
     "after_attention": ("ppppssi", ""),
     "layer": ("pppppspi", ""),

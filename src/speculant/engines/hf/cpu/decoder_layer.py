@@ -135,6 +135,13 @@ class FusedLayer:
         """What the kernel of a whole layer depends on, besides the pass."""
         return self.dtype, self.head, self._shapes
 
+    @property
+    def attention_form(self) -> tuple[Any, ...]:
+        """What the attention depends on, besides the pass; equal in layers that one call can compute together."""
+        attention = self.attention
+        groups, causal = getattr(attention, "num_key_value_groups", 1), getattr(attention, "is_causal", True)
+        return *self.form, self.heads, id(attention.config), groups, causal, attention.scaling
+
     def ready(self) -> list[Any] | None:
         """Look up the weights and return them; None if the layer or part of it has been changed."""
         if module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:

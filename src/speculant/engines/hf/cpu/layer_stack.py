@@ -12,22 +12,27 @@ hooks, a view, or a mask of its own.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from speculant.core.sublayers import Part as Sublayer
-from speculant.engines.hf.cpu.batch_rows import PassRows, as_array
+from speculant.engines.hf.cpu.batch_rows import KnownRows, PassRows, as_array
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments
-from speculant.engines.hf.cpu.layer_calls import LayerCall, run_layers
+from speculant.engines.hf.cpu.layer_calls import CallArguments, LayerCall
 from speculant.engines.hf.cpu.layer_matching import rotary_functions
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
+from speculant.engines.hf.cpu.products import Kernel
 from speculant.engines.hf.modules_state import HOOKS, ModulesState
 
+CALLS = np.dtype(CallArguments)
 MAX_TOGETHER = 128  # maximum rows of a pass over several layers in one call, which nothing interrupts
 
 
@@ -38,16 +43,23 @@ class _ReadyLayers:
     Attributes:
         state: what all of this depends on.
         weights: the tensors that each layer reads, by its index; None if it cannot be computed.
-        unwatched: whether nothing but the layers themselves runs when they are called.
+        alike: whether one call can compute all layers: they differ in weights only, and nothing else runs.
         found: the layers' structs by index.
         structs: copies of these by index, sublayer and whether they use bfloat16 instructions.
     """
 
     state: ModulesState
     weights: dict[int, list[Any] | None]
-    unwatched: bool
+    alike: bool
     found: dict[int, LayerArguments]
     structs: dict[tuple[int, Sublayer | None, bool], LayerArguments] = field(default_factory=dict)
+
+    def struct(self, layer: FusedLayer, kernel: Kernel) -> LayerArguments:
+        """Return the struct of a layer whose products use a kernel."""
+        key = layer.index, layer.only, kernel == "bf16_dot"
+        if key not in self.structs:
+            self.structs[key] = layer.arguments(kernel, self.found[layer.index])
+        return self.structs[key]
 
 
 class LayerStack:
@@ -56,6 +68,7 @@ class LayerStack:
     Attributes:
         layers: the fused layers, at their indices in the model; None for others.
         modules: the list of modules that consists of just these layers; None if there is none.
+        rows: where the rows of caches lie that a call over all layers has extended.
     """
 
     def __init__(self, layers: Sequence[FusedLayer] = (), model: nn.Module | None = None) -> None:
@@ -66,6 +79,7 @@ class LayerStack:
         modules = [None if layer is None else layer.module for layer in self.layers]
         lists = (each for each in (model.modules() if model else ()) if isinstance(each, nn.ModuleList) and len(each))
         self.modules = next((each for each in lists if list(each) == modules), None)
+        self.rows: KnownRows = WeakKeyDictionary()
         self._held: _ReadyLayers | None = None
 
     def prepare(
@@ -112,10 +126,7 @@ class LayerStack:
                 if own is None:
                     continue
                 cached, attention = own
-            key = layer.index, layer.only, kernel == "bf16_dot"
-            if key not in ready.structs:
-                ready.structs[key] = layer.arguments(kernel, ready.found[layer.index])
-            arguments = ready.structs[key], positions, attention
+            arguments = ready.struct(layer, kernel), positions, attention
             calls[-1] = LayerCall(layer.native, cached, arguments, len(attention), weights, layer.dtype)
         return calls
 
@@ -146,18 +157,39 @@ class LayerStack:
         """
         if position_embeddings is None or x[..., 0].numel() > MAX_TOGETHER:
             return None
-        ready, given = self._look_up(), (attention_mask, position_embeddings, options)
-        if not ready.unwatched:
+        ready, first = self._look_up(), self.layers[0]
+        if not ready.alike or first is None:
             return None
-        prepared = self.prepare(self.layers, x, past_key_values, *given, ready=ready)
-        calls = [call for call in prepared if call is not None and call.takes(x)]
-        if len(calls) < len(prepared):
+        kernel = first.single_kernel(x, position_embeddings)
+        rows = first.pass_rows(past_key_values, attention_mask, x, options)
+        if kernel is None or rows is None:
             return None
-        outputs = torch.empty_like(x), torch.empty_like(x)
-        run_layers(calls, x, [outputs[place % 2] for place in range(len(calls))])
-        if not all(call.append() for call in calls):
+        layers, shape = len(self.layers), (first.heads, first.head, first.dtype)
+        found = rows.calls_of_all(first.attention, *shape, layers, self.rows)
+        if found is None:
+            return None
+        each, attention = found
+        (cos, sin), outputs = position_embeddings, (torch.empty_like(x), torch.empty_like(x))
+        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
+        calls = np.empty(layers, CALLS)
+        calls["layer"] = [ctypes.addressof(ready.struct(layer, kernel)) for layer in self.layers if layer]
+        calls["positions"], calls["sequences"] = ctypes.addressof(positions), len(each)
+        calls["attention"] = attention.ctypes.data + np.arange(layers) * attention.strides[0]
+        calls["y"][::2], calls["y"][1::2] = outputs[0].data_ptr(), outputs[1].data_ptr()
+        first.native.layers(calls.ctypes.data, layers, x.data_ptr(), torch.get_num_threads())
+        if not all(extended.take() for extended in each):
             raise RuntimeError("the cache was changed during a pass; give each request a cache of its own.")
-        return outputs[(len(calls) - 1) % 2]
+        rows.appended_to_all(layers)
+        return outputs[(layers - 1) % 2]
+
+    def keep(self, cache: Any, start: int, rows: list[int]) -> bool:
+        """Keep rows of a cache as `cache.keep_rows` does; False, and nothing changed, if compiled code cannot."""
+        known = self.rows.get(cache)
+        if known is None or not self.layers or self.layers[0] is None:
+            return False
+        still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # already in place
+        moved = [row - still for row in rows[still:]]
+        return known.keep(self.layers[0].native, cache.layers, start + still, moved)
 
     def _look_up(self) -> _ReadyLayers:
         held = self._held
@@ -176,8 +208,9 @@ class LayerStack:
         own = [vars(layer.module) for layer in self._fused]
         unwatched = all("forward" not in held and not any(held[name] for name in HOOKS) for held in own)
         whole = self.modules is not None and list(self.modules) == [layer.module for layer in self.layers if layer]
+        alike = len({layer.attention_form for layer in self._fused}) == 1 and None not in weights.values()
         found = {layer.index: layer.arguments() for layer in self._fused}
-        return _ReadyLayers(state, weights, unwatched and whole and None not in weights.values(), found)
+        return _ReadyLayers(state, weights, unwatched and whole and alike, found)
 
 
 @dataclass(frozen=True, slots=True)

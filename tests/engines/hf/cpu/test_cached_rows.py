@@ -1,0 +1,113 @@
+"""Rows of caches for compiled code: moved like PyTorch moves them, and looked up anew once they lie elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from fused_layers import IDS, model_of
+from speculant.engines.hf.cache import keep_rows, usable_cache
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
+from speculant.engines.hf.cpu.cached_rows import CachedRows
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+def read(model: object, prepared: CpuAcceleration, cache: DynamicCache, rows: int) -> Tensor:
+    """Return the last hidden state of a pass over the first rows of IDS."""
+    run = prepared.model_for(model, rows)
+    hidden: Tensor = run.model(IDS[:1, :rows], past_key_values=cache).last_hidden_state
+    return hidden
+
+
+def contents(cache: DynamicCache) -> list[Tensor]:
+    return [part.clone() for layer in cache.layers for part in (layer.keys, layer.values)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [[], [0], [0, 1, 2], [2], [0, 3, 4, 7]])
+@torch.inference_mode()
+def test_kept_rows_are_those_that_pytorch_keeps(rows: list[int], dtype: torch.dtype) -> None:
+    """Guards the accepted path of a tree, in both dtypes; rows in place are not moved."""
+    model = model_of("llama").to(dtype)
+    prepared = prepare_model(model, True)
+    caches = [usable_cache(None), usable_cache(None)]
+    for cache in caches:
+        read(model, prepared, cache, 5)
+        read(model, prepared, cache, 8)
+    assert prepared.keep(caches[0], 5, rows)
+    keep_rows(caches[1], 5, rows)
+    assert all(map(torch.equal, *map(contents, caches)))
+    assert torch.equal(*(read(model, prepared, cache, 3) for cache in caches))
+
+
+def replace_views(cache: DynamicCache) -> None:
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+
+
+def replace_layers(cache: DynamicCache) -> None:
+    cache.layers = [InPlaceLayer.prefix(layer, 13, 64) for layer in cache.layers]
+
+
+def shorten_one(cache: DynamicCache) -> None:
+    cache.layers[1].keep(12, [])
+
+
+@pytest.mark.parametrize("change", [replace_views, replace_layers, shorten_one])
+@torch.inference_mode()
+def test_rows_elsewhere_are_not_moved(change: Callable[[DynamicCache], None]) -> None:
+    """Guards caches that other code has changed since the last pass: `keep_rows` does its work, and passes go on."""
+    model = model_of("llama")
+    prepared, cache = prepare_model(model, True), usable_cache(None)
+    read(model, prepared, cache, 5)
+    read(model, prepared, cache, 8)
+    change(cache)
+    before = contents(cache)
+    assert not prepared.keep(cache, 5, [0, 3])
+    assert all(map(torch.equal, contents(cache), before))
+    keep_rows(cache, 5, [0, 3])
+    other = usable_cache(None)
+    read(model, prepared, other, 5)
+    read(model, prepared, other, 8)
+    keep_rows(other, 5, [0, 3])
+    assert torch.equal(read(model, prepared, cache, 4), read(model, prepared, other, 4))
+
+
+@torch.inference_mode()
+def test_rows_are_appended_only_to_what_was_looked_up() -> None:
+    """Guards a cache that changes during a pass, and full buffers, which are replaced before they are written to."""
+    model = model_of("llama")
+    cache = usable_cache(None)
+    model.model(IDS[:1, :5], past_key_values=cache)
+    rows = CachedRows.find(cache.layers, torch.float32, 4)
+    assert rows is not None
+    assert rows.extend(cache.layers, 1000) is None
+    extended = rows.extend(cache.layers, 4)
+    assert extended is not None
+    cache.layers[2].keep(4, [])
+    assert not extended.take()
+    assert [layer.get_seq_length() for layer in cache.layers] == [5, 5, 4]
+    assert CachedRows.find(cache.layers, torch.float32, 4) is None
+    for layer in cache.layers:
+        layer.keep(4, [])
+    again = rows.extend(cache.layers, 4)
+    assert again is not None
+    assert again.take()
+    assert [layer.get_seq_length() for layer in cache.layers] == [8, 8, 8]
+
+
+@torch.inference_mode()
+def test_other_layers_are_left_to_the_model() -> None:
+    """Guards caches with rows of another dtype or without any."""
+    model = model_of("llama")
+    cache = usable_cache(None)
+    assert CachedRows.find([InPlaceLayer()], torch.float32, 1) is None
+    model.model(IDS[:1, :5], past_key_values=cache)
+    assert CachedRows.find(cache.layers, torch.bfloat16, 1) is None
+    assert CachedRows.find([*cache.layers, InPlaceLayer()], torch.float32, 1) is None
