@@ -61,7 +61,8 @@ def least_cost(curve, base, few, maximum):  # type: ignore[no-untyped-def]
     return max(0.0, cheapest)
 
 
-def limit_growth(curve: Float64, base: int, wanted: float) -> int:
+@njit(cache=True)
+def limit_growth(curve, base, wanted):  # type: ignore[no-untyped-def]
     """Return the nodes up to which a draft may grow in a round: a quarter more, up to twice if that costs little more.
 
     Drafters overestimate most the drafts that look best, so a draft may not cost far more than recent ones did.
@@ -69,12 +70,14 @@ def limit_growth(curve: Float64, base: int, wanted: float) -> int:
     Args:
         curve: Float64[R], cost of passes over 0, 1, ... draft rows, non-decreasing.
         base: number of draft rows besides the nodes.
-        wanted: largest recent number of nodes.
+        wanted: largest recent number of nodes, Float64.
     """
-    plain = float(curve[base])
-    recent = float(curve[min(base + math.ceil(wanted), len(curve) - 1)]) - plain
-    allowed = int(curve.searchsorted(plain + _GROWTH * recent + _STEP, "right")) - 1 - base
-    return min(int(2 * wanted), max(math.ceil(_GROWTH * wanted) + 1, allowed))
+    last, plain, most = len(curve) - 1, curve[base], int(2 * wanted)
+    recent = curve[min(base + math.ceil(wanted), last)] - plain
+    allowed = 0
+    while allowed < most and base + allowed < last and curve[base + allowed + 1] <= plain + _GROWTH * recent + _STEP:
+        allowed += 1
+    return min(most, max(math.ceil(_GROWTH * wanted) + 1, allowed))
 
 
 def share(gains: Sequence[Float64], nodes: int) -> list[int]:

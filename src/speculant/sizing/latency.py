@@ -74,14 +74,16 @@ class LatencyModel:
         self._known = known is not None
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(maximum + 1) if known is None else known.of(np.arange(maximum + 1)) / plain
-        self._factors = np.zeros(len(sizes))  # log cost of each size relative to `_base`
-        self._rows = np.zeros(len(sizes))  # mean rows of the passes of each size
-        self._tried = np.zeros(len(sizes), np.int64)
+        # Lists, since single numbers of arrays are slow to read and write.
+        self._factors = [0.0] * len(sizes)  # log cost of each size relative to `_base`
+        self._rows = [0.0] * len(sizes)  # mean rows of the passes of each size
+        self._tried = [0] * len(sizes)
         self._sizes_tried = 0
         self._evidence = [0] * len(sizes)  # passes of each size since its cost was forgotten
         self._last = [0.0] * len(sizes)  # log error of the last pass of each size
         self._turn, self._patience = 0, [_FORGET] * len(sizes)
         self._due = [_FORGET] * len(sizes)  # turn in which each size is forgotten, unless it is tried before
+        self._first_due = _FORGET  # a turn before which none is due
         self._fitted = self._factors.copy()  # the factors that `_curve` was computed from
         self._level = plain
         self._curve = self._base
@@ -118,7 +120,7 @@ class LatencyModel:
         i, base = self._bucket[rows], float(self._base[rows])
         if not self._sizes_tried:
             self._level = seconds / base
-        tried, evidence, factor = int(self._tried[i]), self._evidence[i], float(self._factors[i])
+        tried, evidence, factor = self._tried[i], self._evidence[i], self._factors[i]
         if not tried:
             self._sizes_tried += 1
             factor = self._expect_factor(i, rows)
@@ -127,7 +129,7 @@ class LatencyModel:
         counted = min(max(counted, -_JUMP), _JUMP)
         self._last[i] = error
         self._tried[i], self._evidence[i] = tried + 1, evidence + 1
-        self._rows[i] += (rows - float(self._rows[i])) / min(tried + 1, _DRAFT_TIMES)
+        self._rows[i] += (rows - self._rows[i]) / min(tried + 1, _DRAFT_TIMES)
         factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * self._known))
         self._factors[i] = factor = min(factor, self._limit(i)) if i else factor
         # If a size has few passes, the error may be in its cost rather than in the level.
@@ -137,6 +139,7 @@ class LatencyModel:
             self._climb(i)
         self._turn += 1
         self._due[i] = self._turn + self._patience[i]
+        self._first_due = min(self._first_due, self._due[i])
         if self._forget() or not tried or abs(factor - self._fitted[i]) > _SAME:
             self._fit()
 
@@ -154,8 +157,7 @@ class LatencyModel:
 
     def _below(self, i: int) -> int | None:
         """Return the index of the largest size below size i that was tried."""
-        below = np.flatnonzero(self._tried[:i])
-        return int(below[-1]) if below.size else None
+        return next((below for below in range(i - 1, -1, -1) if self._tried[below]), None)
 
     def _expect_factor(self, i: int, rows: int) -> float:
         """Return the factor of a size before its first pass, as predicted by the curve."""
@@ -163,14 +165,16 @@ class LatencyModel:
 
     def _limit(self, i: int) -> float:
         """Return the maximum factor of a size: the cost of computing its rows one by one."""
-        rows = float(self._rows[i])
-        return float(self._factors[0]) + math.log((rows + 1) / float(self._base[round(rows)])) + 2 * _SAME
+        rows = self._rows[i]
+        return self._factors[0] + math.log((rows + 1) / float(self._base[round(rows)])) + 2 * _SAME
 
     def _forget(self) -> bool:
         """Halve the excess cost over the next smaller size of sizes not tried for long; return whether any changed.
 
         Row counts between the sizes of `SIZES` are left alone: climbing does not require trying them.
         """
+        if self._turn < self._first_due:
+            return False
         forgotten = False
         for i in self._climbed:
             if self._turn < self._due[i] or not self._tried[i]:
@@ -184,12 +188,14 @@ class LatencyModel:
                     self._factors[i] -= excess / 2
                     self._evidence[i] = 0  # so that the next passes set its cost at once
                     forgotten = True
+        self._first_due = min([self._due[i] for i in self._climbed if self._tried[i]], default=self._turn)
         return forgotten
 
     def _fit(self) -> None:
         """Recompute the curve from the current factors."""
         self._fitted = self._factors.copy()
-        self._curve = _curve(self._factors, self._rows, self._tried, self._ends, self._base, self._known)
+        arrays = np.array(self._factors), np.array(self._rows), np.array(self._tried, np.int64)
+        self._curve = _curve(*arrays, self._ends, self._base, self._known)
 
     @property
     def usual_drafting(self) -> float:

@@ -93,7 +93,7 @@ class AdaptiveSizing:
         earlier = self._history.of(None if plain else start)
         return SequenceSizing(
             AcceptanceModel(self._acceptance),
-            wanted=maximum,
+            wanted=float(maximum),
             forecast=forecast,
             pausing=earlier.begin(),
             earlier=earlier,

@@ -318,6 +318,8 @@ class HFEngine:
         return self._batch.prefill(batch, needs)
 
     def read(self, arrays: Sequence[Tensor]) -> list[list[Any]]:
+        if not arrays:
+            return []
         if len({array.dtype for array in arrays}) == 1:  # one transfer
             joined, ends = torch.cat(list(arrays)).tolist(), np.cumsum([len(array) for array in arrays]).tolist()
             return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

@@ -85,6 +85,16 @@ class ModelRunner:
         """
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
         self._selection, self._shares_keys = LayerSelection(model), shares_keys(model)
+        weights = ((module._parameters, name) for module in model.modules() for name in module._parameters)
+        self._first_weight = next(((held, name) for held, name in weights if held[name] is not None), None)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model: that of its first weight, which `model.device` searches for in all its modules."""
+        held, name = self._first_weight or ({}, "")
+        first = held.get(name)
+        found: torch.device = self.model.device if first is None else first.device
+        return found
 
     def empty_cache(self, cache: Any = None) -> DynamicCache:
         """Return a cache with this model's kinds of layers, or convert a given one; see `usable_cache`.
@@ -136,12 +146,12 @@ class ModelRunner:
             held = EncoderDecoderCache(held, given.cross)
         options: dict[str, Any] = {**given.others}
         if EMBEDDED not in options:
-            options[names.ids] = given.ids.to(self.model.device)
+            options[names.ids] = given.ids.to(self.device)
         if self.capabilities.takes_positions:
             options[names.positions] = given.positions + self.capabilities.first_position
         count, index, last = given.ids.shape[1], None, False
         if wanted is not None:
-            index = torch.tensor(wanted, device=self.model.device)
+            index = torch.tensor(wanted, device=self.device)
             if self.capabilities.keeps_logits:  # most models accept an index, all of them the number of last rows
                 last = list(wanted) == [count - 1] and not (needs.hidden_layers and needs.prompt and self._shares_keys)
                 options["logits_to_keep"] = 1 if last else index
@@ -183,8 +193,8 @@ class ModelRunner:
         return recorded, mixers.recorded(recorder)
 
     def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:
-        """Run a pass like `run`, in the mode in which transformers' own decoding loop runs its passes."""
-        with decode_mode(self.model):
+        """Run a pass like `run`, in the mode in which transformers' own decoding loop runs its passes: none on CPUs."""
+        with contextlib.nullcontext() if self.device.type == "cpu" else decode_mode(self.model):
             return self.run(given, cache, **options)
 
     def mask(
@@ -217,7 +227,7 @@ class ModelRunner:
 
     def _to_device(self, mask: Bool | None) -> Tensor:
         assert mask is not None
-        allowed, device = torch.from_numpy(mask), self.model.device
+        allowed, device = torch.from_numpy(mask), self.device
         if not self.capabilities.additive:
             return allowed.to(device)
         dtype = self.model.dtype

@@ -36,6 +36,7 @@ from speculant.engines.hf.cpu.huge_pages import use_huge_pages
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
 from speculant.engines.hf.cpu.measuring import kernel_times
+from speculant.engines.hf.cpu.norm import find_norms
 from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.pass_plan import PassPlans, find_fused_layers
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
@@ -188,7 +189,7 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
         return CpuAcceleration()
     _pack(tuple(linears.values()), table)
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears.values()}
-    forwards |= {layer.module: layer for layer in layers}
+    forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in find_norms(model, layers)}
     return CpuAcceleration(
         linears=tuple(linears.values()),
         layers=layers,
@@ -217,7 +218,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     layers = find_fused_layers(model, table, attention, minimum=0, plans=plans) if fuse else ()
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
-    forwards |= {layer.module: layer for layer in layers}
+    forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in find_norms(model, layers)}
     notes: tuple[str, ...] = ()
     if fuse and not layers and rounding_dtype(model) is not model.dtype:
         reason = "last bits can depend on the number of rows, and the inputs of products are rounded to 8 bits"
