@@ -314,8 +314,8 @@ def test_no_round_waits_for_a_compiler() -> None:
     """Guards the first request of a fresh installation: every kernel that a round runs has been compiled before."""
     warm_up()
     kernels = [
-        acceptance._correct, acceptance._count, division.best_size, division.least_cost, exploration._bonus,
-        exploration._mark, isotonic.falling_fit, latency._curve
+        acceptance._correct, acceptance._count, division.best_size, division.least_cost,
+        division.limit_growth, exploration._bonus, exploration._mark, isotonic.falling_fit, latency._curve
     ]  # fmt: skip
     known = [len(kernel.signatures) for kernel in kernels]
     assert min(known) > 0

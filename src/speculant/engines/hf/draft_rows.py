@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numba import njit
 
 from speculant.core.tree import ROOT, Bool, Int32, Int64
 
@@ -40,18 +41,11 @@ class DraftRows:
         Raises:
             ValueError: a parent does not precede its child.
         """
-        before, total = len(self), len(self) + len(parents)
-        depths = np.ones(total, np.int64)
-        depths[:before] = self.depths
-        ancestors = np.eye(total, dtype=bool)
-        ancestors[:before, :before] = self.ancestors
-        for row, parent in enumerate(parents.tolist(), start=before):
-            if not ROOT <= parent < row:
-                raise ValueError("the row that another follows must come before it, or be -1 for the committed text")
-            if parent != ROOT:
-                depths[row] += depths[parent]
-                ancestors[row] |= ancestors[parent]
-        return DraftRows(np.concatenate([self.parents, parents]), depths, ancestors)
+        above = np.concatenate([self.parents, parents], dtype=np.int64)
+        depths, ancestors, valid = _grow(self.depths, self.ancestors, above)
+        if not valid:
+            raise ValueError("the row that another follows must come before it, or be -1 for the committed text")
+        return DraftRows(above, depths, ancestors)
 
     def is_chain(self) -> bool:
         """Return whether every row follows the previous one."""
@@ -93,6 +87,24 @@ class DraftRows:
                 [mask[..., :length], np.zeros((*mask.shape[:-1], hidden), bool), mask[..., length:]], axis=-1
             )
         return mask
+
+
+@njit(cache=True)
+def _grow(depths_before, ancestors_before, parents):  # type: ignore[no-untyped-def]
+    """Return depths and ancestors of all rows, given those of the first ones, and whether every parent precedes."""
+    total, before = len(parents), len(depths_before)
+    depths, ancestors = np.ones(total, np.int64), np.zeros((total, total), np.bool_)
+    depths[:before] = depths_before
+    ancestors[:before, :before] = ancestors_before
+    for row in range(before, total):
+        parent = parents[row]
+        if not ROOT <= parent < row:
+            return depths, ancestors, False
+        if parent != ROOT:
+            depths[row] += depths[parent]
+            ancestors[row, :row] = ancestors[parent, :row]
+        ancestors[row, row] = True
+    return depths, ancestors, True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

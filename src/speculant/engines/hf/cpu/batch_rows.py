@@ -54,6 +54,38 @@ class AppendedRows:
         return True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CallsOfAll:
+    """The rows and arguments of the attention in all of L layers, for S sequences.
+
+    Attributes:
+        each: the rows in the cache of each sequence.
+        batch: the caches of several sequences; None for one cache.
+        structs: structs [L, S].
+    """
+
+    each: Sequence[ExtendedRows]
+    batch: BatchCache | None
+    structs: Arguments
+
+    def of_layer(self, layer: int) -> tuple[AppendedRows, ctypes.Array[AttentionArguments]]:
+        """Return the rows and arguments of one layer, as `PassRows.calls` does."""
+        each = [(rows.layers[layer], rows.held[layer], rows.rows[layer]) for rows in self.each]
+        structs = (AttentionArguments * len(each)).from_buffer(self.structs[layer])
+        return AppendedRows(each, layer, self.batch), structs
+
+    def take(self) -> bool:
+        """Append the new rows to all layers; False, and nothing appended, if a cache changed meanwhile."""
+        if not all(rows.unchanged() for rows in self.each):
+            return False
+        for rows in self.each:
+            rows.take()
+        if self.batch is not None:
+            for layer in range(len(self.structs)):
+                self.batch.attended_elsewhere(layer)
+        return True
+
+
 def as_array(call: AttentionArguments) -> ctypes.Array[AttentionArguments]:
     """Return the arguments of a single call as an array."""
     return (AttentionArguments * 1)(call)
@@ -125,7 +157,7 @@ class PassRows:
 
     def calls_of_all(
         self, module: Any, heads: int, head: int, dtype: torch.dtype, layers: int, known: KnownRows
-    ) -> tuple[Sequence[ExtendedRows], Arguments] | None:
+    ) -> CallsOfAll | None:
         """Return what `calls` does, for the first layers of each cache together, whose attention is alike.
 
         Args:
@@ -133,9 +165,6 @@ class PassRows:
             heads, head, dtype: see `calls`.
             layers: number L of layers.
             known: the rows of caches that were looked up earlier; those of further caches are added.
-
-        Returns:
-            The rows of each of S caches, and structs [L, S]; None if unsupported.
         """
         found = list[ExtendedRows]()
         for cache, count, _ in self._sequences:
@@ -153,18 +182,12 @@ class PassRows:
         common = self._known_common(module, heads, head, dtype, [each.rows[0] for each in found]) if found else None
         if not common:
             return None
-        calls = np.empty((layers, len(found)), ARGUMENTS)
-        calls[:] = np.frombuffer(common[1], ARGUMENTS)
+        structs = np.empty((layers, len(found)), ARGUMENTS)
+        structs[:] = np.frombuffer(common[1], ARGUMENTS)
         for place, extended in enumerate(found):
             for name in PLACES:
-                calls[name][:, place] = extended.places[name]
-        return found, calls
-
-    def appended_to_all(self, layers: int) -> None:
-        """Record that the rows of the first layers were appended and attended to."""
-        if self._together is not None:
-            for layer in range(layers):
-                self._together.attended_elsewhere(layer)
+                structs[name][:, place] = extended.places[name]
+        return CallsOfAll(found, self._together, structs)
 
     def _known_common(
         self, module: Any, heads: int, head: int, dtype: torch.dtype, each: Sequence[FirstRows]

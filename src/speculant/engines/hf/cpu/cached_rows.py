@@ -42,13 +42,14 @@ class ExtendedRows:
     rows: Sequence[FirstRows]
     places: Arguments
 
-    def take(self) -> bool:
-        """Append the new rows, which the caller writes; False, and nothing appended, if the cache changed meanwhile."""
-        if not all(map(is_, map(_HELD, self.layers), self.held)):
-            return False
+    def unchanged(self) -> bool:
+        """Return whether the layers still hold what they held when this was looked up."""
+        return all(map(is_, map(_HELD, self.layers), self.held))
+
+    def take(self) -> None:
+        """Append the new rows, which the caller writes."""
         for layer, rows in zip(self.layers, self.rows, strict=True):
             layer.hold(rows)
-        return True
 
 
 class CachedRows:
@@ -76,11 +77,13 @@ class CachedRows:
             dtype: dtype of the model's layers.
             count: number of new rows for which there will be room.
         """
+        if dtype not in DTYPES or set(map(type, layers)) != {InPlaceLayer}:
+            return None
+        if not all(layer.is_initialized for layer in layers) or len({layer.get_seq_length() for layer in layers}) > 1:
+            return None
         held, forms, places = list[FirstRows](), set[Any](), np.zeros(len(layers), ARGUMENTS)
         places["is_bf16"] = dtype is torch.bfloat16
         for layer, place in zip(layers, places, strict=True):
-            if type(layer) is not InPlaceLayer or not layer.is_initialized or dtype not in DTYPES:
-                return None
             if layer.extend_unread(count) is None:  # its buffers are full
                 layer.reserve(count)
             rows = layer.extend_unread(0)
@@ -88,13 +91,12 @@ class CachedRows:
                 return None
             layer.hold(rows)
             held.append(rows)
-            form = [
-                (each.dtype, each.is_cpu, each.shape[:2], each.shape[3], each.stride()[2:]) for each in rows.buffers
-            ]
-            forms.add((rows.length, *form))
-            (keys, values), (_, _, (batch, heads), size, _) = rows.buffers, form[0]
-            if form[0] != form[1] or form[0][:2] != (dtype, True) or form[0][-1] != (size, 1):
+            keys, values = rows.buffers
+            batch, heads, _, size = keys.shape
+            form, other = ((each.dtype, each.is_cpu, each.shape[:2], each.stride()[2:]) for each in rows.buffers)
+            if form != other or form != (dtype, True, (batch, heads), (size, 1)):
                 return None
+            forms.add((batch, heads, size))
             place["batch"], place["kv_heads"], place["head"] = batch, heads, size
             found = (keys.data_ptr(), values.data_ptr(), *keys.stride()[:2], *values.stride()[:2])
             for name, number in zip(PLACES, found, strict=True):

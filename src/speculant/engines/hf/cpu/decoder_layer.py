@@ -137,10 +137,12 @@ class FusedLayer:
 
     @property
     def attention_form(self) -> tuple[Any, ...]:
-        """What the attention depends on, besides the pass; equal in layers that one call can compute together."""
+        """What the attention depends on besides the pass, with the kind of its mask."""
         attention = self.attention
         groups, causal = getattr(attention, "num_key_value_groups", 1), getattr(attention, "is_causal", True)
-        return *self.form, self.heads, id(attention.config), groups, causal, attention.scaling
+        kinds = getattr(attention.config, "layer_types", None)
+        kind = None if kinds is None else kinds[self.index]
+        return *self.form, self.heads, id(attention.config), groups, causal, attention.scaling, kind
 
     def ready(self) -> list[Any] | None:
         """Look up the weights and return them; None if the layer or part of it has been changed."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.sublayers import Part as Sublayer
-from speculant.engines.hf.cpu.batch_rows import KnownRows, PassRows, as_array
+from speculant.engines.hf.cpu.batch_rows import CallsOfAll, KnownRows, PassRows, as_array
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments
 from speculant.engines.hf.cpu.layer_calls import CallArguments, LayerCall
@@ -43,7 +43,8 @@ class _ReadyLayers:
     Attributes:
         state: what all of this depends on.
         weights: the tensors that each layer reads, by its index; None if it cannot be computed.
-        alike: whether one call can compute all layers: they differ in weights only, and nothing else runs.
+        alike: whether their attention differs in weights only.
+        joined: whether one call can compute all layers: they are alike, and nothing else runs.
         found: the layers' structs by index.
         structs: copies of these by index, sublayer and whether they use bfloat16 instructions.
     """
@@ -51,6 +52,7 @@ class _ReadyLayers:
     state: ModulesState
     weights: dict[int, list[Any] | None]
     alike: bool
+    joined: bool
     found: dict[int, LayerArguments]
     structs: dict[tuple[int, Sublayer | None, bool], LayerArguments] = field(default_factory=dict)
 
@@ -90,8 +92,6 @@ class LayerStack:
         mask: Tensor | None,
         embeddings: tuple[Tensor, Tensor],
         options: dict[str, Any],
-        *,
-        ready: _ReadyLayers | None = None,
     ) -> list[LayerCall | None]:
         """Return a call for each layer that a single one can compute; nothing is appended to the cache yet.
 
@@ -99,12 +99,10 @@ class LayerStack:
             layers: some of the layers, or of their sublayers.
             x: a tensor like the layers' input, [B, n, hidden].
             cache, mask, embeddings, options: the arguments of the layers' calls.
-            ready: the layers as just looked up; None to look them up.
         """
-        ready = self._look_up() if ready is None else ready
-        (cos, sin), calls = embeddings, list[LayerCall | None]()
+        ready, (cos, sin), calls = self._look_up(), embeddings, list[LayerCall | None]()
         positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
-        kernels, rows = dict[Any, Any](), dict[int, PassRows | None]()
+        kernels, rows = dict[Any, Any](), dict[int, tuple[PassRows | None, CallsOfAll | None]]()
         batch, n, _ = x.shape
         for layer in layers:
             calls.append(None)
@@ -120,9 +118,12 @@ class LayerStack:
             if layer.only != "mlp":
                 config = id(layer.attention.config)
                 if config not in rows:
-                    rows[config] = layer.pass_rows(cache, mask, x, options)
-                found = rows[config]
-                own = None if found is None else found.calls(layer.attention, layer.heads, layer.head, layer.dtype)
+                    found = layer.pass_rows(cache, mask, x, options)
+                    rows[config] = found, self._find_calls(layer, found) if ready.alike else None
+                found, together = rows[config]
+                own = None if together is None else together.of_layer(layer.index)
+                if found is not None and own is None:
+                    own = found.calls(layer.attention, layer.heads, layer.head, layer.dtype)
                 if own is None:
                     continue
                 cached, attention = own
@@ -158,28 +159,23 @@ class LayerStack:
         if position_embeddings is None or x[..., 0].numel() > MAX_TOGETHER:
             return None
         ready, first = self._look_up(), self.layers[0]
-        if not ready.alike or first is None:
+        if not ready.joined or first is None:
             return None
         kernel = first.single_kernel(x, position_embeddings)
         rows = first.pass_rows(past_key_values, attention_mask, x, options)
-        if kernel is None or rows is None:
+        layers, found = len(self.layers), self._find_calls(first, rows)
+        if kernel is None or found is None:
             return None
-        layers, shape = len(self.layers), (first.heads, first.head, first.dtype)
-        found = rows.calls_of_all(first.attention, *shape, layers, self.rows)
-        if found is None:
-            return None
-        each, attention = found
         (cos, sin), outputs = position_embeddings, (torch.empty_like(x), torch.empty_like(x))
         positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
         calls = np.empty(layers, CALLS)
         calls["layer"] = [ctypes.addressof(ready.struct(layer, kernel)) for layer in self.layers if layer]
-        calls["positions"], calls["sequences"] = ctypes.addressof(positions), len(each)
-        calls["attention"] = attention.ctypes.data + np.arange(layers) * attention.strides[0]
+        calls["positions"], calls["sequences"] = ctypes.addressof(positions), len(found.each)
+        calls["attention"] = found.structs.ctypes.data + np.arange(layers) * found.structs.strides[0]
         calls["y"][::2], calls["y"][1::2] = outputs[0].data_ptr(), outputs[1].data_ptr()
         first.native.layers(calls.ctypes.data, layers, x.data_ptr(), torch.get_num_threads())
-        if not all(extended.take() for extended in each):
+        if not found.take():
             raise RuntimeError("the cache was changed during a pass; give each request a cache of its own.")
-        rows.appended_to_all(layers)
         return outputs[(layers - 1) % 2]
 
     def keep(self, cache: Any, start: int, rows: list[int]) -> bool:
@@ -190,6 +186,13 @@ class LayerStack:
         still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # already in place
         moved = [row - still for row in rows[still:]]
         return known.keep(self.layers[0].native, cache.layers, start + still, moved)
+
+    def _find_calls(self, layer: FusedLayer, rows: PassRows | None) -> CallsOfAll | None:
+        """Return the calls of the attention in all layers, which is like that of one of them; None if unsupported."""
+        if rows is None:
+            return None
+        shape = layer.heads, layer.head, layer.dtype
+        return rows.calls_of_all(layer.attention, *shape, len(self.layers), self.rows)
 
     def _look_up(self) -> _ReadyLayers:
         held = self._held
@@ -208,9 +211,10 @@ class LayerStack:
         own = [vars(layer.module) for layer in self._fused]
         unwatched = all("forward" not in held and not any(held[name] for name in HOOKS) for held in own)
         whole = self.modules is not None and list(self.modules) == [layer.module for layer in self.layers if layer]
-        alike = len({layer.attention_form for layer in self._fused}) == 1 and None not in weights.values()
+        alike = len({layer.attention_form for layer in self._fused}) == 1 and None not in self.layers
         found = {layer.index: layer.arguments() for layer in self._fused}
-        return _ReadyLayers(state, weights, unwatched and whole and alike, found)
+        joined = alike and unwatched and whole and None not in weights.values()
+        return _ReadyLayers(state, weights, alike, joined, found)
 
 
 @dataclass(frozen=True, slots=True)
