@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -253,7 +254,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
     Raises:
         UsageError: there is such a token.
     """
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+    if len(tokens) and tokens.view(np.uint32).max() >= vocabulary:  # of negative numbers, too
         wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
         raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 

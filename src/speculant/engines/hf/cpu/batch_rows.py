@@ -179,8 +179,9 @@ class PassRows:
             if extended is None:
                 return None
             found.append(extended)
-        common = self._known_common(module, heads, head, dtype, [each.rows[0] for each in found]) if found else None
-        if not common:
+        first = [each.rows[0] for each in found]
+        common = self._known_common(module, heads, head, dtype, first) if found else None
+        if not common or common[0] != list(map(_form, first)):
             return None
         structs = np.empty((layers, len(found)), ARGUMENTS)
         structs[:] = np.frombuffer(common[1], ARGUMENTS)
