@@ -12,7 +12,7 @@ import torch
 from models import endless
 from pairwise import in_turn
 from speculant import PrefixCache, Speculator
-from speculant.api.prefix_cache import BLOCK, shared_prefix
+from speculant.api.prefix_cache import BLOCK, default_limit, shared_prefix
 from speculant.core.errors import UsageError
 
 SYSTEM = [(7 * place) % 50 + 5 for place in range(40)]
@@ -154,3 +154,9 @@ def test_a_changed_model_shares_nothing_with_what_it_was(tmp_path: Path, monkeyp
     model.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: (output[0] * 1.5, *output[1:]))
     assert run(speculator, PROMPTS[:1], prefixes) == [speculator.generate(PROMPTS[0], **GIVEN).ids]
     assert prefixes.stats.hits == 0
+
+
+def test_a_server_keeps_a_tenth_of_the_free_memory() -> None:
+    """Guards small machines and large ones: the size that a server chooses by itself."""
+    sizes = [default_limit(free) for free in (0, 1 << 30, 20 << 30, 1 << 40)]
+    assert sizes == [256 << 20, 256 << 20, 2 << 30, 8 << 30]

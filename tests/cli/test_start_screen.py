@@ -21,17 +21,20 @@ def screen(speed: StartSpeed | None = None, **options: Any) -> dict[str, str]:
     """Return the lines by their titles."""
     given = {name: options.pop(name) for name in ("keys", "keeps", "unused") if name in options}
     serving = ServingOptions(**options)
-    text = start_screen(LOADED, serving, name="tiny", address="http://127.0.0.1:8000", speed=speed, **given)
+    text = start_screen(
+        LOADED, serving, name="tiny", address="http://127.0.0.1:8000", speed=speed, prefixes=1 << 31, **given
+    )
     return {line[:12].rstrip(): line[12:] for line in text.splitlines()}
 
 
 def test_all_that_is_to_be_known_stands_there() -> None:
     """Guards the screen: model, address, method, speed, memory, keys, how to stop and the page."""
     lines = screen(StartSpeed(plain=310.4, drafted=1402.0))
-    assert list(lines) == ["serving", "method", "speed", "memory", "keys", "threads", "API", "stop", "page"]
+    assert list(lines) == ["serving", "method", "speed", "memory", "prompts", "keys", "threads", "API", "stop", "page"]
     assert lines["serving"] == "tiny on http://127.0.0.1:8000"
     assert lines["speed"] == "1,402 tokens/s with drafts on a new text, 310 tokens/s without drafts"
     assert lines["memory"] == "up to 256 MiB, not saved; --memory FILE keeps it"
+    assert lines["prompts"] == "up to 2,048 MiB of what they have in common is kept"
     assert lines["keys"].startswith("none")
     assert lines["page"].startswith("http://127.0.0.1:8000/ ")
 

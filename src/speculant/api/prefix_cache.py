@@ -27,6 +27,7 @@ from speculant.core.tree import Int32
 
 BLOCK = 16  # tokens per block; also the minimum worth copying
 ROOM = 128  # extra rows of a copy for the tokens after its prompt
+DEFAULT_SHARE, DEFAULTS = 10, (256 << 20, 8 << 30)  # a server keeps a tenth of the free memory, within these bytes
 CANDIDATES = 8  # texts with equally many shared blocks to compare by shared tokens
 
 logger = logging.getLogger(__name__)
@@ -272,6 +273,11 @@ def block_hashes(tokens: Int32, owner: str, media: str = "") -> Iterable[int]:
     for end in range(BLOCK, len(listed) + 1, BLOCK):
         found = hash((found, *listed[end - BLOCK : end]))
         yield found
+
+
+def default_limit(free: int) -> int:
+    """Return the maximum bytes of a server's kept caches, given the bytes of memory that are free for its model."""
+    return min(max(free // DEFAULT_SHARE, DEFAULTS[0]), DEFAULTS[1])
 
 
 def open_prefix_cache(given: Any) -> PrefixCache | None:

@@ -144,7 +144,15 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
         try:
             unused = list(app.state.unused_memories)
             screen = start_screen(
-                loaded, serving, name=name, address=url(bound), speed=speed, keys=keys, keeps=keeps, unused=unused
+                loaded,
+                serving,
+                name=name,
+                address=url(bound),
+                speed=speed,
+                prefixes=app.state.prefix_cache,
+                keys=keys,
+                keeps=keeps,
+                unused=unused,
             )
             server = make_server(app, serving, lambda: say(screen), app.state.reloader.start)
             gc.freeze()  # exempts the model's objects from garbage collection, which large bodies trigger

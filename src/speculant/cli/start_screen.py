@@ -24,6 +24,7 @@ def start_screen(
     name: str,
     address: str,
     speed: StartSpeed | None,
+    prefixes: int,
     keys: int = 0,
     keeps: bool = True,
     unused: Sequence[Path] = (),
@@ -36,6 +37,7 @@ def start_screen(
         name: the model's name for clients.
         address: address of the server.
         speed: measured speed; None if not measured.
+        prefixes: maximum bytes of the cache of shared prompt prefixes.
         keys: number of active API keys.
         keeps: whether the method keeps a memory.
         unused: memory files that could not be used.
@@ -46,6 +48,7 @@ def start_screen(
         "method": f"{loaded.speculator.method}, up to {count_noun(serving.max_concurrency, 'text')} together",
         "speed": _speed(speed),
         "memory": _memory(serving, unused) if keeps else "none: the method keeps none",
+        "prompts": f"up to {_mebibytes(prefixes)} of what they have in common is kept" if prefixes else "",
         "keys": _keys(keys),
         "threads": loaded.threads,
         "API": f"{address}/v1, metrics at {address}/metrics, schema at {address}/openapi.json",
@@ -76,13 +79,17 @@ def _also(serving: ServingOptions) -> str:
 
 
 def _memory(serving: ServingOptions, unused: Sequence[Path]) -> str:
-    limit = f"up to {serving.memory_limit / (1 << 20):,.4g} MiB"
+    limit = f"up to {_mebibytes(serving.memory_limit)}"
     limit += " in all, one per key" if serving.memory_scope == "key" else ""
     if unused:
         return f"{limit}, not saved: {', '.join(map(str, unused))} cannot be used and is left unchanged"
     if serving.memory is None:
         return f"{limit}, not saved; --memory FILE keeps it"
     return f"{limit}, saved {'next to' if serving.memory_scope == 'key' else 'to'} {serving.memory}"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):,.4g} MiB"
 
 
 def _keys(count: int) -> str:

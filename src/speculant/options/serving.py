@@ -71,8 +71,9 @@ class ServingOptions:
         lenient: whether unknown parameters of requests are left out and named in a header, in place of 400.
         max_concurrency: maximum requests decoded together.
         max_queue: maximum requests that wait beyond these; more get 429.
-        prefix_cache: bytes in which what prompts have in common is kept, such as system prompts; 0 for nothing.
-            Prompts share with those of the same key only, since how much was cached tells what others have asked.
+        prefix_cache: bytes in which what prompts have in common is kept, such as system prompts; 0 for nothing, None
+            for a tenth of the memory that is free once the model is loaded, from 256 MiB to 8 GiB. Prompts share
+            with those of the same key only, since how much was cached tells what others have asked.
         prompt_chunk: maximum prompt tokens that are read between two rounds, which is how long streams may pause; 0
             for as many as suit the device.
         max_new_tokens: maximum new tokens that a request may ask for, and gets if it asks for none.
@@ -180,9 +181,10 @@ class ServingOptions:
     )
     max_concurrency: int = _limit(8, "maximum requests decoded together", kinds.whole(1, 1024))
     max_queue: int = _limit(64, "maximum waiting requests; more get 429", kinds.whole(0))
-    prefix_cache: int = _limit(
-        256 << 20,
-        "maximum size of the cache of shared prompt prefixes, 0 for none; default: 256MiB",
+    prefix_cache: int | None = _limit(
+        None,
+        "maximum size of the cache of shared prompt prefixes, 0 for none; default: a tenth of the free memory, from "
+        "256MiB to 8GiB",
         kinds.size(none=True),
     )
     models_memory: int = _limit(

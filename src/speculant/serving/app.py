@@ -109,6 +109,7 @@ def create_app(
     )
     app.state.models = models
     app.state.unused_memories = first.keeper.unused
+    app.state.prefix_cache = first.prefix_cache
     app.state.reloader = Reloader(keys, settings, tenants, lambda: [each.reloader for each in models.loaded])
     add_error_handlers(app)
     add_openapi(app, keys=settings.takes_keys)

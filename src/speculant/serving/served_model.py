@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from speculant.api.prefix_cache import default_limit
+from speculant.engines.free_memory import free_memory
 from speculant.serving.answers import Service, now
 from speculant.serving.embedding_queue import EmbeddingQueue
 from speculant.serving.engine_loop import EngineLoop
@@ -34,6 +36,7 @@ class ServedModel:
         drafters: drafters by tenant, "" for the shared one.
         keeper, reloader: save and reload the memories.
         metrics: metrics of the model.
+        prefix_cache: maximum bytes of the cache of shared prompt prefixes.
         takes: kinds of input that requests may contain; "transcription" for a speech-to-text model.
     """
 
@@ -71,6 +74,9 @@ class ServedModel:
             metrics=metrics,
         )
         self.reloader = MemoryReloader(speculator, self.drafters, self.keeper, settings, method_settings)
+        self.prefix_cache = settings.prefix_cache
+        if self.prefix_cache is None:
+            self.prefix_cache = default_limit(free_memory(speculator.engine.model.device))
         places = settings.max_concurrency + settings.max_queue
         self.embeddings = EmbeddingQueue(
             speculator.engine, chunk=settings.prompt_chunk or None, places=places, seconds=settings.request_seconds
@@ -81,7 +87,7 @@ class ServedModel:
             queue=settings.max_queue,
             seconds=settings.request_seconds,
             buffer_tokens=settings.buffer_tokens,
-            prefix_cache=settings.prefix_cache,
+            prefix_cache=self.prefix_cache,
             prompt_chunk=settings.prompt_chunk or None,
             refusal=HEARS if hears(speculator) else "",
             side_work=self.embeddings,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from speculant.engines.free_memory import available_memory
 from speculant.engines.hf.cpu.products import pack
 
 ROWS = 16  # number of rows for which oneDNN lays out weights
@@ -68,24 +68,3 @@ def memory_allows(weights: Iterable[Tensor]) -> tuple[bool, int]:
     """Return whether copies of these weights take at most half of the free memory, and how many bytes they take."""
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     return size <= MAX_SHARE * available_memory(), size
-
-
-def available_memory() -> int:
-    """Return how many bytes this process can still allocate, on the machine and in its control group.
-
-    A group's usage includes the kernel's page cache, which is freed when a process needs the room.
-    """
-    free = _number(Path("/proc/meminfo"), "MemAvailable:") * 1024
-    group = Path("/sys/fs/cgroup")
-    limit, used = (_number(group / name) for name in ("memory.max", "memory.current"))
-    files = sum(_number(group / "memory.stat", label) for label in ("inactive_file", "active_file"))
-    return min(free, max(limit - max(used - files, 0), 0)) if limit else free
-
-
-def _number(path: Path, label: str = "") -> int:
-    """Return the number after a label in one of the kernel's files; 0 if there is none."""
-    try:
-        words = path.read_text(encoding="utf-8").split()
-        return int(words[words.index(label) + 1] if label else words[0])
-    except (OSError, ValueError, IndexError):
-        return 0

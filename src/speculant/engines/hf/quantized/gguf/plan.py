@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from speculant.core.errors import ModelError, OutOfMemoryError, UnsupportedError
-from speculant.engines.hf.cpu.packing import available_memory
+from speculant.engines.free_memory import available_memory
 from speculant.engines.hf.quantized.gguf.architectures import Architecture
 from speculant.engines.hf.quantized.gguf.config import find_architecture, read_config
 from speculant.engines.hf.quantized.gguf.experts import ExpertTensors, gather_experts
