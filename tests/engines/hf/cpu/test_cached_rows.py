@@ -80,6 +80,21 @@ def test_rows_elsewhere_are_not_moved(change: Callable[[DynamicCache], None]) ->
 
 
 @torch.inference_mode()
+def test_rows_that_are_not_there_are_not_moved() -> None:
+    """Guards the memory behind the rows of a cache that was cut meanwhile."""
+    model = model_of("llama")
+    prepared, cache = prepare_model(model, True), usable_cache(None)
+    read(model, prepared, cache, 5)
+    read(model, prepared, cache, 8)
+    for layer in cache.layers:
+        layer.keep(7, [])
+    assert not prepared.keep(cache, 5, [0, 2])
+    assert prepared.keep(cache, 5, [1])
+    assert not prepared.keep(cache, 7, [])
+    assert [layer.get_seq_length() for layer in cache.layers] == [6] * 3
+
+
+@torch.inference_mode()
 def test_rows_are_appended_only_to_what_was_looked_up() -> None:
     """Guards a cache that changes during a pass, and full buffers, which are replaced before they are written to."""
     model = model_of("llama")

@@ -126,12 +126,11 @@ class CachedRows:
             rows: rows to keep, counted from `start`.
 
         Returns:
-            False, and nothing changed, if other buffers hold the rows by now.
+            False, and nothing changed, if other buffers hold the rows by now, or there are not as many.
         """
-        found = self.extend(layers, 0)
-        if found is None:
+        found, end = self.extend(layers, 0), start + len(rows)
+        if found is None or (start + rows[-1] if rows else start - 1) >= found.rows[0].length:
             return False
-        end = start + len(rows)
         if rows:
             moved = np.array(rows, np.int64) + start
             native.move_rows(self._places.ctypes.data, len(self._layers), moved.ctypes.data, start, len(moved))
