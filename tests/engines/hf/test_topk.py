@@ -1,19 +1,19 @@
-"""The best tokens by blocks: those that torch finds, at every edge of a vocabulary."""
+"""The best tokens by groups: those that torch finds, at every edge of a vocabulary."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from speculant.engines.hf.topk import BLOCK, FEW_TOKENS, best_token, best_tokens, top_on_host
+from speculant.engines.hf.topk import FEW_TOKENS, GROUPS, best_token, best_tokens, top_on_host
 
 
-@pytest.mark.parametrize("vocabulary", [8, 33 * BLOCK, 33 * BLOCK + 1, 35 * BLOCK - 1, 40 * BLOCK + 7])
+@pytest.mark.parametrize("vocabulary", [8, FEW_TOKENS, 9 * GROUPS, 9 * GROUPS + 1, 10 * GROUPS - 1])
 @pytest.mark.parametrize("k", [1, 2, 8])
 def test_the_best_are_those_of_topk(vocabulary: int, k: int) -> None:
-    """Guards blocks and the rest behind them: the same logits in the same order, and ids that have them."""
+    """Guards groups and the rest behind them: the same logits in the same order, and ids that have them."""
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
-    logits[1].copy_(logits[1].sort().values)  # all the best in the last block and the rest
+    logits[1].copy_(logits[1].sort().values)  # all the best in the last turn of groups, and in the rest
     logits[2].copy_(logits[2].sort(descending=True).values)
     values, ids = best_tokens(logits, k)
     assert torch.equal(values, logits.topk(k, dim=-1).values)
@@ -21,7 +21,7 @@ def test_the_best_are_those_of_topk(vocabulary: int, k: int) -> None:
     assert all(len(set(row)) == k for row in ids.tolist())
 
 
-@pytest.mark.parametrize("vocabulary", [4, 8, 1000, FEW_TOKENS])
+@pytest.mark.parametrize("vocabulary", [4, 8, 1000, FEW_TOKENS, 5 * GROUPS + 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_best_on_the_host_are_those_of_topk(vocabulary: int, dtype: torch.dtype) -> None:
     """Guards what drafters learn: the compiled loop finds what torch finds, in every order of the logits."""
@@ -36,9 +36,9 @@ def test_the_best_on_the_host_are_those_of_topk(vocabulary: int, dtype: torch.dt
     assert all(len(set(row)) == len(row) for row in ids.tolist())
 
 
-@pytest.mark.parametrize("vocabulary", [8, 33 * BLOCK, 33 * BLOCK + 1, 37 * BLOCK - 1])
+@pytest.mark.parametrize("vocabulary", [8, 33 * 128, 33 * 128 + 1])
 def test_the_best_is_that_of_argmax(vocabulary: int) -> None:
-    """Guards greedy text where logits tie, within a block and between blocks, and where they are not numbers."""
+    """Guards greedy text where logits tie, and where they are not numbers."""
     logits = torch.randn(60, vocabulary, generator=torch.Generator().manual_seed(vocabulary)).mul(2).round()
     logits[1] = -torch.inf
     logits[2, -1] = torch.inf

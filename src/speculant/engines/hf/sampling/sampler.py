@@ -133,11 +133,11 @@ class HostSampler(Sampler):
         plan, logits = self._plan, self._loaded
         assert logits is not None
         if not (plan.processors or plan.sample or plan.keep_scores or plan.keep_logits):
-            return int(logits[row].argmax())
+            return int(best_token(logits[row : row + 1]))
         scores = self._process(row)
         if plan.sample:
             return int(torch.multinomial(scores.softmax(-1), 1, generator=plan.generator))
-        return int(scores.argmax(-1))
+        return int(best_token(scores))
 
     def distribution(self, row: int) -> Tensor:
         scores = self._process(row)[0]
