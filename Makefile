@@ -76,7 +76,7 @@ typecheck: setup
 
 # What meets classes of transformers: kernels, drafters, rules, llama.cpp and Ctrl-C in our own lines do not.
 OLDEST := tests/engines/hf tests/decoding tests/api/test_speculator.py tests/test_stories.py
-APART  := $(addprefix tests/engines/hf/,quantized test_interrupts.py test_topk.py $(patsubst %,cpu/test_%.py,packing measuring \
+APART  := $(addprefix tests/engines/hf/,quantized test_interrupts.py $(patsubst %,cpu/test_%.py,packing measuring \
 	quantized quantized_layers head_code huge_pages kernel_table packaged)) \
 	$(patsubst %,tests/decoding/test_%.py,branches speculative_sampling interrupts pauses)
 test-oldest: .oldest/.ready

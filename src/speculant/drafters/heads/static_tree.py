@@ -15,6 +15,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.shapes import Candidate, Level, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
+from speculant.drafters.top_tokens import best_tokens
 
 RankPath = tuple[int, ...]
 
@@ -69,8 +70,8 @@ class StaticTree(Shape):
         for place, path in enumerate(above):
             ranks = self._ranks[path] if level.trees else [rank for rank in self._ranks[path] if rank == 0]
             q = level.q[place]
-            top = q.topk(min(len(q), max(ranks, default=-1) + 1))
-            tokens, values = top.indices.tolist(), top.values.tolist()
+            best, ids = best_tokens(q[None], min(len(q), max(ranks, default=-1) + 1))
+            tokens, values = ids[0].tolist(), best[0].tolist()
             for rank in ranks:
                 if rank < len(tokens) and values[rank] > 0:  # if the target samples, q may lack tokens
                     found.append(Candidate(place, tokens[rank], values[rank]))

@@ -22,6 +22,7 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree, Float64
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains
+from speculant.drafters.top_tokens import best_tokens
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # up to each probability, the number of candidates
 STOPS = ("none", "fixed", "heuristic", "confidence", "joint", "entropy")  # rules that end chains
@@ -248,10 +249,10 @@ class BestFirst(Shape):
         if level.depth == 1:
             self._weights, self.extended = [], []
         self._level = level
-        topk = level.q.topk(min(self._width(level.room), level.q.shape[1]))
+        best, ids = best_tokens(level.q, min(self._width(level.room), level.q.shape[1]))
         return [
             Candidate(place, token, p)
-            for place, (tokens, values) in enumerate(zip(topk.indices.tolist(), topk.values.tolist(), strict=True))
+            for place, (tokens, values) in enumerate(zip(ids.tolist(), best.tolist(), strict=True))
             for token, p in zip(tokens, values, strict=True)
         ]
 
@@ -318,9 +319,8 @@ def draw_below(level: Level, place: int, count: int, *, distinct: bool) -> list[
     if count < 1:
         return []
     if not level.sampled:
-        topk = q.topk(min(count, len(q)))
-        found = zip(topk.indices.tolist(), topk.values.tolist(), strict=True)
-        return [Candidate(place, token, p) for token, p in found]
+        best, ids = best_tokens(q[None], min(count, len(q)))
+        return [Candidate(place, token, p) for token, p in zip(ids[0].tolist(), best[0].tolist(), strict=True)]
     if distinct:
         count = min(count, int((q > 0).sum()))
     tokens = torch.multinomial(q.cpu(), count, replacement=not distinct, generator=level.generator)

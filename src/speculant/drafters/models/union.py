@@ -28,6 +28,7 @@ from speculant.drafters.models.level_session import RowText
 from speculant.drafters.models.mixture import MINIMUM, Mixture, logit
 from speculant.drafters.models.shapes import MAX_PASSES
 from speculant.drafters.top_nodes import top_nodes
+from speculant.drafters.top_tokens import best_tokens
 
 FIRST_WEIGHTS = (0.0, 0.6, 0.5, -0.5)
 
@@ -160,8 +161,8 @@ class UnionSession(Session):
 
     def _add(self, found: Candidates, parent: int, q: Tensor, shares: dict[int, float]) -> dict[int, int]:
         """Add the candidates below a node and return the new nodes by token."""
-        best = q.topk(min(self._settings.top_k, len(q)))
-        given = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        best, ids = best_tokens(q[None], min(self._settings.top_k, len(q)))
+        given = dict(zip(ids[0].tolist(), best[0].tolist(), strict=True))
         given |= {token: float(q[token]) for token in shares if token not in given}
         features = np.array([features_of(p, shares.get(token)) for token, p in given.items()])
         found.features[parent] = list(given), features

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.sampler import Sampling
+from speculant.drafters.top_tokens import best_token
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,4 +58,4 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def draw_token(q: Tensor, generator: torch.Generator | None) -> int:
     """Return a token drawn from q [V]; without a generator, as in greedy decoding, the most probable one."""
-    return int(q.argmax() if generator is None else torch.multinomial(q.cpu(), 1, generator=generator))
+    return int(best_token(q[None]) if generator is None else torch.multinomial(q.cpu(), 1, generator=generator))

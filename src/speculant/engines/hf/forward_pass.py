@@ -16,6 +16,7 @@ from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import Bool, Int32, Int64
+from speculant.drafters.top_tokens import top_on_host
 from speculant.engines.hf.acceleration import Acceleration
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
@@ -25,7 +26,6 @@ from speculant.engines.hf.states.adapter import cache_class
 from speculant.engines.hf.states.mixers import View
 from speculant.engines.hf.states.recorded_cache import RecordedStates, StateCache
 from speculant.engines.hf.states.recorder import StateRecorder
-from speculant.engines.hf.topk import top_on_host
 from speculant.engines.hf.views.extra_embeddings import with_embeddings
 from speculant.engines.hf.views.layer_selection import Entry, LayerSelection, shares_keys
 from speculant.engines.hf.views.row_positions import RowPlaces, with_positions

@@ -13,7 +13,7 @@ from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, Tar
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32
-from speculant.engines.hf.topk import top_on_host
+from speculant.drafters.top_tokens import top_on_host
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.texts import LlamaText

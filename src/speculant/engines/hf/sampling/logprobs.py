@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.logprobs import LogprobRecorder, TokenLogprobs
-from speculant.engines.hf.topk import best_tokens
+from speculant.drafters.top_tokens import best_tokens
 
 
 class TopLogprobs(LogprobRecorder):

@@ -20,8 +20,8 @@ from transformers.generation import logits_process, stopping_criteria
 
 from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
+from speculant.drafters.top_tokens import best_token
 from speculant.engines.hf.sampling.output_processors import LogitBias
-from speculant.engines.hf.topk import best_token
 
 ROW_WISE = (
     LogitBias,

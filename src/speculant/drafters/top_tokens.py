@@ -56,6 +56,8 @@ def _best(logits: Tensor, k: int) -> tuple[Int32, Float32]:
     """Return ids and logits [R, k] of the k best tokens of logits on the host."""
     rows = np.ascontiguousarray(logits.detach().float().numpy())  # a view would be a type of its own for numba
     count, vocabulary = rows.shape
+    if k < 1:
+        return np.empty((count, 0), np.int32), np.empty((count, 0), np.float32)
     groups = 1 if vocabulary <= FEW_TOKENS or k > GROUPS else GROUPS
     if groups == 1:
         maxima = np.empty((count, 1), np.float32)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speculant.engines.hf.topk import FEW_TOKENS, GROUPS, best_token, best_tokens, top_on_host
+from speculant.drafters.top_tokens import FEW_TOKENS, GROUPS, best_token, best_tokens, top_on_host
 
 
 @pytest.mark.parametrize("vocabulary", [8, FEW_TOKENS, 9 * GROUPS, 9 * GROUPS + 1, 10 * GROUPS - 1])
-@pytest.mark.parametrize("k", [1, 2, 8])
+@pytest.mark.parametrize("k", [0, 1, 2, 8])
 def test_the_best_are_those_of_topk(vocabulary: int, k: int) -> None:
     """Guards groups and the rest behind them: the same logits in the same order, and ids that have them."""
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
