@@ -194,9 +194,13 @@ class ModelRunner:
         return recorded, mixers.recorded(recorder)
 
     def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:
-        """Run a pass like `run`, in the mode in which transformers' own decoding loop runs its passes: none on CPUs."""
-        with contextlib.nullcontext() if self.device.type == "cpu" else decode_mode(self.model):
+        """Run a pass like `run`, in the mode in which transformers' own decoding loop runs its passes."""
+        with self.decode_mode():
             return self.run(given, cache, **options)
+
+    def decode_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what the function `decode_mode` does, except on CPUs, where that takes long and changes nothing."""
+        return contextlib.nullcontext() if self.device.type == "cpu" else decode_mode(self.model)
 
     def mask(
         self, rows: DraftRows, start: int, before: int, *, seen: Bool | None, hidden: int, sliding: int | None = None

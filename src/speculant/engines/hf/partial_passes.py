@@ -18,7 +18,7 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.sublayers import Part, Sublayers
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, SUBLAYERS
-from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, decode_mode, out_of_memory
+from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
 from speculant.engines.hf.views.layer_parts import split_layer
 from speculant.engines.hf.views.layer_selection import Entry, check_layers
 from speculant.engines.hf.views.model_view import find_layers
@@ -56,10 +56,10 @@ class PartialPasses:
         if not self._is_direct(given):
             needs = RequestedOutputs(hidden_layers=(layers - 1,))
             return self._runner.verify(given, cache, needs=needs, layers=Sublayers.whole(range(layers)), total=total)
-        with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+        with self._runner.decode_mode(), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             run = Sublayers.whole(range(layers))
             source = self._source(given, run)
-            x = source.model.embed_tokens(given.ids.to(self._runner.model.device))
+            x = source.model.embed_tokens(given.ids.to(self._runner.device))
             states = self._run_layers(source.model, x, given, cache, run)[layers - 1]
             found = source.lm_head(source.model.norm(states))[0] if logits else states.new_empty(0)
             return PassOutput(found, states[0][:, None])
@@ -79,9 +79,9 @@ class PartialPasses:
         if needs.hidden_layers or not self._is_direct(given):
             return None
         check_layers(run, len(self._runner.model.model.layers))
-        with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+        with self._runner.decode_mode(), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             source = self._source(given, run)
-            x = source.model.embed_tokens(given.ids.to(self._runner.model.device))
+            x = source.model.embed_tokens(given.ids.to(self._runner.device))
             outputs = self._run_layers(source.model, x, given, cache, run)
             states = outputs[run.layers[-1]] if outputs else x
             return PassOutput(source.lm_head(source.model.norm(states))[0])
@@ -101,7 +101,7 @@ class PartialPasses:
         """
         if not self._is_direct(given):
             return self._runner.verify(given, cache, needs=needs, entry=Entry(layers, states[:, 0]), total=total)
-        with decode_mode(self._runner.model), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+        with self._runner.decode_mode(), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             source = self._source(given)
             count, x = len(self._runner.model.model.layers), states[None, :, 0]
             left = Sublayers.whole(range(layers, count))
