@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 # Python compiles what is imported when it is; compiling every file of every package takes longer than the installation.
 PIP    := $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: setup demo test test-slow test-all test-everything test-architectures lint typecheck kernels further-kernels native \
-	checks test-oldest test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser \
+.PHONY: setup demo test suite test-slow test-all test-everything test-architectures lint typecheck kernels further-kernels \
+	native checks test-oldest test-peers test-llamacpp test-sglang test-vllm benchmark-vllm benchmark-vllm-heads test-browser \
 	screenshots test-clients test-fuzz docs notebooks wheel clean
 
 setup: $(VENV)/.ready
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -c constraints.txt setuptools
 	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -41,6 +43,9 @@ checks: kernels lint further-kernels typecheck native
 
 test: setup
 	$(MAKE) -j 2 checks
+	$(MAKE) suite
+
+suite: setup
 	$(PYTEST)
 
 test-slow: setup
@@ -52,11 +57,10 @@ test-all: setup
 	$(PYTEST) -m 'not matrix and not sglang and not browser and not clients and not fuzz'
 
 # All that continuous integration runs and what it omits to save time: slow tests, the oldest transformers, peers.
-test-everything:
+test-everything: $(VENV)/.llamacpp
 	$(MAKE) test-all
 	$(MAKE) test-oldest
 	$(MAKE) test-peers
-	$(MAKE) test-llamacpp
 
 # Every causal architecture of transformers against its own generate: half an hour on two cores.
 test-architectures: setup
@@ -98,14 +102,20 @@ $(VENV)/.peers: $(VENV)/.ready
 test-peers: $(VENV)/.peers
 	$(BIN)/pytest -m peers tests/bench tests/drafters
 
-# GGUF models by llama.cpp. It is built from source, which takes minutes; pip keeps the wheel for the next time. The tests
-# need neither its parts for images and for its own programs nor its speed.
+# GGUF models by llama.cpp. It is built from source, which takes minutes, into a wheel, which can be done while packages
+# are installed. The tests need neither its parts for images and for its own programs nor its speed.
 # Its AMX code ends with an illegal instruction on some virtual machines.
 NO_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
-LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE_BEFORE=$(CURDIR)/tests/engines/llamacpp/library_alone.cmake \
+LLAMACPP := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE_BEFORE=$(CURDIR)/tests/engines/llamacpp/quick_build.cmake \
 	-DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)' -DCMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG $(NO_AMX)'
-$(VENV)/.llamacpp: $(VENV)/.ready
-	CMAKE_ARGS="$(LLAMACPP)" $(PIP) -c constraints.txt llama-cpp-python gguf
+build/llamacpp: constraints.txt tests/engines/llamacpp/quick_build.cmake | $(BIN)/pip
+	rm -rf $@
+	CMAKE_ARGS="$(LLAMACPP)" $(BIN)/pip wheel -q --disable-pip-version-check --no-deps -c constraints.txt \
+		--wheel-dir $@ llama-cpp-python
+	@touch $@
+
+$(VENV)/.llamacpp: $(VENV)/.ready build/llamacpp
+	$(PIP) -c constraints.txt build/llamacpp/*.whl gguf
 	@touch $@
 
 test-llamacpp: $(VENV)/.llamacpp

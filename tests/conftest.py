@@ -31,20 +31,24 @@ def kernel_cache() -> Path:
 os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
 os.environ["SPECULANT_BASES"] = str(Path(__file__).parent.parent / ".pytest_cache" / "bases")  # not the user's own
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "cache")  # not the user's own
-UNFROZEN = 300_000  # objects that only collection creates, not a test
 gc.set_threshold(50_000, 20, 20)  # collection creates a million objects, of which nothing can be freed
 settings.register_profile("speculant", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("speculant")
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the million objects that collection created from later garbage collections."""
+    """Exempt the million objects that collection created from garbage collections, and seed no absent device."""
+    import torch  # xdist's first process, which imports this file, needs no torch
+
     gc.collect()
     gc.freeze()
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():  # it would note a stack trace of every seed, for when it is found
+            device.manual_seed_all = lambda _: None
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Freeze objects again after commands, which unfreeze them at their end."""
-    # Counting objects takes 10 ms, too long for tests that run no command.
-    if hasattr(getattr(item, "module", None), "main") and len(gc.get_objects(generation=2)) > UNFROZEN:
+    # Counting a million frozen objects takes tens of milliseconds, too long for tests that run no command.
+    if hasattr(getattr(item, "module", None), "main") and not gc.get_freeze_count():
         gc.freeze()

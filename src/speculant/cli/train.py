@@ -71,6 +71,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
     group.callback()(lambda: None)
     register_data(group)
+    bound = bind(train)
     for kind in KINDS:
         group.command(
             kind.name,
@@ -78,7 +79,7 @@ def register(app: typer.Typer) -> None:
             help=HEAD_HELP.format(name=kind.name, source=kind.source),
             short_help=f"train a head of kind {kind.name}",
             epilog=HEAD_EXAMPLES.format(name=kind.name),
-        )(bind(train))
+        )(bound)
     models = (
         (PARD, PardCommand, PARD_HELP, PARD_EXAMPLES, "a PARD model"),
         (DRAFT_MODEL, DraftModelCommand, DRAFT_MODEL_HELP, DRAFT_MODEL_EXAMPLES, "a draft model"),
@@ -86,7 +87,7 @@ def register(app: typer.Typer) -> None:
     for kind, command, text, examples, noun in models:
         group.command(
             kind.name, cls=command, help=text.format(source=kind.source), short_help=f"train {noun}", epilog=examples
-        )(bind(train))
+        )(bound)
     app.add_typer(group, name="train")
 
 
