@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,12 +12,13 @@ from torch import nn
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.core.hub import is_path
 from speculant.drafters.heads.checkpoints.checkpoint import first_line
-from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.mtp.checkpoint import load_native
-from speculant.drafters.heads.mtp.head import MtpHead
 from speculant.drafters.heads.mtp.layouts import find_layout, is_mtp, plain_name
 from speculant.drafters.heads.mtp.native import read_native, tensor_files
-from speculant.engines.hf.views.target_parts import HFTargetParts
+
+if TYPE_CHECKING:
+    from speculant.drafters.heads.drafter import LoadedHead
+    from speculant.drafters.heads.mtp.head import MtpHead
+    from speculant.engines.hf.views.target_parts import HFTargetParts
 
 ALONE = "mtp"
 
@@ -48,6 +49,11 @@ def open_native_head(model: Any, *, fast: bool = True) -> LoadedHead | None:
     chosen = _own_names(files, config)
     if not chosen:
         return None
+    # Imported here, since most checkpoints have no head.
+    from speculant.drafters.heads.drafter import LoadedHead
+    from speculant.drafters.heads.mtp.checkpoint import load_native
+    from speculant.engines.hf.views.target_parts import HFTargetParts
+
     find_layout(config.model_type, map(plain_name, chosen), config.num_hidden_layers)  # before weights are read
     target = HFTargetParts(model, fast=fast)
     try:

@@ -1,7 +1,8 @@
 """Prepares a request for decoding from a prompt and its options.
 
 transformers' own `generate` does the preparation (configs, processors, criteria, cache) and is stopped before its
-decoding loop; the result is checked for what our loop supports.
+decoding loop; the result is checked for what our loop supports. Later requests with the same options repeat what it
+prepared (`engines/hf/sampling/repeated_calls.py`).
 """
 
 from __future__ import annotations

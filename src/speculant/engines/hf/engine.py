@@ -41,6 +41,7 @@ from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
 from speculant.engines.hf.probe.watched_state import WatchedState
 from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
+from speculant.engines.hf.sampling.repeated_calls import RepeatedCalls
 from speculant.engines.hf.views.unwrapping import acts_inside_generate, adapter_reason, bare_model, check_generates
 
 
@@ -81,6 +82,7 @@ class HFEngine:
         self._watched = WatchedState(model)
         self._batch = BatchPass(self._runner)
         self._live, self._first = LiveCheck(self._runner), FirstPromptCheck(self._runner)
+        self._calls = RepeatedCalls(model)
         self._sample: Sample | None = None
 
     @property
@@ -123,6 +125,7 @@ class HFEngine:
             self._refuse(found)
         runner.capabilities, self._state, self._padding = found, state, None
         self._batch, self._live, self._first = BatchPass(runner), LiveCheck(runner), FirstPromptCheck(runner)
+        self._calls = RepeatedCalls(runner.model)
 
     @property
     def reads_padding(self) -> bool:
@@ -200,8 +203,13 @@ class HFEngine:
                 "the active adapter is in effect only while its own `generate` runs; use "
                 "`model.generate(..., custom_generate=speculator)`."
             )
+        repeats = cache is None and self.entry is self.model
+        if repeats and (found := self._calls.find(ids, options, max_new_tokens=max_new_tokens)) is not None:
+            return found
         given = {} if cache is None else {self.capabilities.cache_argument: cache}
         call = prepare_call(self.entry, ids, max_new_tokens=max_new_tokens, **given, **options)
+        if repeats:
+            self._calls.keep(call, ids, options, max_new_tokens=max_new_tokens)
         if self.model.config.is_encoder_decoder:
             given = {name: value for name, value in options.items() if isinstance(value, Tensor)}
             call.source = {"input_ids": ids, **given}

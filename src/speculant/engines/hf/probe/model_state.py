@@ -67,13 +67,24 @@ def surroundings_of(model: Any, kinds: Collection[type], configs: Iterable[Any])
         kinds: classes of its modules.
         configs: configs that its modules hold.
     """
-    parts: list[Hashable] = [settings_of(model.config), *_global_hooks(), *_attention(model), *_generation(model)]
-    parts += (settings_of(config) for config in configs)
-    for kind in {*_CACHES, *(base for each in kinds for base in each.__mro__ if not _is_torchs(base))}:
-        parts += (each for each in vars(kind).values() if isinstance(each, types.FunctionType))
-    for home in _homes(kinds):
-        parts += (each for each in vars(home).values() if callable(each))
+    parts = choices_of(model, configs)
+    for place in code_places(kinds):
+        of_class = isinstance(place, type)
+        looked_up = (each for each in vars(place).values() if callable(each))
+        parts += (each for each in looked_up if not of_class or isinstance(each, types.FunctionType))
     return tuple(parts)
+
+
+def choices_of(model: Any, configs: Iterable[Any]) -> list[Hashable]:
+    """Return the settings of configs, and the hooks and functions that they and the model choose."""
+    chosen = [*_global_hooks(), *_attention(model), *_generation(model)]
+    return [settings_of(model.config), *chosen, *(settings_of(config) for config in configs)]
+
+
+def code_places(kinds: Collection[type]) -> list[type | types.ModuleType]:
+    """Return the classes and modules in which passes of modules of these classes look up functions."""
+    bases = {*_CACHES, *(base for each in kinds for base in each.__mro__ if not _is_torchs(base))}
+    return [*bases, *_homes(kinds)]
 
 
 def versions_of(module: nn.Module) -> Iterator[Hashable]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from speculant.engines.hf.modules_state import PARTS, ModulesState
-from speculant.engines.hf.probe.model_state import flags_of, state_of, surroundings_of, versions_of
+from speculant.engines.hf.probe.model_state import choices_of, code_places, flags_of, state_of, versions_of
 
 _USUAL = frozenset(vars(nn.Module()))
 _CHANGING = (dict, list, set)  # attributes of these types may change in place
@@ -38,10 +38,14 @@ class WatchedState:
         kinds, attributes = set(map(type, modules)), list(map(vars, modules))
         configs = {id(held["config"]): held["config"] for held in attributes if "config" in held}.values()
         changing = [module for module, held in zip(modules, attributes, strict=True) if _may_change(held)]
+        places = code_places(kinds)
 
-        def beside() -> list[Hashable]:
+        def beside() -> list[Any]:
             versions = chain.from_iterable(map(versions_of, modules))
-            return [*map(flags_of, changing), *versions, surroundings_of(model, kinds, configs)]
+            looked_up = (
+                dict(vars(place)) for place in places
+            )  # compared whole, which is faster than picking functions
+            return [*map(flags_of, changing), *versions, *choices_of(model, configs), *looked_up]
 
         # Tensors are compared by their versions: copies of references would keep replaced weights in memory.
         self._state, self._modules = state_of(model), ModulesState(modules, beside, contents=PARTS)
