@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,16 +24,21 @@ REFUSED = {
     "custom_generate": "this is what a speculator is",
 }
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
-_KNOWN = frozenset({*GenerationConfig().to_dict(), *INPUTS})
+
+
+@cache
+def _known_options() -> frozenset[str]:
+    return frozenset({*GenerationConfig().to_dict(), *INPUTS})
 
 
 def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
     """Refuse options that do not exist, are not supported, or have values that transformers would misread."""
+    known = _known_options()
     for name, value in options.items():
         if name in REFUSED and value is not False:
             raise UsageError(f"`{name}` is not supported here: {REFUSED[name]}.")
-        if name not in _KNOWN:
-            raise unknown_option(name, {*_KNOWN, *RequestKeywords.__annotations__} - set(REFUSED))
+        if name not in known:
+            raise unknown_option(name, {*known, *RequestKeywords.__annotations__} - set(REFUSED))
     check_number("temperature", asked.temperature, minimum=0)
     check_number("top_p", asked.top_p, minimum=0, maximum=1, above=True)
     check_number("top_k", asked.top_k, minimum=0, whole=True)

@@ -42,9 +42,7 @@ class WatchedState:
 
         def beside() -> list[Any]:
             versions = chain.from_iterable(map(versions_of, modules))
-            looked_up = (
-                dict(vars(place)) for place in places
-            )  # compared whole, which is faster than picking functions
+            looked_up = (dict(vars(place)) for place in places)  # whole, since picking functions takes longer
             return [*map(flags_of, changing), *versions, *choices_of(model, configs), *looked_up]
 
         # Tensors are compared by their versions: copies of references would keep replaced weights in memory.
