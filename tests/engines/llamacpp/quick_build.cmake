@@ -1,4 +1,4 @@
-# Read before each project of llama-cpp-python, of which llama.cpp is one, so that it compiles in a third of the time.
+# Read before each project of llama-cpp-python, of which llama.cpp is one: what the tests do not need is left out.
 
 # The first one forces the cached option of this name, which a variable precedes: the library of llama.cpp's programs
 # takes as long to compile as llama.cpp itself, and nothing in Python uses it.
