@@ -89,7 +89,8 @@ def serve(kind: str, shape: Path, folder: Path) -> None:
     dtype = DTYPES.get(kind)
     model = random_model(shape, dtype=dtype, device="cpu") if dtype else plan_model(folder / f"{kind}.gguf").load()[0]
     engine = Speculator.from_transformers(model, method="none").engine
-    tokens = np.random.default_rng(0).integers(0, 100_000, CACHED + 64).astype(np.int32)
+    vocabulary = min(100_000, engine.capabilities.vocabulary)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, CACHED + 64).astype(np.int32)
     cache = engine.open(torch.from_numpy(tokens[: CACHED + 1].astype(np.int64))[None])
     cache.prefill()
     for line in sys.stdin:
