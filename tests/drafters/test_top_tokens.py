@@ -47,3 +47,11 @@ def test_the_best_is_that_of_argmax(vocabulary: int) -> None:
     assert torch.equal(best_token(logits), logits.argmax(-1))
     narrow = logits.bfloat16()
     assert torch.equal(best_token(narrow), narrow.argmax(-1))
+
+
+@pytest.mark.parametrize("vocabulary", [8, 10 * GROUPS + 3])
+def test_the_first_of_equal_tokens_is_the_best_one(vocabulary: int) -> None:
+    """Guards greedy drafts, which are accepted if they take the token that a greedy target takes."""
+    logits = torch.randn(60, vocabulary, generator=torch.Generator().manual_seed(vocabulary)).mul(2).round()
+    assert torch.equal(best_tokens(logits, 1)[1][:, 0], logits.argmax(-1))
+    assert best_tokens(logits[:0], 3)[1].shape == (0, 3)

@@ -27,7 +27,8 @@ from speculant.core.tree import Int32
 
 BLOCK = 16  # tokens per block; also the minimum worth copying
 ROOM = 128  # extra rows of a copy for the tokens after its prompt
-DEFAULT_SHARE, DEFAULTS = 10, (256 << 20, 8 << 30)  # a server keeps a tenth of the free memory, within these bytes
+FREE_PARTS = 10  # a server's cache takes one of so many parts of the free memory
+SMALLEST, LARGEST = 256 << 20, 8 << 30  # bytes of such a cache
 CANDIDATES = 8  # texts with equally many shared blocks to compare by shared tokens
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ def block_hashes(tokens: Int32, owner: str, media: str = "") -> Iterable[int]:
 
 def default_limit(free: int) -> int:
     """Return the maximum bytes of a server's kept caches, given the bytes of memory that are free for its model."""
-    return min(max(free // DEFAULT_SHARE, DEFAULTS[0]), DEFAULTS[1])
+    return min(max(free // FREE_PARTS, SMALLEST), LARGEST)
 
 
 def open_prefix_cache(given: Any) -> PrefixCache | None:

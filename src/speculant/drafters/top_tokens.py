@@ -53,11 +53,14 @@ def _on_host(logits: Tensor) -> bool:
 
 
 def _best(logits: Tensor, k: int) -> tuple[Int32, Float32]:
-    """Return ids and logits [R, k] of the k best tokens of logits on the host."""
+    """Return ids and logits [R, k] of the k <= V best tokens of logits [R, V] on the host."""
     rows = np.ascontiguousarray(logits.detach().float().numpy())  # a view would be a type of its own for numba
     count, vocabulary = rows.shape
-    if k < 1:
-        return np.empty((count, 0), np.int32), np.empty((count, 0), np.float32)
+    if k < 1 or not count:
+        return np.empty((count, k), np.int32), np.empty((count, k), np.float32)
+    if k == 1:  # the first of equal ones, as a greedy target chooses
+        ids = rows.argmax(-1)[:, None]
+        return ids.astype(np.int32), np.take_along_axis(rows, ids, -1)
     groups = 1 if vocabulary <= FEW_TOKENS or k > GROUPS else GROUPS
     if groups == 1:
         maxima = np.empty((count, 1), np.float32)

@@ -68,11 +68,12 @@ def limit_growth(curve, base, wanted):  # type: ignore[no-untyped-def]
     Drafters overestimate most the drafts that look best, so a draft may not cost far more than recent ones did.
 
     Args:
-        curve: Float64[R], cost of passes over 0, 1, ... draft rows, non-decreasing.
+        curve: Float64[R], cost of passes over 0, 1, ... draft rows.
         base: number of draft rows besides the nodes.
         wanted: largest recent number of nodes, Float64.
     """
-    last, plain, most = len(curve) - 1, curve[base], int(2 * wanted)
+    last, most = len(curve) - 1, int(2 * wanted)
+    plain = curve[min(base, last)]
     recent = curve[min(base + math.ceil(wanted), last)] - plain
     allowed = 0
     while allowed < most and base + allowed < last and curve[base + allowed + 1] <= plain + _GROWTH * recent + _STEP:

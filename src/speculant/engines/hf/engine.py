@@ -124,6 +124,7 @@ class HFEngine:
             found = merge(found, outcome, type(runner.model).__name__)
             self._refuse(found)
         runner.capabilities, self._state, self._padding = found, state, None
+        runner.locate()
         self._batch, self._live, self._first = BatchPass(runner), LiveCheck(runner), FirstPromptCheck(runner)
         self._calls = RepeatedCalls(runner.model)
 

@@ -56,7 +56,8 @@ class ExitRows:
         if count == len(self):
             return self
         rows = self.rows
-        kept = DraftRows(rows.parents[:count], rows.depths[:count], rows.ancestors[:count, :count])
+        ancestors = np.ascontiguousarray(rows.ancestors[:count, :count])  # numba compiles for each layout of an array
+        kept = DraftRows(rows.parents[:count], rows.depths[:count], ancestors)
         return ExitRows(self.layers, self.ids[:count], kept, (self.joined[:count],) if count else ())
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -86,7 +85,11 @@ class ModelRunner:
         """
         self.model, self.capabilities, self.acceleration = model, capabilities, acceleration
         self._selection, self._shares_keys = LayerSelection(model), shares_keys(model)
-        weights = ((module._parameters, name) for module in model.modules() for name in module._parameters)
+        self.locate()
+
+    def locate(self) -> None:
+        """Find the model's first weight, which tells its device; again after modules of the model were replaced."""
+        weights = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)
         self._first_weight = next(((held, name) for held, name in weights if held[name] is not None), None)
 
     @property
@@ -258,7 +261,7 @@ def check_tokens(tokens: Int32, vocabulary: int) -> None:
     Raises:
         UsageError: there is such a token.
     """
-    if len(tokens) and tokens.view(np.uint32).max() >= vocabulary:  # of negative numbers, too
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         wrong = next(token for token in tokens.tolist() if not 0 <= token < vocabulary)
         raise UsageError(f"the drafter proposed token {wrong}; the model has {vocabulary}, counted from 0.")
 

@@ -71,7 +71,7 @@ def test_a_broken_file_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_pat
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"\x7fELF")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    assert load_native().max_rows(1) >= load_native().max_rows(0) > 0
+    assert min(load_native().max_rows(0), load_native().max_rows(1)) > 0
     compiled = (broken.parent / kept.name).stat()
     load_native()
     assert (broken.parent / kept.name).stat().st_mtime_ns == compiled.st_mtime_ns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +13,7 @@ from transformers import DynamicCache
 
 from fused_layers import IDS, model_of
 from speculant.engines.hf.cache import keep_rows, usable_cache
+from speculant.engines.hf.caches import in_place_layer
 from speculant.engines.hf.caches.in_place_layer import InPlaceLayer
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.cpu.cached_rows import CachedRows
@@ -126,3 +129,37 @@ def test_other_layers_are_left_to_the_model() -> None:
     model.model(IDS[:1, :5], past_key_values=cache)
     assert CachedRows.find(cache.layers, torch.bfloat16, 1) is None
     assert CachedRows.find([*cache.layers, InPlaceLayer()], torch.float32, 1) is None
+
+
+@torch.inference_mode()
+def test_a_model_of_another_dtype_gets_no_rows_of_the_old_one() -> None:
+    """Guards memory and text where a model is converted and goes on with a cache."""
+    model = model_of("llama")
+    prepared, cache = prepare_model(model, True), usable_cache(None)
+    read(model, prepared, cache, 5)
+    read(model, prepared, cache, 8)
+    model.bfloat16()
+    other = copy.deepcopy(cache)
+    assert torch.equal(read(model, prepared, cache, 4), read(model, prepare_model(model, True), other, 4))
+
+
+@torch.inference_mode()
+def test_full_buffers_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the memory that a growing cache takes: old and new buffers of one layer at a time, not of all."""
+    monkeypatch.setattr(in_place_layer, "MIN_ROWS", 1)
+    model = model_of("llama")
+    prepared, cache = prepare_model(model, True), usable_cache(None)
+    read(model, prepared, cache, 5)
+    alive, own = list[int](), InPlaceLayer.reserve
+    for _ in range(3):
+        old = [weakref.ref(layer._key_rows) for layer in cache.layers]
+        alive.clear()
+
+        def reserve(layer: InPlaceLayer, count: int, old: list[weakref.ref[Tensor]] = old) -> None:
+            own(layer, count)
+            alive.append(sum(each() is not None for each in old))
+
+        monkeypatch.setattr(InPlaceLayer, "reserve", reserve)
+        while not alive:
+            read(model, prepared, cache, 4)
+        assert alive[-1] <= 1

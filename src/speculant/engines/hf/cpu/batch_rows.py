@@ -169,8 +169,10 @@ class PassRows:
         found = list[ExtendedRows]()
         for cache, count, _ in self._sequences:
             own, rows = cache.layers[:layers], known.get(cache)
-            extended = None if rows is None else rows.extend(own, count)
+            extended = None if rows is None or rows.dtype is not dtype else rows.extend(own, count)
             if extended is None:
+                known.pop(cache, None)
+                rows = None  # full buffers are freed one by one, as larger ones take their place
                 rows = CachedRows.find(own, dtype, count) if len(own) == layers else None
                 if rows is None:
                     return None

@@ -53,7 +53,11 @@ class ExtendedRows:
 
 
 class CachedRows:
-    """The rows of one cache in layers whose rows are alike."""
+    """The rows of one cache in layers whose rows are alike.
+
+    Attributes:
+        dtype: dtype of the rows.
+    """
 
     def __init__(self, layers: Sequence[InPlaceLayer], held: Sequence[FirstRows], places: Arguments) -> None:
         """Take what `find` has looked up.
@@ -64,6 +68,7 @@ class CachedRows:
             places: structs [L], of which what the buffers determine is set.
         """
         self._layers, self._places = layers, places
+        self.dtype = held[0].buffers[0].dtype
         self._buffers = [rows.buffers for rows in held]
         self._room = min(each.shape[2] for pair in self._buffers for each in pair)
         self._inference = self._buffers[0][0].is_inference()

@@ -84,9 +84,8 @@ class RepeatedCalls:
             max_new_tokens: the maximum number of new tokens.
         """
         key = _key(ids, options)
-        if key is None or key not in self._prepared or not self._holds():
+        if key is None or not self._holds() or (found := self._prepared.pop(key, None)) is None:
             return None
-        found = self._prepared.pop(key)
         self._prepared[key] = found  # the latest
         length, cache = ids.shape[1], _copied(found.cache)
         config = copy.copy(found.config)
