@@ -1,7 +1,7 @@
 """The top tokens of rows of logits, found on CPUs without PyTorch's `topk` and `argmax`.
 
 With vocabularies of a hundred thousand tokens, these take as long for the rows of a draft as a layer. NumPy compares
-many logits at a time: its `argmax` takes a tenth of the time. For the k best, tokens are dealt into groups, whose
+many logits at a time in its `argmax`. For the k best, tokens are dealt into groups, whose
 maxima are found in the same way; the k best lie in the k groups with the greatest maxima, which a compiled loop scans.
 """
 

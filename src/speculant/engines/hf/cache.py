@@ -219,9 +219,15 @@ def _take(states: Iterable[tuple[StateLayer, Snapshot]]) -> None:
         layer.restore(snapshot)
 
 
+def rows_to_move(rows: list[int]) -> tuple[int, list[int]]:
+    """Return how many of the kept rows are already in place, and the others, counted from there."""
+    still = next((place for place, row in enumerate(rows) if place != row), len(rows))
+    return still, [row - still for row in rows[still:]]
+
+
 def _keep_in_place(cache: DynamicCache, start: int, rows: list[int]) -> None:
-    still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # these are already in place
-    moved: list[int] | Tensor = [row - still for row in rows[still:]]
+    still, found = rows_to_move(rows)
+    moved: list[int] | Tensor = found
     for layer in cache.layers:
         if isinstance(layer, InPlaceLayer) and layer.is_initialized:
             if len(moved):

@@ -28,6 +28,14 @@ def read(model: object, prepared: CpuAcceleration, cache: DynamicCache, rows: in
     return hidden
 
 
+def filled(model: object, prepared: CpuAcceleration) -> DynamicCache:
+    """Return a cache of five committed rows and eight drafted ones."""
+    cache = usable_cache(None)
+    read(model, prepared, cache, 5)
+    read(model, prepared, cache, 8)
+    return cache
+
+
 def contents(cache: DynamicCache) -> list[Tensor]:
     return [part.clone() for layer in cache.layers for part in (layer.keys, layer.values)]
 
@@ -39,10 +47,7 @@ def test_kept_rows_are_those_that_pytorch_keeps(rows: list[int], dtype: torch.dt
     """Guards the accepted path of a tree, in both dtypes; rows in place are not moved."""
     model = model_of("llama").to(dtype)
     prepared = prepare_model(model, True)
-    caches = [usable_cache(None), usable_cache(None)]
-    for cache in caches:
-        read(model, prepared, cache, 5)
-        read(model, prepared, cache, 8)
+    caches = [filled(model, prepared), filled(model, prepared)]
     assert prepared.keep(caches[0], 5, rows)
     keep_rows(caches[1], 5, rows)
     assert all(map(torch.equal, *map(contents, caches)))
@@ -67,17 +72,14 @@ def shorten_one(cache: DynamicCache) -> None:
 def test_rows_elsewhere_are_not_moved(change: Callable[[DynamicCache], None]) -> None:
     """Guards caches that other code has changed since the last pass: `keep_rows` does its work, and passes go on."""
     model = model_of("llama")
-    prepared, cache = prepare_model(model, True), usable_cache(None)
-    read(model, prepared, cache, 5)
-    read(model, prepared, cache, 8)
+    prepared = prepare_model(model, True)
+    cache = filled(model, prepared)
     change(cache)
     before = contents(cache)
     assert not prepared.keep(cache, 5, [0, 3])
     assert all(map(torch.equal, contents(cache), before))
     keep_rows(cache, 5, [0, 3])
-    other = usable_cache(None)
-    read(model, prepared, other, 5)
-    read(model, prepared, other, 8)
+    other = filled(model, prepared)
     keep_rows(other, 5, [0, 3])
     assert torch.equal(read(model, prepared, cache, 4), read(model, prepared, other, 4))
 
@@ -86,9 +88,8 @@ def test_rows_elsewhere_are_not_moved(change: Callable[[DynamicCache], None]) ->
 def test_rows_that_are_not_there_are_not_moved() -> None:
     """Guards the memory behind the rows of a cache that was cut meanwhile."""
     model = model_of("llama")
-    prepared, cache = prepare_model(model, True), usable_cache(None)
-    read(model, prepared, cache, 5)
-    read(model, prepared, cache, 8)
+    prepared = prepare_model(model, True)
+    cache = filled(model, prepared)
     for layer in cache.layers:
         layer.keep(7, [])
     assert not prepared.keep(cache, 5, [0, 2])
@@ -135,9 +136,8 @@ def test_other_layers_are_left_to_the_model() -> None:
 def test_a_model_of_another_dtype_gets_no_rows_of_the_old_one() -> None:
     """Guards memory and text where a model is converted and goes on with a cache."""
     model = model_of("llama")
-    prepared, cache = prepare_model(model, True), usable_cache(None)
-    read(model, prepared, cache, 5)
-    read(model, prepared, cache, 8)
+    prepared = prepare_model(model, True)
+    cache = filled(model, prepared)
     model.bfloat16()
     other = copy.deepcopy(cache)
     assert torch.equal(read(model, prepared, cache, 4), read(model, prepare_model(model, True), other, 4))

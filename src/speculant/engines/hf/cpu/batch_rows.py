@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.caches.in_place_layer import FirstRows, InPlaceLayer
 from speculant.engines.hf.cpu.cached_rows import ARGUMENTS, PLACES, Arguments, CachedRows, ExtendedRows
-from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention
+from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, attention_settings
 
 KnownRows = WeakKeyDictionary[DynamicCache, CachedRows]
 
@@ -195,8 +195,7 @@ class PassRows:
     def _known_common(
         self, module: Any, heads: int, head: int, dtype: torch.dtype, each: Sequence[FirstRows]
     ) -> tuple[Any, ...]:
-        groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True)
-        key = (*self._shared, heads, head, groups, causal, module.scaling, dtype)
+        key = (*self._shared, heads, head, *attention_settings(module), dtype)
         known: tuple[Any, ...] | None = self._known.get(key)
         if known is None:
             known = self._known[key] = self._common(module, heads, head, each)

@@ -1,6 +1,6 @@
 """Where the rows of a cache lie in all layers of a model, for compiled code: looked up once, while the buffers stay.
 
-To look up each layer's buffers in every pass, for every sequence of a batch, takes as long as a tenth of the pass of a
+To look up each layer's buffers in every pass, for every sequence of a batch, takes a notable part of the pass of a
 small model. What remains are comparisons that run in functions that are compiled themselves.
 """
 

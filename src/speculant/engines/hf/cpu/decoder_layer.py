@@ -27,7 +27,7 @@ from torch.nn.modules import module as module_hooks
 from speculant.core.sublayers import Part as Sublayer
 from speculant.engines.hf.batch_attention import BatchCache, attention_function
 from speculant.engines.hf.cpu.batch_rows import PassRows, as_array
-from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, is_plain_sdpa
+from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, attention_settings, is_plain_sdpa
 from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, KernelTable
 from speculant.engines.hf.cpu.layer_calls import LayerCall
 from speculant.engines.hf.cpu.layer_matching import (
@@ -138,11 +138,10 @@ class FusedLayer:
     @property
     def attention_form(self) -> tuple[Any, ...]:
         """What the attention depends on besides the pass, with the kind of its mask."""
-        attention = self.attention
-        groups, causal = getattr(attention, "num_key_value_groups", 1), getattr(attention, "is_causal", True)
-        kinds = getattr(attention.config, "layer_types", None)
+        config = self.attention.config
+        kinds = getattr(config, "layer_types", None)
         kind = None if kinds is None else kinds[self.index]
-        return *self.form, self.heads, id(attention.config), groups, causal, attention.scaling, kind
+        return *self.form, self.heads, id(config), *attention_settings(self.attention), kind
 
     def ready(self) -> list[Any] | None:
         """Look up the weights and return them; None if the layer or part of it has been changed."""

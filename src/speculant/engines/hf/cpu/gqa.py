@@ -145,6 +145,11 @@ class GQAttention:
         return output, None
 
 
+def attention_settings(module: Any) -> tuple[Any, ...]:
+    """Return the settings of an attention module that its arguments depend on: groups, causality and scale."""
+    return getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", True), module.scaling
+
+
 def is_plain_sdpa() -> bool:
     """Return whether "sdpa" refers to transformers' own function."""
     return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

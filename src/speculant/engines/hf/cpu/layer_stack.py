@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.sublayers import Part as Sublayer
+from speculant.engines.hf.cache import rows_to_move
 from speculant.engines.hf.cpu.batch_rows import CallsOfAll, KnownRows, PassRows, as_array
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments
@@ -43,7 +44,7 @@ class _ReadyLayers:
     Attributes:
         state: what all of this depends on.
         weights: the tensors that each layer reads, by its index; None if it cannot be computed.
-        alike: whether their attention differs in weights only.
+        alike: whether the attention of all layers of the model is known, and differs in weights only.
         joined: whether one call can compute all layers: they are alike, and nothing else runs.
         found: the layers' structs by index.
         structs: copies of these by index, sublayer and whether they use bfloat16 instructions.
@@ -183,8 +184,7 @@ class LayerStack:
         known = self.rows.get(cache)
         if known is None or not self.layers or self.layers[0] is None:
             return False
-        still = next((place for place, row in enumerate(rows) if place != row), len(rows))  # already in place
-        moved = [row - still for row in rows[still:]]
+        still, moved = rows_to_move(rows)
         return known.keep(self.layers[0].native, cache.layers, start + still, moved)
 
     def _find_calls(self, layer: FusedLayer, rows: PassRows | None) -> CallsOfAll | None:
