@@ -6,7 +6,6 @@ classes' work around the layers (masks, options, unneeded logits) takes longer t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from speculant.core.engine import RequestedOutputs
 from speculant.core.sublayers import Part, Sublayers
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
-from speculant.engines.hf.cpu.layer_matching import FAMILIES, SUBLAYERS
+from speculant.engines.hf.cpu.layer_matching import FAMILIES, SUBLAYERS, is_untouched
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
 from speculant.engines.hf.views.layer_parts import split_layer
 from speculant.engines.hf.views.layer_selection import Entry, check_layers
@@ -141,7 +140,7 @@ class PartialPasses:
         plain = not (given.mask is not None and not isinstance(given.mask, Tensor)) and given.positions.ndim == 2
         kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
         owners = ((model, f"{name}ForCausalLM"), (base, f"{name}Model"))
-        return plain and not kinds and all(_is_untouched(owner, home, kind) for owner, kind in owners)
+        return plain and not kinds and all(is_untouched(owner, home, kind) for owner, kind in owners)
 
 
 def _alone(own: nn.Module, layer: Any, only: Part) -> Callable[..., Any]:
@@ -157,16 +156,3 @@ def _alone(own: nn.Module, layer: Any, only: Part) -> Callable[..., Any]:
     if isinstance(fused, FusedLayer) and not hooked:
         return partial(fused.alone(only), layer)
     return split_layer(own, layer, SUBLAYERS, only)
-
-
-def _is_untouched(module: Any, home: str, kind: str) -> bool:
-    own = type(module)
-    return (
-        own.__module__ == home
-        and own.__name__ == kind
-        and own is getattr(sys.modules[home], kind, None)
-        and own.forward.__module__ in (home, "transformers.utils.generic")
-        and "forward" not in module.__dict__
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )

@@ -21,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("compiled")
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of layers in each call that computes all layers of a model."""
-    seen, run = list[int](), layer_stack.LayerStack.run
+    seen, compute = list[int](), layer_stack.LayerStack.compute
 
     def count(stack: layer_stack.LayerStack, *given: Any, **options: Any) -> Tensor | None:
-        output = run(stack, *given, **options)
+        output = compute(stack, *given, **options)
         if output is not None:
             seen.append(len(stack.layers))
         return output
 
-    monkeypatch.setattr(layer_stack.LayerStack, "run", count)
+    monkeypatch.setattr(layer_stack.LayerStack, "compute", count)
     return seen
 
 

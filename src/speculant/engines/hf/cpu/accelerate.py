@@ -18,7 +18,7 @@ nothing is measured; `fast=False` only excludes the layers that are computed as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.pass_plan import PassPlans, find_fused_layers
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
+from speculant.engines.hf.cpu.whole_pass import find_whole_pass
 from speculant.engines.hf.quantized.model_weights import rounding_dtype
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.products import native
@@ -188,14 +189,12 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     if not linears:
         return CpuAcceleration()
     _pack(tuple(linears.values()), table)
-    forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears.values()}
-    forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in find_norms(model, layers)}
     return CpuAcceleration(
         linears=tuple(linears.values()),
         layers=layers,
         attention=attention,
         table=table,
-        shadows=Shadows(model, forwards, attention.rename, plans.stack),
+        shadows=Shadows(model, _forwards(model, linears.values(), layers, plans), attention.rename, plans.stack),
         plans=plans,
         notes=notes,
     )
@@ -217,8 +216,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     attention.register()
     layers = find_fused_layers(model, table, attention, minimum=0, plans=plans) if fuse else ()
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
-    forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
-    forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in find_norms(model, layers)}
+    forwards = _forwards(model, linears, layers, plans)
     notes: tuple[str, ...] = ()
     if fuse and not layers and rounding_dtype(model) is not model.dtype:
         reason = "last bits can depend on the number of rows, and the inputs of products are rounded to 8 bits"
@@ -238,6 +236,17 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
         notes=notes,
         quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),
     )
+
+
+def _forwards(
+    model: Any, linears: Iterable[AcceleratedLinear], layers: Sequence[FusedLayer], plans: PassPlans
+) -> dict[nn.Module, Forward]:
+    """Return the forwards that replace those of modules, by module."""
+    norms = find_norms(model, layers)
+    forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
+    forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in norms}
+    whole = find_whole_pass(model, plans.stack, norms)
+    return forwards if whole is None else forwards | {whole.module: whole}
 
 
 def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[KernelTable, tuple[str, ...]]:

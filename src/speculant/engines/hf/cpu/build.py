@@ -47,6 +47,7 @@ SIGNATURES = {  # functions called from Python: arguments and result, "" for non
     "after_attention": ("ppppssi", ""),
     "layer": ("pppppspi", ""),
     "layers": ("pspi", ""),
+    "copy_rows": ("psspsp", "i"),
     "head_step": ("ppsppi", ""),
     "head_draft": ("pppspsi", ""),
     "norm": ("ppps", ""),

@@ -120,6 +120,11 @@ class FusedLayer:
         return found
 
     @property
+    def hidden(self) -> int:
+        """The size of its input."""
+        return int(self._layer.hidden)
+
+    @property
     def weights(self) -> int:
         """The number of weights in its matrices."""
         sizes: list[int] = [outs * k for outs, k in self._shapes]
@@ -257,8 +262,13 @@ class FusedLayer:
             attended = self._attend(query, key, value, attention_mask, past_key_values, options)
         return self._finish(layer, hidden_states, attended, kernel)
 
-    def single_kernel(self, x: Tensor, embeddings: tuple[Tensor, Tensor]) -> Kernel | None:
-        """Return the kernel with which one call computes the whole layer; None if none can, or it would be slower."""
+    def single_kernel(self, x: Tensor, embeddings: tuple[Tensor, ...]) -> Kernel | None:
+        """Return the kernel with which one call computes the whole layer; None if none can, or it would be slower.
+
+        Args:
+            x: [B, n, hidden], the input.
+            embeddings: cos and sin; () if they are in tables.
+        """
         kernel = self._table.one_call(self.dtype, self._shapes, x[..., 0].numel())
         return kernel if kernel is not None and self._supports(x, embeddings, kernel) else None
 
@@ -348,7 +358,7 @@ class FusedLayer:
         return found
 
     def _supports(
-        self, x: Tensor, embeddings: tuple[Tensor, Tensor], kernel: Kernel | None, *, together: bool = False
+        self, x: Tensor, embeddings: tuple[Tensor, ...], kernel: Kernel | None, *, together: bool = False
     ) -> bool:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
@@ -356,13 +366,13 @@ class FusedLayer:
         if kernel is None and not together and not self._table.measured(self.dtype, self._shapes):
             return False
         batch, rows, _ = x.shape
-        shape = (embeddings[0].shape[0], rows, self.head)
+        shapes = [(each.shape[0], rows, self.head) for each in embeddings]
         return (
             batch * rows > 0
             and (self._table.exact or batch * rows <= MAX_ROWS)
-            and shape[0] in (1, batch)
-            and all(_usable(each, shape, self.dtype) for each in embeddings)
-            and _usable(x, (batch, rows, self._layer.hidden), self.dtype)
+            and all(shape[0] in (1, batch) for shape in shapes)
+            and all(_usable(each, shape, self.dtype) for each, shape in zip(embeddings, shapes, strict=True))
+            and _usable(x, (batch, rows, self.hidden), self.dtype)
         )
 
 

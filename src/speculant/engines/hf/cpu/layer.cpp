@@ -8,6 +8,7 @@
 // Each row's result is the same for any number of rows.
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "attention.h"
@@ -187,6 +188,14 @@ struct LayerCall {
 extern "C" void layers(const LayerCall *calls, int64_t count, const void *x, int threads) {
   for (const LayerCall *c = calls; c < calls + count; x = c->y, c++)
     layer(c->layer, x, x, c->positions, c->attention, c->sequences, c->y, threads);
+}
+
+// Copies rows of a table[size] to y[count], `bytes` each; returns 0, and copies none, if the table lacks one of them.
+extern "C" int copy_rows(const void *table, int64_t size, int64_t bytes, const int64_t *rows, int64_t count, void *y) {
+  if (!std::all_of(rows, rows + count, [size](int64_t row) { return 0 <= row && row < size; })) return 0;
+  if (bytes)
+    for (int64_t i = 0; i < count; i++) std::memcpy((char *)y + i * bytes, (char *)table + rows[i] * bytes, bytes);
+  return 1;
 }
 
 // y = RMSNorm(x), before attention; [rows, hidden].

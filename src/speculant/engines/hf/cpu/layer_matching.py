@@ -20,6 +20,7 @@ _NAMES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = {f"transformers.models.{name}.modeling_{name}": name.title() for name in _NAMES}
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SUBLAYERS = LayerParts({"attention": "self_attn", "mlp": "mlp"}, {"attention": 2, "mlp": None})
+FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # types of rotary embeddings with fixed frequencies
 PARTS = ("self_attn", "mlp", "act_fn", "input_layernorm", "post_attention_layernorm")
 
 
@@ -43,6 +44,26 @@ def is_known(layer: Any) -> bool:
         and {function.__module__ for function in rotary_functions(sys.modules[home])} == {home}
         and type(parts["act_fn"]).__name__ in ("SiLU", "SiLUActivation")
         and layer.self_attn.config._attn_implementation == "sdpa"
+    )
+
+
+def is_untouched(module: Any, home: str, kind: str) -> bool:
+    """Return whether a module is of a class of transformers, with the forward of the class and without hooks.
+
+    Args:
+        module: the module; None is of no class.
+        home: the file of the class, as the name of a module.
+        kind: the name of the class.
+    """
+    own = type(module)
+    return (
+        own.__module__ == home
+        and own.__name__ == kind
+        and own is getattr(sys.modules[home], kind, None)
+        and own.forward.__module__ in (home, "transformers.utils.generic")
+        and "forward" not in module.__dict__
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
     )
 
 

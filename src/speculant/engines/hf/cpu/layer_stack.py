@@ -13,8 +13,10 @@ hooks, a view, or a mask of its own.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,7 +40,7 @@ MAX_TOGETHER = 128  # maximum rows of a pass over several layers in one call, wh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ReadyLayers:
+class ReadyLayers:
     """The layers as they were when they were last looked up.
 
     Attributes:
@@ -83,7 +85,13 @@ class LayerStack:
         lists = (each for each in (model.modules() if model else ()) if isinstance(each, nn.ModuleList) and len(each))
         self.modules = next((each for each in lists if list(each) == modules), None)
         self.rows: KnownRows = WeakKeyDictionary()
-        self._held: _ReadyLayers | None = None
+        self._around: Sequence[nn.Module] = ()
+        self._settings: Callable[[], list[Any]] = list
+        self._held: ReadyLayers | None = None
+
+    def watch(self, modules: Sequence[nn.Module], settings: Callable[[], list[Any]]) -> None:
+        """Look the layers up again after changes of further modules and their weights, or of settings, too."""
+        self._around, self._settings = modules, settings
 
     def prepare(
         self,
@@ -101,7 +109,7 @@ class LayerStack:
             x: a tensor like the layers' input, [B, n, hidden].
             cache, mask, embeddings, options: the arguments of the layers' calls.
         """
-        ready, (cos, sin), calls = self._look_up(), embeddings, list[LayerCall | None]()
+        ready, (cos, sin), calls = self.look_up(), embeddings, list[LayerCall | None]()
         positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
         kernels, rows = dict[Any, Any](), dict[int, tuple[PassRows | None, CallsOfAll | None]]()
         batch, n, _ = x.shape
@@ -157,18 +165,43 @@ class LayerStack:
             x: [B, n, hidden], the input of the first.
             attention_mask, past_key_values, position_embeddings, **options: the arguments of the layers' calls.
         """
-        if position_embeddings is None or x[..., 0].numel() > MAX_TOGETHER:
+        if position_embeddings is None:
             return None
-        ready, first = self._look_up(), self.layers[0]
-        if not ready.joined or first is None:
+        cos, sin = position_embeddings
+        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
+        return self.compute(
+            self.look_up(), x, positions, past_key_values, attention_mask, options, embeddings=position_embeddings
+        )
+
+    def compute(
+        self,
+        ready: ReadyLayers,
+        x: Tensor,
+        positions: PositionArguments,
+        cache: Any,
+        mask: Tensor | None,
+        options: dict[str, Any],
+        *,
+        embeddings: tuple[Tensor, ...] = (),
+    ) -> Tensor | None:
+        """Return what `run` does.
+
+        Args:
+            ready: what `look_up` has returned.
+            x: [B, n, hidden], the input of the first layer.
+            positions: struct of the rotary embeddings.
+            cache, mask, options: the arguments of the layers' calls.
+            embeddings: the rotary embeddings, if they have yet to be checked.
+        """
+        first = self.layers[0] if ready.joined else None
+        if first is None or x[..., 0].numel() > MAX_TOGETHER:
             return None
-        kernel = first.single_kernel(x, position_embeddings)
-        rows = first.pass_rows(past_key_values, attention_mask, x, options)
+        kernel = first.single_kernel(x, embeddings)
+        rows = first.pass_rows(cache, mask, x, options)
         layers, found = len(self.layers), self._find_calls(first, rows)
         if kernel is None or found is None:
             return None
-        (cos, sin), outputs = position_embeddings, (torch.empty_like(x), torch.empty_like(x))
-        positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
+        outputs = torch.empty_like(x), torch.empty_like(x)
         calls = np.empty(layers, CALLS)
         calls["layer"] = [ctypes.addressof(ready.struct(layer, kernel)) for layer in self.layers if layer]
         calls["positions"], calls["sequences"] = ctypes.addressof(positions), len(found.each)
@@ -194,19 +227,25 @@ class LayerStack:
         shape = layer.heads, layer.head, layer.dtype
         return rows.calls_of_all(layer.attention, *shape, len(self.layers), self.rows)
 
-    def _look_up(self) -> _ReadyLayers:
+    def look_up(self) -> ReadyLayers:
+        """Return the layers as they are now."""
         held = self._held
         if held is None or not held.state.holds():
             held = self._held = self._look_up_anew()
         return held
 
-    def _look_up_anew(self) -> _ReadyLayers:
+    def _look_up_anew(self) -> ReadyLayers:
         modules = [part for layer in self._fused for part in layer.modules]
         lists = [] if self.modules is None else [self.modules]
         homes = dict.fromkeys(layer.home for layer in self._fused)
-        state = ModulesState([*modules, *lists], lambda: [each for home in homes for each in rotary_functions(home)])
+        functions = [partial(rotary_functions, home) for home in homes]
+        state = ModulesState(
+            [*modules, *lists, *self._around],
+            lambda: [*chain.from_iterable(each() for each in functions), *self._settings()],
+        )
         weights = {layer.index: layer.ready() for layer in self._fused}
         known = [weight for each in weights.values() for weight in each or ()]
+        known += chain.from_iterable(module._parameters.values() for module in self._around)
         state.watch(weight for weight in known if isinstance(weight, Tensor))
         own = [vars(layer.module) for layer in self._fused]
         unwatched = all("forward" not in held and not any(held[name] for name in HOOKS) for held in own)
@@ -214,7 +253,7 @@ class LayerStack:
         alike = len({layer.attention_form for layer in self._fused}) == 1 and None not in self.layers
         found = {layer.index: layer.arguments() for layer in self._fused}
         joined = alike and unwatched and whole and None not in weights.values()
-        return _ReadyLayers(state, weights, alike, joined, found)
+        return ReadyLayers(state, weights, alike, joined, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,40 +20,45 @@ from speculant.engines.hf.cpu.linear import readable
 class AcceleratedNorm:
     """The forward of one RMSNorm. Its weight is looked up in every call, so a new one takes effect at once."""
 
-    __slots__ = ("_class", "_forward", "_native", "module")
+    __slots__ = ("_class", "_forward", "module", "native")
 
     def __init__(self, module: Any, native: ctypes.CDLL) -> None:
-        self.module, self._native = module, native
+        self.module, self.native = module, native
         self._class, self._forward = type(module), type(module).forward
 
     def __call__(self, shadow: Any, hidden_states: Tensor) -> Tensor:
         """Return [..., hidden] of [..., hidden]."""
-        module, weight, x = self.module, self.module._parameters.get("weight"), hidden_states
-        kind = type(module)
+        x = hidden_states
+        norm = self.arguments(x.dtype)
         supported = (
-            kind is self._class
-            and kind.forward is self._forward
-            and weight is not None
-            and readable(weight)
+            norm is not None
             and x.is_cpu
-            and x.dtype is weight.dtype
-            and x.shape[-1:] == weight.shape
+            and x.shape[-1:] == (norm.hidden,)
             and x.is_contiguous()
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")
         )
-        if not supported:
-            answer: Tensor = kind.forward(shadow, x)
+        if norm is None or not supported:
+            answer: Tensor = type(self.module).forward(shadow, x)
             return answer
-        size, y = x.shape[-1], torch.empty_like(x)
-        norm = LayerArguments(
-            input_norm=weight.data_ptr(),
-            hidden=size,
-            input_eps=module.variance_epsilon,
-            is_bf16=x.dtype is torch.bfloat16,
-        )
-        self._native.norm(ctypes.byref(norm), x.data_ptr(), y.data_ptr(), x.numel() // size)
+        y = torch.empty_like(x)
+        self.native.norm(ctypes.byref(norm), x.data_ptr(), y.data_ptr(), x.numel() // norm.hidden)
         return y
+
+    def arguments(self, dtype: torch.dtype) -> LayerArguments | None:
+        """Return the struct for inputs of a dtype; None if the weight or the class no longer suits."""
+        module, weight = self.module, self.module._parameters.get("weight")
+        kind = type(module)
+        if kind is not self._class or kind.forward is not self._forward or weight is None or weight.dtype is not dtype:
+            return None
+        if not readable(weight) or weight.ndim != 1:
+            return None
+        return LayerArguments(
+            input_norm=weight.data_ptr(),
+            hidden=len(weight),
+            input_eps=module.variance_epsilon,
+            is_bf16=dtype is torch.bfloat16,
+        )
 
 
 def find_norms(model: nn.Module, layers: Iterable[FusedLayer]) -> tuple[AcceleratedNorm, ...]:

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape
-from speculant.engines.hf.cpu.layer_matching import FAMILIES, LINEARS, is_known
+from speculant.engines.hf.cpu.layer_matching import FAMILIES, FIXED_ROTARY, LINEARS, is_known
 from speculant.engines.hf.views.own_layer import OwnLayer
-
-_FIXED = ("default", "linear", "llama3", "yarn")  # rotary embeddings with fixed frequencies
 
 
 def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any] | None:
@@ -33,7 +31,7 @@ def find_plain_shape(own: OwnLayer, norms: Sequence[nn.Module]) -> dict[str, Any
         return None
     rotary, attention = own.rotary, layer.self_attn
     kind = getattr(sys.modules[home], f"{FAMILIES[home]}RotaryEmbedding", None)
-    if type(rotary) is not kind or getattr(rotary, "rope_type", None) not in _FIXED:
+    if type(rotary) is not kind or getattr(rotary, "rope_type", None) not in FIXED_ROTARY:
         return None
     heads, head_dim = attention.q_proj.out_features // attention.head_dim, int(attention.head_dim)
     eps = {float(norm.variance_epsilon) for norm in (layer.input_layernorm, layer.post_attention_layernorm)}
