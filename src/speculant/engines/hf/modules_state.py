@@ -30,6 +30,7 @@ class ModulesState:
         beside: Callable[[], Sequence[Any]],
         *,
         contents: Sequence[str] = ("_parameters", *PARTS),
+        settings: Sequence[Any] = (),
     ) -> None:
         """Record the state.
 
@@ -37,13 +38,17 @@ class ModulesState:
             modules: the modules, whose parts are listed too if they matter.
             beside: returns what else belongs to the state, such as functions that forwards look up elsewhere.
             contents: containers of the modules whose contents belong to the state.
+            settings: further objects whose attributes belong to it, such as configs.
         """
         self._modules, self._beside = modules, beside
         self._kinds: list[Any] = list(map(type, modules))
+        self._different_kinds = list(dict.fromkeys(self._kinds))
         self._called = self._find_called()
-        self._attributes = [dict(vars(module)) for module in modules]
-        found = ((name, held[name]) for held in self._attributes for name in contents)
-        self._containers = [each for name, each in found if each or name in PARTS]  # parts may be added to none
+        self._owners = [*modules, *settings]
+        self._attributes = [dict(vars(owner)) for owner in self._owners]
+        found = [(name, held[name]) for held in self._attributes[: len(modules)] for name in contents]
+        self._containers = [each for _, each in found if each]
+        self._empty = [each for name, each in found if not each and name in PARTS]  # parts may be added to them
         self._contents = list(self._contained())
         self._tensors: list[Tensor] = []
         self._places: list[Any] = []
@@ -59,7 +64,8 @@ class ModulesState:
             contents = list(self._contained())
             return (
                 list(map(type, self._modules)) == self._kinds
-                and list(map(vars, self._modules)) == self._attributes
+                and list(map(vars, self._owners)) == self._attributes
+                and not any(self._empty)
                 and len(contents) == len(self._contents)
                 and all(map(is_, contents, self._contents))
                 and self._find_called() == self._called
@@ -74,7 +80,7 @@ class ModulesState:
     def _find_called(self) -> list[Any]:
         """Return the functions that calls of the modules run."""
         everywhere = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
-        own = (function for kind in dict.fromkeys(self._kinds) for function in (kind.forward, kind.__call__))
+        own = (function for kind in self._different_kinds for function in (kind.forward, kind.__call__))
         return [*own, *self._beside(), *chain.from_iterable(map(dict.values, everywhere))]
 
     def _find_places(self) -> list[Any]:

@@ -47,12 +47,15 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     They change together, in one assignment, so that after a full device or an interrupt a layer has as many keys as
     values.
+
+    Attributes:
+        held: the rows in use, as an object that is replaced when they change; None twice before the first.
     """
 
     is_initialized: bool
 
     def __init__(self) -> None:
-        self._held: tuple[Tensor, Tensor] | FirstRows = _NOTHING
+        self.held: tuple[Tensor, Tensor] | FirstRows = _NOTHING
         self._key_rows: Tensor | None = None
         self._value_rows: Tensor | None = None
         super().__init__()
@@ -60,20 +63,20 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
     @property
     def keys(self) -> Tensor:
         """The keys of the rows in use, [B, H, L, D]; None before the first."""
-        return self._held[0]
+        return self.held[0]
 
     @keys.setter
     def keys(self, keys: Tensor) -> None:
-        self._held = keys, self._held[1]
+        self.held = keys, self.held[1]
 
     @property
     def values(self) -> Tensor:
         """The values of the rows in use, [B, H, L, D]; None before the first."""
-        return self._held[1]
+        return self.held[1]
 
     @values.setter
     def values(self, values: Tensor) -> None:
-        self._held = self._held[0], values
+        self.held = self.held[0], values
 
     @classmethod
     def adopt(cls, layer: DynamicLayer) -> InPlaceLayer:
@@ -91,12 +94,12 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         if key_states.requires_grad:  # gradients need the previous rows unchanged
             updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return updated
-        held: Any = self._held if self.is_initialized else _NOTHING
+        held: Any = self.held if self.is_initialized else _NOTHING
         key_rows, keys = append_rows(self._key_rows, held[0], key_states)
         value_rows, values = append_rows(self._value_rows, held[1], value_states)
         self._key_rows, self._value_rows = key_rows, value_rows
         self.dtype, self.device = key_states.dtype, key_states.device
-        self._held = keys, values
+        self.held = keys, values
         self.is_initialized = True
         return keys, values
 
@@ -111,7 +114,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         if layer.is_initialized:
             self._key_rows, keys = _copy_rows(layer.keys, length, room)
             self._value_rows, values = _copy_rows(layer.values, length, room)
-            self._held = keys, values
+            self.held = keys, values
             self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
 
     @property
@@ -127,18 +130,13 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         rows = (self._key_rows, self.keys), (self._value_rows, self.values)
         return sum((held if buffer is None else buffer).nbytes for buffer, held in rows)
 
-    @property
-    def held(self) -> object:
-        """An object that identifies the rows in use: it is replaced when they change."""
-        return self._held
-
     def hold(self, rows: tuple[Tensor, Tensor] | FirstRows) -> None:
         """Put the rows that `extend` or `extend_unread` returned into use."""
-        self._held = rows
+        self.held = rows
 
     def get_seq_length(self) -> int:
         """Return the number of rows in use."""
-        held = self._held
+        held = self.held
         if self.is_initialized and type(held) is FirstRows and held.buffers[0].numel():
             return held.length
         return int(super().get_seq_length())
@@ -160,7 +158,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
 
     def extend_unread(self, count: int) -> FirstRows | None:
         """Return what `extend` does, for code that needs no more than the buffers: no tensor is made."""
-        held, key_rows, value_rows = self._held, self._key_rows, self._value_rows
+        held, key_rows, value_rows = self.held, self._key_rows, self._value_rows
         if self.is_initialized and type(held) is FirstRows:
             keys, values = held.buffers
             if keys is key_rows and values is value_rows:
@@ -178,29 +176,29 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         room = max(length + count, MIN_ROWS, 2 * length)
         key_rows, keys = _copy_rows(self.keys, length, room)
         value_rows, values = _copy_rows(self.values, length, room)
-        self._key_rows, self._value_rows, self._held = key_rows, value_rows, (keys, values)
+        self._key_rows, self._value_rows, self.held = key_rows, value_rows, (keys, values)
 
     def reset(self) -> None:
         """Drop all rows; the buffers stay."""
-        self.is_initialized, self._held = False, _NOTHING
+        self.is_initialized, self.held = False, _NOTHING
 
     def keep(self, start: int, rows: list[int] | Tensor) -> None:
         """Keep the first `start` rows, followed by those at `start` + each of the ascending `rows`."""
         if not self.is_initialized:  # a layer that shares another's rows
             return
-        end, known = start + len(rows), self._held
+        end, known = start + len(rows), self.held
         length = known.length if type(known) is FirstRows else known[0].shape[-2]
         if not len(rows) and end == length:  # all are kept, as after every plain round
             return
         if len(rows):
             index = torch.as_tensor(rows, device=self.keys.device) + start
-            for held in self._held:
+            for held in self.held:
                 held[..., start:end, :] = held.index_select(-2, index)
         if type(known) is FirstRows:
-            self._held = FirstRows(known.buffers, end)
+            self.held = FirstRows(known.buffers, end)
             return
         keys, values = known
-        self._held = keys[..., :end, :], values[..., :end, :]
+        self.held = keys[..., :end, :], values[..., :end, :]
 
 
 class SourceLayer(InPlaceLayer):

@@ -24,7 +24,13 @@ from transformers.cache_utils import DynamicCache
 from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.caches.in_place_layer import FirstRows, InPlaceLayer
 from speculant.engines.hf.cpu.cached_rows import ARGUMENTS, PLACES, Arguments, CachedRows, ExtendedRows
-from speculant.engines.hf.cpu.gqa import AttentionArguments, GQAttention, attention_settings
+from speculant.engines.hf.cpu.gqa import (
+    AttentionArguments,
+    GQAttention,
+    attention_settings,
+    mask_place,
+    needs_other_attention,
+)
 
 KnownRows = WeakKeyDictionary[DynamicCache, CachedRows]
 
@@ -106,17 +112,19 @@ class PassRows:
             batch, rows: B and n of the pass's rows [B, n, hidden].
             options: options of the attention call.
         """
-        self._attend, self._options, self._batch, self._rows = attend, options, batch, rows
+        self._attend, self._batch = attend, batch
         self._together = cache if type(cache) is BatchCache else None
         self._sequences: Sequence[tuple[DynamicCache, int, Any]] = ()
         self._known: dict[Any, Any] = {}
+        self._shared = (None if mask is None else mask.shape[-1], batch, rows, *sorted(options))
+        if needs_other_attention(options):
+            return
         if self._together is not None:
             found = None if mask is None or batch != 1 else cache.sequences(attend.name, mask.shape[-1])
             if found is not None and sum(count for _, count, _ in found) == rows:
                 self._sequences, self._known = found, cache.prepared
         elif type(cache) is DynamicCache:
             self._sequences = [(cache, rows, mask)]
-        self._shared = (None if mask is None else mask.shape[-1], batch, rows, *sorted(options))
 
     def calls(
         self, module: Any, heads: int, head: int, dtype: torch.dtype
@@ -181,16 +189,36 @@ class PassRows:
             if extended is None:
                 return None
             found.append(extended)
-        first = [each.rows[0] for each in found]
-        common = self._known_common(module, heads, head, dtype, first) if found else None
-        if not common or common[0] != list(map(_form, first)):
-            return None
         structs = np.empty((layers, len(found)), ARGUMENTS)
-        structs[:] = np.frombuffer(common[1], ARGUMENTS)
-        for place, extended in enumerate(found):
+        for place, (extended, (_, count, mask)) in enumerate(zip(found, self._sequences, strict=True)):
+            call = self._call_of_all(module, heads, head, extended, count, mask)
+            visible = mask_place(mask, self._batch, count, extended.rows[0].length)
+            if call is None or visible is None:
+                return None
+            own = structs[:, place]
+            own[:] = call
+            own["length"] = extended.rows[0].length
+            if mask is not None:
+                own["mask"], own["mask_batch_step"], own["mask_step"] = visible
+        return CallsOfAll(found, self._together, structs) if found else None
+
+    def _call_of_all(
+        self, module: Any, heads: int, head: int, extended: ExtendedRows, count: int, mask: Tensor | None
+    ) -> Arguments | None:
+        """Return structs [L] of one sequence without length and mask; None if `attention.cpp` would not compute it."""
+        causal, cached = mask is None and count > 1, extended.cached
+        key = (self._batch, count, mask is None, heads, head, *attention_settings(module))
+        call = None if causal else cached.calls.get(key)  # whether causal rows are computed depends on the length, too
+        if call is None:
+            common = self._arguments(module, heads, head, extended.rows[0], count, None, masked=mask is not None)
+            if common is None:
+                return None
+            call = cached.calls[key] = np.empty(len(cached.places), ARGUMENTS)
+            call[:] = np.frombuffer(bytes(common), ARGUMENTS)
+            call["causal"] = causal
             for name in PLACES:
-                structs[name][:, place] = extended.places[name]
-        return CallsOfAll(found, self._together, structs)
+                call[name] = cached.places[name]
+        return call
 
     def _known_common(
         self, module: Any, heads: int, head: int, dtype: torch.dtype, each: Sequence[FirstRows]
@@ -205,14 +233,20 @@ class PassRows:
         """Return the forms and arguments that the sequences have alone; () if `attention.cpp` would not compute one."""
         calls = list[AttentionArguments]()
         for rows, (_, count, mask) in zip(each, self._sequences, strict=True):
-            own, (keys, values) = (self._batch, heads, count, head), rows
-            if keys.shape[0] != self._batch or not self._attend.serves(module, own, keys, mask, self._options):
-                return ()
-            call = self._attend.arguments(own, keys, values, mask, module.scaling)
+            call = self._arguments(module, heads, head, rows, count, mask, masked=mask is not None)
             if call is None:
                 return ()
             calls.append(call)
         return [_form(rows) for rows in each], (AttentionArguments * len(calls))(*calls)
+
+    def _arguments(
+        self, module: Any, heads: int, head: int, rows: FirstRows, count: int, mask: Tensor | None, *, masked: bool
+    ) -> AttentionArguments | None:
+        """Return the arguments that a sequence has alone; None if `attention.cpp` would not compute it."""
+        own, (keys, values) = (self._batch, heads, count, head), rows
+        if keys.shape[0] != self._batch or not self._attend.serves(module, own, keys, masked=masked):
+            return None
+        return self._attend.arguments(own, keys, values, mask, module.scaling)
 
 
 def _form(rows: FirstRows) -> tuple[Any, ...]:

@@ -34,13 +34,13 @@ class ExtendedRows:
         layers: the layers of the cache.
         held: what each layer held when this was looked up.
         rows: the rows with the new ones.
-        places: structs [L], of which what the buffers determine is set.
+        cached: the cache's rows.
     """
 
     layers: Sequence[InPlaceLayer]
     held: Sequence[FirstRows]
     rows: Sequence[FirstRows]
-    places: Arguments
+    cached: CachedRows
 
     def unchanged(self) -> bool:
         """Return whether the layers still hold what they held when this was looked up."""
@@ -57,6 +57,8 @@ class CachedRows:
 
     Attributes:
         dtype: dtype of the rows.
+        places: structs [L], of which what the buffers determine is set.
+        calls: structs [L] of calls with everything but lengths and masks, by what they depend on besides the buffers.
     """
 
     def __init__(self, layers: Sequence[InPlaceLayer], held: Sequence[FirstRows], places: Arguments) -> None:
@@ -67,7 +69,8 @@ class CachedRows:
             held: what they hold.
             places: structs [L], of which what the buffers determine is set.
         """
-        self._layers, self._places = layers, places
+        self._layers, self.places = layers, places
+        self.calls: dict[Any, Arguments] = {}
         self.dtype = held[0].buffers[0].dtype
         self._buffers = [rows.buffers for rows in held]
         self._room = min(each.shape[2] for pair in self._buffers for each in pair)
@@ -119,7 +122,7 @@ class CachedRows:
         end = lengths.pop() + count
         if end > self._room or torch.is_inference_mode_enabled() is not self._inference:
             return None
-        return ExtendedRows(self._layers, held, [FirstRows(each, end) for each in self._buffers], self._places)
+        return ExtendedRows(self._layers, held, [FirstRows(each, end) for each in self._buffers], self)
 
     def keep(self, native: ctypes.CDLL, layers: Sequence[Any], start: int, rows: Sequence[int]) -> bool:
         """Keep the first `start` rows, followed by those at `start` + each of the ascending `rows`.
@@ -138,7 +141,7 @@ class CachedRows:
             return False
         if rows:
             moved = np.array(rows, np.int64) + start
-            native.move_rows(self._places.ctypes.data, len(self._layers), moved.ctypes.data, start, len(moved))
+            native.move_rows(self.places.ctypes.data, len(self._layers), moved.ctypes.data, start, len(moved))
         for layer, buffers in zip(self._layers, self._buffers, strict=True):
             layer.hold(FirstRows(buffers, end))
         return True

@@ -105,6 +105,7 @@ class FusedLayer:
         self._current: list[Any] = []
         self.dtype = torch.float32
         self._alone: dict[Sublayer, FusedLayer] = {}
+        self._kernels: dict[tuple[torch.dtype, int], Kernel | None] = {}  # by dtype and number of rows
 
     def alone(self, part: Sublayer) -> FusedLayer:
         """Return the forward of one sublayer, for the same shadow of the layer."""
@@ -220,7 +221,7 @@ class FusedLayer:
         if whole is not None and (output := whole.run(hidden_states)) is not None:
             return output
         weights = self.ready()  # kept alive until the end, in case they are replaced meanwhile
-        kernel = self._table.one_call(self.dtype, self._shapes, hidden_states[..., 0].numel())
+        kernel = self._one_call(hidden_states[..., 0].numel())
         supported = position_embeddings is not None and self._supports(
             hidden_states, position_embeddings, kernel, together=type(past_key_values) is BatchCache
         )
@@ -269,8 +270,16 @@ class FusedLayer:
             x: [B, n, hidden], the input.
             embeddings: cos and sin; () if they are in tables.
         """
-        kernel = self._table.one_call(self.dtype, self._shapes, x[..., 0].numel())
+        kernel = self._one_call(x[..., 0].numel())
         return kernel if kernel is not None and self._supports(x, embeddings, kernel) else None
+
+    def _one_call(self, rows: int) -> Kernel | None:
+        key = self.dtype, rows
+        if rows > MAX_ROWS:
+            return self._table.one_call(self.dtype, self._shapes, rows)
+        if key not in self._kernels:
+            self._kernels[key] = self._table.one_call(self.dtype, self._shapes, rows)
+        return self._kernels[key]
 
     def pass_rows(self, cache: Any, mask: Tensor | None, x: Tensor, options: dict[str, Any]) -> PassRows | None:
         """Return the cached rows for our own attention, for all layers of a config; None if another one is needed."""

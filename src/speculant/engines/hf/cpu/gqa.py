@@ -69,16 +69,13 @@ class GQAttention:
         """Return the function's name in place of "sdpa", unless transformers' own function was replaced."""
         return self.name if implementation == "sdpa" and is_plain_sdpa() else implementation
 
-    def serves(
-        self, module: Any, shape: Sequence[int], key: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-    ) -> bool:
-        """Return whether queries [B, H, n, D] use this attention: no option requires another one."""
-        groups, causal = shape[1] // key.shape[1], mask is None and shape[2] > 1
+    def serves(self, module: Any, shape: Sequence[int], key: Tensor, *, masked: bool) -> bool:
+        """Return whether queries [B, H, n, D], with a mask or without one, use this attention."""
+        groups, causal = shape[1] // key.shape[1], not masked and shape[2] > 1
         return (
             key.is_cpu
             and getattr(module, "num_key_value_groups", 1) == groups >= (1 if self.exact else 2)
             and (not causal or (self.exact and key.shape[2] == shape[2] and getattr(module, "is_causal", True)))
-            and not any(options.get(name) is not None for name in OTHER_OPTIONS)
         )
 
     def arguments(
@@ -103,13 +100,11 @@ class GQAttention:
         for each in (key, value):
             if each.dtype not in DTYPES or each.shape[3] != head or each.stride()[2:] != (head, 1):
                 return None
+        place = mask_place(mask, batch, rows, length)
+        if place is None:
+            return None
+        visible, *mask_steps = place
         steps = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
-        visible, mask_steps = None, (0, 0)
-        if mask is not None:
-            fits = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
-            if not fits or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
-                return None
-            visible, mask_steps = mask.data_ptr(), (mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2))
         sizes = (batch, heads, kv_heads, rows, length, head, *steps, *mask_steps)
         factor = head**-0.5 if scale is None else scale
         is_bf16, causal = key.dtype is torch.bfloat16, mask is None and rows > 1
@@ -129,7 +124,8 @@ class GQAttention:
         **options: Any,
     ) -> tuple[Tensor, Any]:
         """Return [B, n, H, D] for queries [B, H, n, D] and keys and values [B, H / groups, L, D], without weights."""
-        serves = not dropout and self.serves(module, query.shape, key, attention_mask, options)
+        serves = not (dropout or needs_other_attention(options))
+        serves = serves and self.serves(module, query.shape, key, masked=attention_mask is not None)
         call = self.arguments(query.shape, key, value, attention_mask, scaling) if serves else None
         if not serves or (self.exact and (call is None or query.dtype is not key.dtype)):
             others = {"dropout": dropout, "scaling": scaling, **options}
@@ -143,6 +139,29 @@ class GQAttention:
         call.q, call.y = query.data_ptr(), output.data_ptr()
         self._native.attention(ctypes.byref(call), 1, torch.get_num_threads())
         return output, None
+
+
+def needs_other_attention(options: Mapping[str, Any]) -> bool:
+    """Return whether an option of an attention call requires another function."""
+    return any(options.get(name) is not None for name in OTHER_OPTIONS)
+
+
+def mask_place(mask: Tensor | None, batch: int, rows: int, length: int) -> tuple[int | None, int, int] | None:
+    """Return the address of a mask and its steps from sequence to sequence and from row to row.
+
+    Args:
+        mask: as in `GQAttention.arguments`; without one, the address is None.
+        batch, rows, length: B, n and L.
+
+    Returns:
+        None if compiled code cannot read the mask.
+    """
+    if mask is None:
+        return None, 0, 0
+    fits = mask.shape[0] in (1, batch) and mask.shape[1:] == (1, rows, length)
+    if not fits or mask.dtype is not torch.bool or (length > 1 and mask.stride(3) != 1):
+        return None
+    return mask.data_ptr(), mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2)
 
 
 def attention_settings(module: Any) -> tuple[Any, ...]:

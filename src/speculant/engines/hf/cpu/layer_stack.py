@@ -86,12 +86,13 @@ class LayerStack:
         self.modules = next((each for each in lists if list(each) == modules), None)
         self.rows: KnownRows = WeakKeyDictionary()
         self._around: Sequence[nn.Module] = ()
-        self._settings: Callable[[], list[Any]] = list
+        self._configs: Sequence[Any] = ()
+        self._beside: Callable[[], list[Any]] = list
         self._held: ReadyLayers | None = None
 
-    def watch(self, modules: Sequence[nn.Module], settings: Callable[[], list[Any]]) -> None:
-        """Look the layers up again after changes of further modules and their weights, or of settings, too."""
-        self._around, self._settings = modules, settings
+    def watch(self, modules: Sequence[nn.Module], configs: Sequence[Any], beside: Callable[[], list[Any]]) -> None:
+        """Look the layers up again after changes of further modules and their weights, configs, or values, too."""
+        self._around, self._configs, self._beside = modules, configs, beside
 
     def prepare(
         self,
@@ -241,7 +242,8 @@ class LayerStack:
         functions = [partial(rotary_functions, home) for home in homes]
         state = ModulesState(
             [*modules, *lists, *self._around],
-            lambda: [*chain.from_iterable(each() for each in functions), *self._settings()],
+            lambda: [*chain.from_iterable(each() for each in functions), *self._beside()],
+            settings=self._configs,
         )
         weights = {layer.index: layer.ready() for layer in self._fused}
         known = [weight for each in weights.values() for weight in each or ()]

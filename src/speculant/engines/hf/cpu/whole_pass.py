@@ -38,14 +38,14 @@ class _Parts:
         embeddings: [V, hidden]; None if their module has to run.
         cos, sin: [MAX_POSITIONS, head], the rotary embeddings.
         norm: struct of the norm after the layers.
-        needs_mask: whether transformers creates a mask for a single row, too.
+        window: number of tokens to which a row without a mask may attend; None for all.
     """
 
     embeddings: Tensor | None
     cos: Tensor
     sin: Tensor
     norm: LayerArguments
-    needs_mask: bool
+    window: int | None
 
 
 class WholePass:
@@ -61,7 +61,8 @@ class WholePass:
         self._class, self._forward = type(model), type(model).forward
         self._known: tuple[ReadyLayers, _Parts | None] | None = None
         base = self._base
-        stack.watch((model, base, base.embed_tokens, base.norm, base.rotary_emb), self._settings)
+        around = model, base, base.embed_tokens, base.norm, base.rotary_emb
+        stack.watch(around, (base.config,), self._frequencies)
 
     def __call__(self, shadow: Any, *args: Any, **options: Any) -> Any:
         """Return what the model's own forward returns; `shadow` is the shadow of the model, or a view of it."""
@@ -89,8 +90,10 @@ class WholePass:
             return None
         ready = self._stack.look_up()
         parts = self._find_parts(ready)
-        if parts is None or (mask is None and (parts.needs_mask or ids.shape[1] != 1)):
+        if parts is None or past_key_values is None:
             return None
+        if mask is None and (ids.shape[1] != 1 or not _all_visible(parts.window, past_key_values)):
+            return None  # transformers creates a mask
         native, rows = self._norm.native, ids.numel()
         if not native.copy_rows(None, len(parts.cos), 0, positions.data_ptr(), rows, None):
             return None
@@ -103,8 +106,8 @@ class WholePass:
             if not native.copy_rows(table.data_ptr(), len(table), size, ids.data_ptr(), rows, x.data_ptr()):
                 return None  # transformers raises the error
         places = PositionArguments(parts.cos.data_ptr(), parts.sin.data_ptr(), 0, positions.data_ptr())
-        options = {"position_ids": positions, "use_cache": options.get("use_cache")}
-        y = self._stack.compute(ready, x, places, past_key_values, mask, options)
+        passed_on = {"position_ids": positions, "use_cache": options.get("use_cache")}
+        y = self._stack.compute(ready, x, places, past_key_values, mask, passed_on)
         if y is None:
             return None
         normed = torch.empty_like(y)
@@ -112,19 +115,12 @@ class WholePass:
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithPast(logits=shadow.lm_head(normed[:, kept]), past_key_values=past_key_values)
 
-    def _settings(self) -> list[Any]:
-        """Return what the parts depend on besides the state of their modules."""
-        config, frequencies = self._base.config, self._base.rotary_emb._buffers.get("inv_freq")
-        settings = (
-            config.num_hidden_layers,
-            config.output_hidden_states,
-            config.output_attentions,
-            getattr(config, "sliding_window", None),
-        )
-        if frequencies is None:
-            return [*settings, None]
-        version = 0 if frequencies.is_inference() else frequencies._version  # inference tensors have none
-        return [*settings, id(frequencies), frequencies.data_ptr(), version]
+    def _frequencies(self) -> list[Any]:
+        """Return what tells the frequencies of the rotary embeddings from earlier ones."""
+        found = self._base.rotary_emb._buffers.get("inv_freq")
+        if found is None:
+            return [None]
+        return [id(found), found.data_ptr(), 0 if found.is_inference() else found._version]
 
     def _find_parts(self, ready: ReadyLayers) -> _Parts | None:
         known = self._known
@@ -162,9 +158,9 @@ class WholePass:
             cos, sin = base.rotary_emb(torch.empty(1, dtype=first.dtype), torch.arange(MAX_POSITIONS)[None])
         if norm is None or norm.hidden != first.hidden or cos.shape[2] != first.head or cos.dtype is not first.dtype:
             return None
-        windowed = not kinds and getattr(config, "sliding_window", None) is not None
+        window = None if kinds else getattr(config, "sliding_window", None)
         table = _plain_embeddings(modules.get("embed_tokens"), first.hidden, first.dtype)
-        return _Parts(table, cos[0].contiguous(), sin[0].contiguous(), norm, windowed)
+        return _Parts(table, cos[0].contiguous(), sin[0].contiguous(), norm, window)
 
 
 def find_whole_pass(model: Any, stack: LayerStack, norms: Iterable[AcceleratedNorm]) -> WholePass | None:
@@ -177,6 +173,11 @@ def find_whole_pass(model: Any, stack: LayerStack, norms: Iterable[AcceleratedNo
         return None
     last = next((norm for norm in norms if norm.module is base._modules.get("norm")), None)
     return None if last is None else WholePass(model, stack, last)
+
+
+def _all_visible(window: int | None, cache: Any) -> bool:
+    """Return whether a row behind those of a cache is allowed to attend to all of them."""
+    return window is None or cache.get_seq_length() < window
 
 
 def _readable_numbers(numbers: Any) -> bool:
