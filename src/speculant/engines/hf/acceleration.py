@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.sublayers import Sublayers
@@ -60,6 +61,23 @@ class Acceleration(Protocol):
             run: the sublayers that it runs; None for all, or for those from any layer on.
         """
 
+    def run_whole(
+        self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor
+    ) -> Tensor | None:
+        """Run a pass of the whole model in a few calls; return None, with nothing done, if the model's code has to run.
+
+        Args:
+            model: the model.
+            ids: Int64[B, n].
+            positions: Int64[B, n].
+            mask: the mask of attention, [1, 1, n, L]; None if single rows attend to all rows before them.
+            cache: the cache to attend to; the rows are appended to it.
+            kept: the number of last rows whose logits are requested, 0 for all, or an index of them.
+
+        Returns:
+            Logits [B, R, V].
+        """
+
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
         """Keep rows as `keep_rows` does; return False, with nothing changed, if there is no faster code for a cache."""
 
@@ -79,6 +97,11 @@ class PlainPasses:
 
     def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         return model
+
+    def run_whole(
+        self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor
+    ) -> Tensor | None:
+        return None
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
         return self.graphs is not None and self.graphs.keep(cache, start, rows)

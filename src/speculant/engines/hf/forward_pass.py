@@ -17,6 +17,7 @@ from speculant.core.sublayers import Sublayers
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.drafters.top_tokens import top_on_host
 from speculant.engines.hf.acceleration import Acceleration
+from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
 from speculant.engines.hf.probe.capabilities import HFCapabilities
@@ -152,8 +153,12 @@ class ModelRunner:
         if EMBEDDED not in options:
             options[names.ids] = given.ids.to(self.device)
         if self.capabilities.takes_positions:
-            options[names.positions] = given.positions + self.capabilities.first_position
+            first = self.capabilities.first_position
+            options[names.positions] = given.positions + first if first else given.positions
         count, index, last = given.ids.shape[1], None, False
+        joined = config is None or type(cache) is BatchCache  # compiled code separates sequences itself
+        whole = joined and layers is None and entry is None and mixers is None and embeddings is None
+        whole = whole and not (needs.hidden_layers or given.others or given.cross or given.places)
         if wanted is not None:
             index = torch.tensor(wanted, device=self.device)
             if self.capabilities.keeps_logits:  # most models accept an index, all of them the number of last rows
@@ -161,6 +166,13 @@ class ModelRunner:
                 options["logits_to_keep"] = 1 if last else index
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+            if whole and (given.mask is None or type(given.mask) is Tensor):
+                kept = options.get("logits_to_keep", 0) if index is None else index
+                found = self.acceleration.run_whole(
+                    self.model, options[names.ids], given.positions, given.mask, held, kept
+                )
+                if found is not None:
+                    return PassOutput(found[0], cache=held)
             taps = self._selection.taps(needs.hidden_layers, layers)
             source = self.acceleration.model_for(self.model, count, whole=layers is None and entry is None)
             model = self._selection.view(source, taps, layers, config, mixers, entry)

@@ -10,58 +10,63 @@ import torch
 from torch import Tensor, nn
 
 from fused_layers import IDS, model_of
+from speculant.core.tree import DraftTree
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cpu import whole_pass
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
+from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.views.layer_selection import LayerSelection
 
 pytestmark = pytest.mark.usefixtures("compiled")
 BEFORE = 4  # cached rows
 
 
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that grows with every pass: whether it was our own."""
-    seen, run = list[bool](), whole_pass.WholePass._run
-
-    def note(whole: whole_pass.WholePass, *given: Any, **options: Any) -> Any:
-        output = run(whole, *given, **options)
-        seen.append(output is not None)
-        return output
-
-    monkeypatch.setattr(whole_pass.WholePass, "_run", note)
-    return seen
-
-
 @torch.inference_mode()
 def logits_of(
-    model: Any, prepared: CpuAcceleration | None, rows: int = 8, *, first: int = BEFORE, batch: int = 1, **options: Any
-) -> Tensor:
-    """Return the logits of a tree's rows behind the cached ones; the first is at position `first`."""
+    model: Any,
+    prepared: CpuAcceleration | None,
+    rows: int = 8,
+    *,
+    first: int = BEFORE,
+    batch: int = 1,
+    kept: int | Tensor = 0,
+    ids: Tensor | None = None,
+) -> tuple[Tensor, bool]:
+    """Return the logits of a tree's rows behind the cached ones, and whether the pass was our own.
+
+    Args:
+        model: the model.
+        prepared: the prepared model; None for the model itself.
+        rows: number of rows.
+        first: position of the first.
+        batch: number of texts.
+        kept: as in `run_whole`.
+        ids: the tokens, if they matter.
+    """
     cache = usable_cache(None)
     model(IDS[:batch, :BEFORE], past_key_values=cache)
     mask = torch.ones(1, 1, rows, BEFORE + rows, dtype=torch.bool).tril(BEFORE)
     mask[..., BEFORE + 1 : BEFORE + 3] = torch.eye(rows, dtype=torch.bool)[:, 1:3]  # two siblings without children
-    run = model if prepared is None else prepared.model_for(model, rows)
-    given: dict[str, Any] = {
-        "input_ids": IDS[:batch].repeat(1, 20)[:, :rows].contiguous(),
-        "position_ids": (first + torch.arange(rows))[None].expand(batch, -1).contiguous(),
-        "attention_mask": mask if rows > 1 else None,
-        "past_key_values": cache,
-        "use_cache": True,
-        "return_dict": True,
-    }
-    output = run(**(given | options))
-    assert output.past_key_values is cache
+    ids = IDS[:batch].repeat(1, 20)[:, :rows].contiguous() if ids is None else ids
+    positions = (first + torch.arange(rows))[None].expand(batch, -1).contiguous()
+    given = mask if rows > 1 else None
+    logits = None if prepared is None else prepared.run_whole(model, ids, positions, given, cache, kept)
+    own = logits is not None
+    if logits is None:
+        run = model if prepared is None else prepared.model_for(model, rows)
+        logits = run(
+            input_ids=ids, position_ids=positions, attention_mask=given, past_key_values=cache, logits_to_keep=kept
+        ).logits
     assert cache.get_seq_length() == BEFORE + rows
-    logits: Tensor = output.logits
-    return logits
+    return logits, own
 
 
 def by_transformers(model: Any, prepared: CpuAcceleration, *given: Any, **options: Any) -> Tensor:
     """Return the logits of transformers' forward around the same layers, which a hook requires."""
     handle = model.model.register_forward_hook(lambda *_: None)
-    logits = logits_of(model, prepared, *given, **options)
+    logits, own = logits_of(model, prepared, *given, **options)
     handle.remove()
+    assert not own
     return logits
 
 
@@ -69,47 +74,36 @@ def by_transformers(model: Any, prepared: CpuAcceleration, *given: Any, **option
     ("rows", "dtype"), [(1, torch.float32), (8, torch.float32), (64, torch.float32), (8, torch.bfloat16)]
 )
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-def test_logits_are_those_of_transformers(name: str, rows: int, dtype: torch.dtype, passes: list[bool]) -> None:
+def test_logits_are_those_of_transformers(name: str, rows: int, dtype: torch.dtype) -> None:
     """Guards embeddings, positions, masks, norm and head: the same bits."""
     model = model_of(name).to(dtype)
     prepared = prepare_model(model, True)
-    found = logits_of(model, prepared, rows)
-    assert passes == [True]
+    found, own = logits_of(model, prepared, rows)
+    assert own
     assert torch.equal(found, by_transformers(model, prepared, rows))
-    assert passes == [True, False]
     tolerance = 1e-4 if dtype is torch.float32 else 0.1
-    torch.testing.assert_close(found, logits_of(model, None, rows), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found, logits_of(model, None, rows)[0], atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, torch.tensor([1, 4])])
-def test_requested_rows_only(kept: int | Tensor, passes: list[bool]) -> None:
-    """Guards `logits_to_keep`: the last rows, or those of an index."""
+def test_requested_rows_only(kept: int | Tensor) -> None:
+    """Guards the rows whose logits are requested: the last ones, or those of an index, of two texts."""
     model = model_of("llama")
     prepared = prepare_model(model, True)
-    found = logits_of(model, prepared, batch=2, logits_to_keep=kept)
-    assert passes == [True]
-    assert torch.equal(found, by_transformers(model, prepared, batch=2, logits_to_keep=kept))
+    found, own = logits_of(model, prepared, batch=2, kept=kept)
+    assert own
+    assert torch.equal(found, by_transformers(model, prepared, batch=2, kept=kept))
 
 
-@pytest.mark.parametrize("options", [{"labels": torch.zeros(1, 8, dtype=torch.int64)}, {"return_dict": None}])
-def test_other_options_are_left_to_transformers(options: dict[str, Any], passes: list[bool]) -> None:
-    """Guards everything that our own forward does not do."""
-    model = model_of("llama")
-    prepared = prepare_model(model, True)
-    assert torch.equal(logits_of(model, prepared, **options), by_transformers(model, prepared))
-    assert not any(passes)
-
-
-def test_positions_without_kept_embeddings(passes: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_without_kept_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards long texts, whose rotary embeddings are computed by transformers."""
     monkeypatch.setattr(whole_pass, "MAX_POSITIONS", 16)
     model = model_of("llama")
     prepared = prepare_model(model, True)
-    for first, own in ((8, True), (9, False)):
-        found = logits_of(model, prepared, first=first)
-        assert passes.pop() is own
+    for first, expected in ((8, True), (9, False)):
+        found, own = logits_of(model, prepared, first=first)
+        assert own is expected
         assert torch.equal(found, by_transformers(model, prepared, first=first))
-        passes.clear()
 
 
 def test_unknown_tokens_are_refused_by_transformers() -> None:
@@ -118,18 +112,43 @@ def test_unknown_tokens_are_refused_by_transformers() -> None:
     prepared = prepare_model(model, True)
     for token in (-1, model.config.vocab_size):
         with pytest.raises(IndexError):
-            logits_of(model, prepared, 1, input_ids=torch.tensor([[token]]))
+            logits_of(model, prepared, 1, ids=torch.tensor([[token]]))
 
 
-@pytest.mark.parametrize(("window", "own"), [(4, False), (5, True)])
-def test_a_window_needs_a_mask(window: int, own: bool, passes: list[bool]) -> None:
+@pytest.mark.parametrize(("window", "expected"), [(4, False), (5, True)])
+def test_a_window_needs_a_mask(window: int, expected: bool) -> None:
     """Guards single rows of Mistral, for which transformers creates a mask once the text exceeds the window."""
     model = model_of("mistral")
     model.config.sliding_window = window
     prepared = prepare_model(model, True)
-    found = logits_of(model, prepared, 1)
-    assert passes == [own]
+    found, own = logits_of(model, prepared, 1)
+    assert own is expected
     assert torch.equal(found, by_transformers(model, prepared, 1))
+
+
+def test_texts_of_a_batch_need_no_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the cost of a shared pass: it gives each text the logits that it gets alone."""
+    model = model_of("llama")
+    engine = HFEngine(model, acceleration=prepare_model(model, True))
+    views, view = list[int](), LayerSelection.view
+
+    def note(selection: LayerSelection, *given: Any) -> Any:
+        views.append(1)
+        return view(selection, *given)
+
+    monkeypatch.setattr(LayerSelection, "view", note)
+    found = list[list[Tensor]]()
+    for together in (True, False):
+        caches = [engine.open(IDS[:1, :length]) for length in (4, 7)]
+        for cache in caches:
+            cache.prefill()
+        views.clear()
+        tree = DraftTree.from_paths([[9, 3], [14]])
+        requests = [(cache, 5, tree) for cache in caches]
+        parts = [requests] if together else [[request] for request in requests]
+        found.append([each.logits for part in parts for each in engine.forward(part)])
+        assert not views
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def _scale_norm(model: Any) -> None:
@@ -192,20 +211,29 @@ def test_changes_take_effect_at_once(change: Callable[[Any], None]) -> None:
     """Guards models that are changed between two passes: the logits of the changed model."""
     model = model_of("llama")
     prepared = prepare_model(model, True)
-    before = logits_of(model, prepared)
+    before, _ = logits_of(model, prepared)
     with torch.no_grad():
         change(model)
-    found = logits_of(model, prepared)
+    found, _ = logits_of(model, prepared)
     assert not torch.allclose(found, before)
-    torch.testing.assert_close(found, logits_of(model, None), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, logits_of(model, None)[0], atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
-def test_a_reduced_number_of_layers_takes_effect(passes: list[bool]) -> None:
+def test_a_reduced_number_of_layers_takes_effect() -> None:
     """Guards early exits by the config, which transformers reads in every pass."""
     model = model_of("llama")
     prepared = prepare_model(model, True)
     model.config.num_hidden_layers -= 1
-    found = logits_of(model, prepared, 1)
-    assert not any(passes)
-    torch.testing.assert_close(found, logits_of(model, None, 1), atol=1e-4, rtol=1e-4)
+    found, own = logits_of(model, prepared, 1)
+    assert not own
+    torch.testing.assert_close(found, logits_of(model, None, 1)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_hooks_of_the_model_are_called() -> None:
+    """Guards hooks on the model itself, which only transformers' forward calls."""
+    model, seen = model_of("llama"), list[int]()
+    prepared = prepare_model(model, True)
+    model.register_forward_hook(lambda *_: seen.append(1))
+    logits_of(model, prepared)
+    assert len(seen) == 2

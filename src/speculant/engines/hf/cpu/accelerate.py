@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.cache_utils import DynamicCache
 
@@ -41,7 +41,7 @@ from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.pass_plan import PassPlans, find_fused_layers
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
-from speculant.engines.hf.cpu.whole_pass import find_whole_pass
+from speculant.engines.hf.cpu.whole_pass import WholePass, find_whole_pass
 from speculant.engines.hf.quantized.model_weights import rounding_dtype
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.products import native
@@ -66,6 +66,7 @@ class CpuAcceleration:
         shadows: the modules that an accelerated pass runs.
         graphs: CUDA passes that are recorded and replayed instead.
         plans: plans of the passes over the fused layers.
+        whole: passes of the whole model.
         quantized: description of how many matrices of each size and layout are quantised.
         notes: messages for the user.
     """
@@ -77,6 +78,7 @@ class CpuAcceleration:
     shadows: Shadows | None = None
     graphs: GraphRunner | None = None
     plans: PassPlans | None = None
+    whole: WholePass | None = None
     quantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -98,6 +100,14 @@ class CpuAcceleration:
         if not self.quantized and not self.layers and not any(linear.gains(rows) for linear in self.linears):
             return model  # shadows cost time too
         return self.shadows.of(model)
+
+    def run_whole(
+        self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor
+    ) -> Tensor | None:
+        """Run a pass of the whole model in a few calls; see `Acceleration`."""
+        if self.whole is None or self.whole.model is not model:
+            return None
+        return self.whole.run(ids, positions, mask, cache, kept)
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
         """Keep rows as `keep_rows` does; return False, with nothing changed, if there is no faster code for a cache."""
@@ -191,12 +201,9 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     _pack(tuple(linears.values()), table)
     return CpuAcceleration(
         linears=tuple(linears.values()),
-        layers=layers,
-        attention=attention,
         table=table,
-        shadows=Shadows(model, _forwards(model, linears.values(), layers, plans), attention.rename, plans.stack),
-        plans=plans,
         notes=notes,
+        **_with_shadows(model, linears.values(), layers, attention, plans),
     )
 
 
@@ -216,7 +223,6 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     attention.register()
     layers = find_fused_layers(model, table, attention, minimum=0, plans=plans) if fuse else ()
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
-    forwards = _forwards(model, linears, layers, plans)
     notes: tuple[str, ...] = ()
     if fuse and not layers and rounding_dtype(model) is not model.dtype:
         reason = "last bits can depend on the number of rows, and the inputs of products are rounded to 8 bits"
@@ -228,25 +234,36 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     )
     return CpuAcceleration(
         linears=linears,
-        layers=layers,
-        attention=attention,
         table=table,
-        shadows=Shadows(model, forwards, attention.rename, plans.stack, groups=1),
-        plans=plans,
         notes=notes,
+        **_with_shadows(model, linears, layers, attention, plans, groups=1),
         quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),
     )
 
 
-def _forwards(
-    model: Any, linears: Iterable[AcceleratedLinear], layers: Sequence[FusedLayer], plans: PassPlans
-) -> dict[nn.Module, Forward]:
-    """Return the forwards that replace those of modules, by module."""
+def _with_shadows(
+    model: Any,
+    linears: Iterable[AcceleratedLinear],
+    layers: tuple[FusedLayer, ...],
+    attention: GQAttention,
+    plans: PassPlans,
+    **options: int,
+) -> dict[str, Any]:
+    """Return the fields of an acceleration that depend on the forwards of modules.
+
+    Args:
+        model: the model.
+        linears, layers: prepared parts of it.
+        attention: the attention of its passes.
+        plans: plans of its passes.
+        **options: for `Shadows`.
+    """
     norms = find_norms(model, layers)
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
     forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in norms}
-    whole = find_whole_pass(model, plans.stack, norms)
-    return forwards if whole is None else forwards | {whole.module: whole}
+    shadows = Shadows(model, forwards, attention.rename, plans.stack, **options)
+    whole = find_whole_pass(model, shadows, plans.stack, norms)
+    return {"layers": layers, "attention": attention, "shadows": shadows, "plans": plans, "whole": whole}
 
 
 def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[KernelTable, tuple[str, ...]]:

@@ -2,8 +2,9 @@
 
 transformers' wrappers of a model's forward, its functions for masks and its rotary embeddings take as long as a fifth
 of the pass of a small model, since they run between megabytes of weights. For the rows of a draft they do nothing:
-positions and mask are given. So the forward of the model's shadow calls the parts of the model itself, as long as they
-are as transformers made them, and leaves every other pass to transformers.
+positions and mask are given. So such a pass calls the parts of the model itself, as long as all of them are as
+transformers made them; every other pass is left to transformers. A pass of several texts is also spared the views of
+its layers that separate the texts.
 """
 
 from __future__ import annotations
@@ -15,19 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, FIXED_ROTARY, is_untouched
 from speculant.engines.hf.cpu.layer_stack import LayerStack, ReadyLayers
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
 from speculant.engines.hf.cpu.linear import readable
 from speculant.engines.hf.cpu.norm import AcceleratedNorm
+from speculant.engines.hf.cpu.shadow import Shadows
 from speculant.engines.hf.modules_state import HOOKS
 
 MAX_POSITIONS = 4096  # positions whose rotary embeddings are kept; beyond them, attention takes most of the time
-_OPTIONS = frozenset(
-    ("input_ids", "position_ids", "attention_mask", "past_key_values", "logits_to_keep", "use_cache", "return_dict")
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,56 +47,37 @@ class _Parts:
 
 
 class WholePass:
-    """The forward of a causal language model.
+    """Passes of a causal language model.
 
     Attributes:
-        module: the model.
+        model: the model.
     """
 
-    def __init__(self, model: Any, stack: LayerStack, norm: AcceleratedNorm) -> None:
-        """Take an unmodified model, its fused layers, and the norm after them."""
-        self.module, self._base, self._stack, self._norm = model, model.model, stack, norm
-        self._class, self._forward = type(model), type(model).forward
+    def __init__(self, model: Any, shadows: Shadows, stack: LayerStack, norm: AcceleratedNorm) -> None:
+        """Take an unmodified model, its shadows, its fused layers, and the norm after them."""
+        self.model, self._base, self._shadows, self._stack, self._norm = model, model.model, shadows, stack, norm
         self._known: tuple[ReadyLayers, _Parts | None] | None = None
         base = self._base
         around = model, base, base.embed_tokens, base.norm, base.rotary_emb
         stack.watch(around, (base.config,), self._frequencies)
 
-    def __call__(self, shadow: Any, *args: Any, **options: Any) -> Any:
-        """Return what the model's own forward returns; `shadow` is the shadow of the model, or a view of it."""
-        output = None
-        if not args and options.keys() <= _OPTIONS and options.get("return_dict") and vars(shadow) is vars(self.module):
-            output = self._run(shadow, **options)
-        return type(self.module).forward(shadow, *args, **options) if output is None else output
-
-    def _run(
-        self,
-        shadow: Any,
-        *,
-        input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        logits_to_keep: int | Tensor = 0,
-        **options: Any,
-    ) -> CausalLMOutputWithPast | None:
-        """Return the output, or None, with nothing done, if the model's own forward has to run."""
-        ids, positions, mask = input_ids, position_ids, attention_mask
-        if ids is None or positions is None or not _readable_numbers(ids) or not _readable_numbers(positions):
+    def run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor) -> Tensor | None:
+        """Run a pass; see `Acceleration.run_whole`."""
+        if not _readable_numbers(ids) or not _readable_numbers(positions) or ids.shape != positions.shape:
             return None
-        if ids.shape != positions.shape or (mask is not None and (type(mask) is not Tensor or mask.ndim != 4)):
+        if mask is not None and mask.ndim != 4:
             return None
         ready = self._stack.look_up()
         parts = self._find_parts(ready)
-        if parts is None or past_key_values is None:
+        if parts is None or cache is None:
             return None
-        if mask is None and (ids.shape[1] != 1 or not _all_visible(parts.window, past_key_values)):
+        if mask is None and (ids.shape[1] != 1 or not _all_visible(parts.window, cache)):
             return None  # transformers creates a mask
         native, rows = self._norm.native, ids.numel()
         if not native.copy_rows(None, len(parts.cos), 0, positions.data_ptr(), rows, None):
             return None
         if parts.embeddings is None:
-            x = shadow.model.embed_tokens(ids)
+            x = self._shadows.of(self._base.embed_tokens)(ids)
         else:
             table = parts.embeddings
             x = table.new_empty((*ids.shape, table.shape[1]))
@@ -106,14 +85,14 @@ class WholePass:
             if not native.copy_rows(table.data_ptr(), len(table), size, ids.data_ptr(), rows, x.data_ptr()):
                 return None  # transformers raises the error
         places = PositionArguments(parts.cos.data_ptr(), parts.sin.data_ptr(), 0, positions.data_ptr())
-        passed_on = {"position_ids": positions, "use_cache": options.get("use_cache")}
-        y = self._stack.compute(ready, x, places, past_key_values, mask, passed_on)
+        y = self._stack.compute(ready, x, places, cache, mask, {"position_ids": positions, "use_cache": True})
         if y is None:
             return None
         normed = torch.empty_like(y)
         native.norm(ctypes.byref(parts.norm), y.data_ptr(), normed.data_ptr(), rows)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=shadow.lm_head(normed[:, kept]), past_key_values=past_key_values)
+        last = slice(-kept, None) if isinstance(kept, int) else kept
+        logits: Tensor = self._shadows.of(self.model.lm_head)(normed[:, last])
+        return logits
 
     def _frequencies(self) -> list[Any]:
         """Return what tells the frequencies of the rotary embeddings from earlier ones."""
@@ -130,14 +109,13 @@ class WholePass:
 
     def _look_up_parts(self) -> _Parts | None:
         """Return the parts; None if one of them has been changed, or a pass has to do more."""
-        model, base, config = self.module, self._base, self._base.config
-        home = self._class.__module__
-        name = FAMILIES[home]
+        model, base, config = self.model, self._base, self._base.config
+        home = type(model).__module__
+        name = FAMILIES.get(home)
         modules, first = base._modules, self._stack.layers[0]
         kinds = set(getattr(config, "layer_types", None) or ())
         own = (
-            type(model) is self._class
-            and self._class.forward is self._forward
+            is_untouched(model, home, f"{name}ForCausalLM")
             and model._modules.get("model") is base
             and is_untouched(base, home, f"{name}Model")
             and modules.get("layers") is self._stack.modules
@@ -163,8 +141,10 @@ class WholePass:
         return _Parts(table, cos[0].contiguous(), sin[0].contiguous(), norm, window)
 
 
-def find_whole_pass(model: Any, stack: LayerStack, norms: Iterable[AcceleratedNorm]) -> WholePass | None:
-    """Return the forward of a model; None if it is not an unmodified one of the Llama family with fused layers."""
+def find_whole_pass(
+    model: Any, shadows: Shadows, stack: LayerStack, norms: Iterable[AcceleratedNorm]
+) -> WholePass | None:
+    """Return the passes of a model; None if it is not an unmodified one of the Llama family with fused layers."""
     home = type(model).__module__
     if home not in FAMILIES or not is_untouched(model, home, f"{FAMILIES[home]}ForCausalLM"):
         return None
@@ -172,7 +152,7 @@ def find_whole_pass(model: Any, stack: LayerStack, norms: Iterable[AcceleratedNo
     if base is None or stack.modules is None or base._modules.get("layers") is not stack.modules:
         return None
     last = next((norm for norm in norms if norm.module is base._modules.get("norm")), None)
-    return None if last is None else WholePass(model, stack, last)
+    return None if last is None else WholePass(model, shadows, stack, last)
 
 
 def _all_visible(window: int | None, cache: Any) -> bool:
