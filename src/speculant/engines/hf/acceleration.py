@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +43,19 @@ class Graphs(Protocol):
         """Keep rows as `keep_rows` does; return False if the cache is not in the graphs' buffers."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerOutputs:
+    """The outputs of some layers.
+
+    Attributes:
+        logits: [B, R, V], of the requested rows behind the last layer; None if none were requested.
+        states: [B, n, D] by tapped layer, with that of the last one.
+    """
+
+    logits: Tensor | None
+    states: Mapping[int, Tensor]
+
+
 class Acceleration(Protocol):
     """A model prepared for faster passes."""
 
@@ -61,21 +75,32 @@ class Acceleration(Protocol):
             run: the sublayers that it runs; None for all, or for those from any layer on.
         """
 
-    def run_whole(
-        self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor
-    ) -> Tensor | None:
-        """Run a pass of the whole model in a few calls; return None, with nothing done, if the model's code has to run.
+    def run_layers(
+        self,
+        model: Any,
+        given: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        *,
+        layers: range | None = None,
+        kept: int | Tensor | None = 0,
+        taps: Sequence[int] = (),
+    ) -> LayerOutputs | None:
+        """Run consecutive layers and what surrounds them in a few calls, instead of a pass of the model's own code.
 
         Args:
             model: the model.
-            ids: Int64[B, n].
+            given: Int64[B, n] tokens, or the states [B, n, D] that enter the first of the layers, if that is not 0.
             positions: Int64[B, n].
-            mask: the mask of attention, [1, 1, n, L]; None if single rows attend to all rows before them.
-            cache: the cache to attend to; the rows are appended to it.
-            kept: the number of last rows whose logits are requested, 0 for all, or an index of them.
+            mask: mask of the attention, [1, 1, n, L]; None if single rows attend to all rows before them.
+            cache: the cache of these rows, to which they are appended.
+            layers: the layers; None for all.
+            kept: the number of last rows whose logits are requested, 0 for all, or an index of them; None for none.
+            taps: layers whose output is requested.
 
         Returns:
-            Logits [B, R, V].
+            None, with nothing done, if the model's own code has to run.
         """
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
@@ -98,9 +123,18 @@ class PlainPasses:
     def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         return model
 
-    def run_whole(
-        self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor
-    ) -> Tensor | None:
+    def run_layers(
+        self,
+        model: Any,
+        given: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        *,
+        layers: range | None = None,
+        kept: int | Tensor | None = 0,
+        taps: Sequence[int] = (),
+    ) -> LayerOutputs | None:
         return None
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:

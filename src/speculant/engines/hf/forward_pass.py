@@ -158,7 +158,7 @@ class ModelRunner:
         count, index, last = given.ids.shape[1], None, False
         joined = config is None or type(cache) is BatchCache  # compiled code separates sequences itself
         whole = joined and layers is None and entry is None and mixers is None and embeddings is None
-        whole = whole and not (needs.hidden_layers or given.others or given.cross or given.places)
+        whole = whole and not (given.others or given.cross or given.places)
         if wanted is not None:
             index = torch.tensor(wanted, device=self.device)
             if self.capabilities.keeps_logits:  # most models accept an index, all of them the number of last rows
@@ -166,14 +166,15 @@ class ModelRunner:
                 options["logits_to_keep"] = 1 if last else index
                 index = None
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
+            taps = self._selection.taps(needs.hidden_layers, layers)
             if whole and (given.mask is None or type(given.mask) is Tensor):
                 kept = options.get("logits_to_keep", 0) if index is None else index
-                found = self.acceleration.run_whole(
-                    self.model, options[names.ids], given.positions, given.mask, held, kept
+                direct = self.acceleration.run_layers(
+                    self.model, options[names.ids], given.positions, given.mask, held, kept=kept, taps=taps.indices
                 )
-                if found is not None:
-                    return PassOutput(found[0], cache=held)
-            taps = self._selection.taps(needs.hidden_layers, layers)
+                if direct is not None and direct.logits is not None:
+                    taps.take_all(direct.states)
+                    return PassOutput(direct.logits[0], taps.hidden(count, last=last and not needs.prompt), held)
             source = self.acceleration.model_for(self.model, count, whole=layers is None and entry is None)
             model = self._selection.view(source, taps, layers, config, mixers, entry)
             if given.places:

@@ -56,7 +56,20 @@ class PartialPasses:
             needs = RequestedOutputs(hidden_layers=(layers - 1,))
             return self._runner.verify(given, cache, needs=needs, layers=Sublayers.whole(range(layers)), total=total)
         with self._runner.decode_mode(), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
-            run = Sublayers.whole(range(layers))
+            model, acceleration, run = self._runner.model, self._runner.acceleration, Sublayers.whole(range(layers))
+            direct = acceleration.run_layers(
+                model,
+                given.ids,
+                given.positions,
+                given.mask,
+                cache,
+                layers=range(layers),
+                kept=0 if logits else None,
+                taps=(layers - 1,),
+            )
+            if direct is not None:
+                states = direct.states[layers - 1][0]
+                return PassOutput(states.new_empty(0) if direct.logits is None else direct.logits[0], states[:, None])
             source = self._source(given, run)
             x = source.model.embed_tokens(given.ids.to(self._runner.device))
             states = self._run_layers(source.model, x, given, cache, run)[layers - 1]
@@ -101,12 +114,22 @@ class PartialPasses:
         if not self._is_direct(given):
             return self._runner.verify(given, cache, needs=needs, entry=Entry(layers, states[:, 0]), total=total)
         with self._runner.decode_mode(), torch.no_grad(), out_of_memory(f"{total} cached tokens"):
-            source = self._source(given)
-            count, x = len(self._runner.model.model.layers), states[None, :, 0]
-            left = Sublayers.whole(range(layers, count))
-            outputs = {layers - 1: x} | self._run_layers(source.model, x, given, cache, left)
-            taps = [outputs[tap % count][0] for tap in needs.hidden_layers]
-            logits = source.lm_head(source.model.norm(outputs[count - 1]))[0]
+            model, acceleration = self._runner.model, self._runner.acceleration
+            count, x = len(model.model.layers), states[None, :, 0]
+            left = range(layers, count)
+            wanted = [tap % count for tap in needs.hidden_layers]
+            direct = acceleration.run_layers(
+                model, x, given.positions, given.mask, cache, layers=left, taps=[tap for tap in wanted if tap in left]
+            )
+            outputs: dict[int, Tensor] = {layers - 1: x}
+            if direct is not None and direct.logits is not None:
+                outputs.update(direct.states)
+                logits = direct.logits[0]
+            else:
+                source = self._source(given)
+                outputs |= self._run_layers(source.model, x, given, cache, Sublayers.whole(left))
+                logits = source.lm_head(source.model.norm(outputs[count - 1]))[0]
+            taps = [outputs[tap][0] for tap in wanted]
             return PassOutput(logits, torch.stack(taps, dim=1) if taps else None)
 
     def _run_layers(self, base: Any, x: Tensor, given: PassInput, cache: Any, run: Sublayers) -> dict[int, Tensor]:

@@ -29,8 +29,10 @@ from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.sublayers import Sublayers
+from speculant.engines.hf.acceleration import LayerOutputs
 from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
+from speculant.engines.hf.cpu.direct_passes import DirectPasses, find_direct_passes
 from speculant.engines.hf.cpu.gqa import GQAttention
 from speculant.engines.hf.cpu.huge_pages import use_huge_pages
 from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
@@ -41,7 +43,6 @@ from speculant.engines.hf.cpu.packing import PackedWeight, memory_allows
 from speculant.engines.hf.cpu.pass_plan import PassPlans, find_fused_layers
 from speculant.engines.hf.cpu.products import Products, multiplies_bf16
 from speculant.engines.hf.cpu.shadow import Forward, Shadows
-from speculant.engines.hf.cpu.whole_pass import WholePass, find_whole_pass
 from speculant.engines.hf.quantized.model_weights import rounding_dtype
 from speculant.engines.hf.quantized.modules import quantized_modules
 from speculant.engines.hf.quantized.products import native
@@ -66,7 +67,7 @@ class CpuAcceleration:
         shadows: the modules that an accelerated pass runs.
         graphs: CUDA passes that are recorded and replayed instead.
         plans: plans of the passes over the fused layers.
-        whole: passes of the whole model.
+        direct: passes that call the model's parts themselves.
         quantized: description of how many matrices of each size and layout are quantised.
         notes: messages for the user.
     """
@@ -78,7 +79,7 @@ class CpuAcceleration:
     shadows: Shadows | None = None
     graphs: GraphRunner | None = None
     plans: PassPlans | None = None
-    whole: WholePass | None = None
+    direct: DirectPasses | None = None
     quantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -101,13 +102,22 @@ class CpuAcceleration:
             return model  # shadows cost time too
         return self.shadows.of(model)
 
-    def run_whole(
-        self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor
-    ) -> Tensor | None:
-        """Run a pass of the whole model in a few calls; see `Acceleration`."""
-        if self.whole is None or self.whole.model is not model:
+    def run_layers(
+        self,
+        model: Any,
+        given: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        *,
+        layers: range | None = None,
+        kept: int | Tensor | None = 0,
+        taps: Sequence[int] = (),
+    ) -> LayerOutputs | None:
+        """Run consecutive layers and what surrounds them in a few calls; see `Acceleration`."""
+        if self.direct is None or self.direct.model is not model:
             return None
-        return self.whole.run(ids, positions, mask, cache, kept)
+        return self.direct.run(given, positions, mask, cache, layers=layers, kept=kept, taps=taps)
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
         """Keep rows as `keep_rows` does; return False, with nothing changed, if there is no faster code for a cache."""
@@ -262,8 +272,8 @@ def _with_shadows(
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
     forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in norms}
     shadows = Shadows(model, forwards, attention.rename, plans.stack, **options)
-    whole = find_whole_pass(model, shadows, plans.stack, norms)
-    return {"layers": layers, "attention": attention, "shadows": shadows, "plans": plans, "whole": whole}
+    direct = find_direct_passes(model, shadows, plans.stack, norms)
+    return {"layers": layers, "attention": attention, "shadows": shadows, "plans": plans, "direct": direct}
 
 
 def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[KernelTable, tuple[str, ...]]:

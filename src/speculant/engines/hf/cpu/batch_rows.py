@@ -32,7 +32,7 @@ from speculant.engines.hf.cpu.gqa import (
     needs_other_attention,
 )
 
-KnownRows = WeakKeyDictionary[DynamicCache, CachedRows]
+KnownRows = WeakKeyDictionary[DynamicCache, dict[range, CachedRows]]  # by the layers of a cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,32 +164,34 @@ class PassRows:
         return AppendedRows(each, index, self._together), calls
 
     def calls_of_all(
-        self, module: Any, heads: int, head: int, dtype: torch.dtype, layers: int, known: KnownRows
+        self, module: Any, heads: int, head: int, dtype: torch.dtype, layers: range, known: KnownRows
     ) -> CallsOfAll | None:
-        """Return what `calls` does, for the first layers of each cache together, whose attention is alike.
+        """Return what `calls` does, for consecutive layers of each cache together, whose attention is alike.
 
         Args:
             module: the attention module of any of them.
             heads, head, dtype: see `calls`.
-            layers: number L of layers.
+            layers: the L layers.
             known: the rows of caches that were looked up earlier; those of further caches are added.
         """
         found = list[ExtendedRows]()
         for cache, count, _ in self._sequences:
-            own, rows = cache.layers[:layers], known.get(cache)
+            own, spans = cache.layers[layers.start : layers.stop], known.setdefault(cache, {})
+            rows = spans.get(layers)
             extended = None if rows is None or rows.dtype is not dtype else rows.extend(own, count)
             if extended is None:
-                known.pop(cache, None)
+                if rows is not None:
+                    spans.clear()
                 rows = None  # full buffers are freed one by one, as larger ones take their place
-                rows = CachedRows.find(own, dtype, count) if len(own) == layers else None
+                rows = CachedRows.find(own, dtype, count) if len(own) == len(layers) else None
                 if rows is None:
                     return None
-                known[cache] = rows
+                spans[layers] = rows
                 extended = rows.extend(own, count)
             if extended is None:
                 return None
             found.append(extended)
-        structs = np.empty((layers, len(found)), ARGUMENTS)
+        structs = np.empty((len(layers), len(found)), ARGUMENTS)
         for place, (extended, (_, count, mask)) in enumerate(zip(found, self._sequences, strict=True)):
             call = self._call_of_all(module, heads, head, extended, count, mask)
             visible = mask_place(mask, self._batch, count, extended.rows[0].length)

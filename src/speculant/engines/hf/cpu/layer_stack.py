@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from speculant.core.sublayers import Part as Sublayer
 from speculant.engines.hf.cache import rows_to_move
 from speculant.engines.hf.cpu.batch_rows import CallsOfAll, KnownRows, PassRows, as_array
+from speculant.engines.hf.cpu.cached_rows import CachedRows
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.gqa import AttentionArguments
 from speculant.engines.hf.cpu.layer_calls import CallArguments, LayerCall
@@ -129,7 +130,8 @@ class LayerStack:
                 config = id(layer.attention.config)
                 if config not in rows:
                     found = layer.pass_rows(cache, mask, x, options)
-                    rows[config] = found, self._find_calls(layer, found) if ready.alike else None
+                    whole = range(len(self.layers))
+                    rows[config] = found, self._find_calls(layer, found, whole) if ready.alike else None
                 found, together = rows[config]
                 own = None if together is None else together.of_layer(layer.index)
                 if found is not None and own is None:
@@ -170,9 +172,10 @@ class LayerStack:
             return None
         cos, sin = position_embeddings
         positions = PositionArguments(cos.data_ptr(), sin.data_ptr(), cos.shape[0] == 1)
-        return self.compute(
+        found = self.compute(
             self.look_up(), x, positions, past_key_values, attention_mask, options, embeddings=position_embeddings
         )
+        return None if found is None else found[len(self.layers) - 1]
 
     def compute(
         self,
@@ -184,49 +187,61 @@ class LayerStack:
         options: dict[str, Any],
         *,
         embeddings: tuple[Tensor, ...] = (),
-    ) -> Tensor | None:
-        """Return what `run` does.
+        layers: range | None = None,
+        taps: Sequence[int] = (),
+    ) -> dict[int, Tensor] | None:
+        """Return the outputs [B, n, hidden] of some consecutive layers; None if one call cannot compute them.
 
         Args:
             ready: what `look_up` has returned.
-            x: [B, n, hidden], the input of the first layer.
+            x: [B, n, hidden], the input of the first of the layers.
             positions: struct of the rotary embeddings.
             cache, mask, options: the arguments of the layers' calls.
             embeddings: the rotary embeddings, if they have yet to be checked.
+            layers: the layers that run; None for all.
+            taps: those of them whose output is returned besides that of the last one.
         """
         first = self.layers[0] if ready.joined else None
         if first is None or x[..., 0].numel() > MAX_TOGETHER:
             return None
         kernel = first.single_kernel(x, embeddings)
         rows = first.pass_rows(cache, mask, x, options)
-        layers, found = len(self.layers), self._find_calls(first, rows)
+        span = range(len(self.layers)) if layers is None else layers
+        found = self._find_calls(first, rows, span)
         if kernel is None or found is None:
             return None
-        outputs = torch.empty_like(x), torch.empty_like(x)
-        calls = np.empty(layers, CALLS)
-        calls["layer"] = [ctypes.addressof(ready.struct(layer, kernel)) for layer in self.layers if layer]
+        passed_on = torch.empty_like(x), torch.empty_like(x)
+        outputs = {layer: torch.empty_like(x) for layer in (*taps, span[-1])}
+        written = [outputs.get(layer, passed_on[layer % 2]).data_ptr() for layer in span]
+        calls = np.empty(len(span), CALLS)
+        own = [layer for layer in self.layers[span.start : span.stop] if layer is not None]
+        calls["layer"] = [ctypes.addressof(ready.struct(layer, kernel)) for layer in own]
         calls["positions"], calls["sequences"] = ctypes.addressof(positions), len(found.each)
-        calls["attention"] = found.structs.ctypes.data + np.arange(layers) * found.structs.strides[0]
-        calls["y"][::2], calls["y"][1::2] = outputs[0].data_ptr(), outputs[1].data_ptr()
-        first.native.layers(calls.ctypes.data, layers, x.data_ptr(), torch.get_num_threads())
+        calls["attention"] = found.structs.ctypes.data + np.arange(len(span)) * found.structs.strides[0]
+        calls["y"] = written
+        first.native.layers(calls.ctypes.data, len(span), x.data_ptr(), torch.get_num_threads())
         if not found.take():
             raise RuntimeError("the cache was changed during a pass; give each request a cache of its own.")
-        return outputs[(layers - 1) % 2]
+        return outputs
 
     def keep(self, cache: Any, start: int, rows: list[int]) -> bool:
         """Keep rows of a cache as `cache.keep_rows` does; False, and nothing changed, if compiled code cannot."""
-        known = self.rows.get(cache)
-        if known is None or not self.layers or self.layers[0] is None:
+        first, all_layers = self.layers[0] if self.layers else None, range(len(self.layers))
+        if first is None or (known := self.rows.get(cache)) is None:
             return False
+        own = known.get(all_layers) or CachedRows.find(cache.layers, first.dtype, 0)
+        if own is None or len(cache.layers) != len(all_layers):
+            return False
+        known[all_layers] = own
         still, moved = rows_to_move(rows)
-        return known.keep(self.layers[0].native, cache.layers, start + still, moved)
+        return own.keep(first.native, cache.layers, start + still, moved)
 
-    def _find_calls(self, layer: FusedLayer, rows: PassRows | None) -> CallsOfAll | None:
-        """Return the calls of the attention in all layers, which is like that of one of them; None if unsupported."""
+    def _find_calls(self, layer: FusedLayer, rows: PassRows | None, layers: range) -> CallsOfAll | None:
+        """Return the calls of the attention in some layers, which is like that of one of them; None if unsupported."""
         if rows is None:
             return None
         shape = layer.heads, layer.head, layer.dtype
-        return rows.calls_of_all(layer.attention, *shape, len(self.layers), self.rows)
+        return rows.calls_of_all(layer.attention, *shape, layers, self.rows)
 
     def look_up(self) -> ReadyLayers:
         """Return the layers as they are now."""

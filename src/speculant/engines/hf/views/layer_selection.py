@@ -50,6 +50,10 @@ class Taps:
 
         return keep
 
+    def take_all(self, outputs: Mapping[int, Tensor]) -> None:
+        """Store the outputs of layers, by index."""
+        self._outputs |= outputs
+
     def outputs(self, index: int) -> int | None:
         """Return the length of the tuple that the layer returns; None if it returns the hidden states alone."""
         output = self._outputs[index]

@@ -1,4 +1,4 @@
-"""A pass of a whole model of the Llama family over few rows: embeddings, layers, last norm and logits.
+"""Passes of models of the Llama family over few rows that call the model's parts themselves.
 
 transformers' wrappers of a model's forward, its functions for masks and its rotary embeddings take as long as a fifth
 of the pass of a small model, since they run between megabytes of weights. For the rows of a draft they do nothing:
@@ -10,13 +10,14 @@ its layers that separate the texts.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from speculant.engines.hf.acceleration import LayerOutputs
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, FIXED_ROTARY, is_untouched
 from speculant.engines.hf.cpu.layer_stack import LayerStack, ReadyLayers
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
@@ -46,7 +47,7 @@ class _Parts:
     window: int | None
 
 
-class WholePass:
+class DirectPasses:
     """Passes of a causal language model.
 
     Attributes:
@@ -61,35 +62,55 @@ class WholePass:
         around = model, base, base.embed_tokens, base.norm, base.rotary_emb
         stack.watch(around, (base.config,), self._frequencies)
 
-    def run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, kept: int | Tensor) -> Tensor | None:
-        """Run a pass; see `Acceleration.run_whole`."""
-        if not _readable_numbers(ids) or not _readable_numbers(positions) or ids.shape != positions.shape:
-            return None
-        if mask is not None and mask.ndim != 4:
+    def run(
+        self,
+        given: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        *,
+        layers: range | None,
+        kept: int | Tensor | None,
+        taps: Sequence[int],
+    ) -> LayerOutputs | None:
+        """Run a pass; see `Acceleration.run_layers`."""
+        if cache is None or not _readable_numbers(positions) or given.shape[:2] != positions.shape:
             return None
         ready = self._stack.look_up()
         parts = self._find_parts(ready)
-        if parts is None or cache is None:
+        if parts is None or (mask is not None and mask.ndim != 4):
             return None
-        if mask is None and (ids.shape[1] != 1 or not _all_visible(parts.window, cache)):
+        if mask is None and (positions.shape[1] != 1 or not _all_visible(parts.window, cache)):
             return None  # transformers creates a mask
-        native, rows = self._norm.native, ids.numel()
+        native, rows = self._norm.native, positions.numel()
         if not native.copy_rows(None, len(parts.cos), 0, positions.data_ptr(), rows, None):
             return None
-        if parts.embeddings is None:
-            x = self._shadows.of(self._base.embed_tokens)(ids)
-        else:
-            table = parts.embeddings
-            x = table.new_empty((*ids.shape, table.shape[1]))
-            size = table.shape[1] * table.element_size()
-            if not native.copy_rows(table.data_ptr(), len(table), size, ids.data_ptr(), rows, x.data_ptr()):
-                return None  # transformers raises the error
-        places = PositionArguments(parts.cos.data_ptr(), parts.sin.data_ptr(), 0, positions.data_ptr())
-        y = self._stack.compute(ready, x, places, cache, mask, {"position_ids": positions, "use_cache": True})
-        if y is None:
+        layers = range(len(self._stack.layers)) if layers is None else layers
+        x = given if layers.start else self._embed(given, parts.embeddings)
+        if x is None:
             return None
-        normed = torch.empty_like(y)
-        native.norm(ctypes.byref(parts.norm), y.data_ptr(), normed.data_ptr(), rows)
+        places = PositionArguments(parts.cos.data_ptr(), parts.sin.data_ptr(), 0, positions.data_ptr())
+        options = {"position_ids": positions, "use_cache": True}
+        states = self._stack.compute(ready, x, places, cache, mask, options, layers=layers, taps=taps)
+        if states is None:
+            return None
+        logits = None if kept is None else self._read_out(states[layers[-1]], parts.norm, kept)
+        return LayerOutputs(logits, states)
+
+    def _embed(self, ids: Tensor, table: Tensor | None) -> Tensor | None:
+        """Return [B, n, hidden] for tokens [B, n]; None if one is unknown, for which transformers raises the error."""
+        if not _readable_numbers(ids):
+            return None
+        if table is None:
+            embedded: Tensor = self._shadows.of(self._base.embed_tokens)(ids)
+            return embedded
+        x, size = table.new_empty((*ids.shape, table.shape[1])), table.shape[1] * table.element_size()
+        arguments = table.data_ptr(), len(table), size, ids.data_ptr(), ids.numel(), x.data_ptr()
+        return x if self._norm.native.copy_rows(*arguments) else None
+
+    def _read_out(self, states: Tensor, norm: LayerArguments, kept: int | Tensor) -> Tensor:
+        normed = torch.empty_like(states)
+        self._norm.native.norm(ctypes.byref(norm), states.data_ptr(), normed.data_ptr(), states[..., 0].numel())
         last = slice(-kept, None) if isinstance(kept, int) else kept
         logits: Tensor = self._shadows.of(self.model.lm_head)(normed[:, last])
         return logits
@@ -141,9 +162,9 @@ class WholePass:
         return _Parts(table, cos[0].contiguous(), sin[0].contiguous(), norm, window)
 
 
-def find_whole_pass(
+def find_direct_passes(
     model: Any, shadows: Shadows, stack: LayerStack, norms: Iterable[AcceleratedNorm]
-) -> WholePass | None:
+) -> DirectPasses | None:
     """Return the passes of a model; None if it is not an unmodified one of the Llama family with fused layers."""
     home = type(model).__module__
     if home not in FAMILIES or not is_untouched(model, home, f"{FAMILIES[home]}ForCausalLM"):
@@ -152,7 +173,7 @@ def find_whole_pass(
     if base is None or stack.modules is None or base._modules.get("layers") is not stack.modules:
         return None
     last = next((norm for norm in norms if norm.module is base._modules.get("norm")), None)
-    return None if last is None else WholePass(model, shadows, stack, last)
+    return None if last is None else DirectPasses(model, shadows, stack, last)
 
 
 def _all_visible(window: int | None, cache: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A pass of a whole model in our own forward: the bits that transformers' forward returns, or transformers' forward."""
+"""Passes that call a model's parts themselves: the bits of transformers' forward, or that forward."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fused_layers import IDS, model_of
+from speculant.core.engine import Pass, RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cpu import whole_pass
+from speculant.engines.hf.cpu import direct_passes
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.views.layer_selection import LayerSelection
 
 pytestmark = pytest.mark.usefixtures("compiled")
 BEFORE = 4  # cached rows
+TREE = DraftTree.from_paths([[9, 3], [14]])
 
 
 @torch.inference_mode()
@@ -40,7 +42,7 @@ def logits_of(
         rows: number of rows.
         first: position of the first.
         batch: number of texts.
-        kept: as in `run_whole`.
+        kept: as in `Acceleration.run_layers`.
         ids: the tokens, if they matter.
     """
     cache = usable_cache(None)
@@ -50,8 +52,8 @@ def logits_of(
     ids = IDS[:batch].repeat(1, 20)[:, :rows].contiguous() if ids is None else ids
     positions = (first + torch.arange(rows))[None].expand(batch, -1).contiguous()
     given = mask if rows > 1 else None
-    logits = None if prepared is None else prepared.run_whole(model, ids, positions, given, cache, kept)
-    own = logits is not None
+    direct = None if prepared is None else prepared.run_layers(model, ids, positions, given, cache, kept=kept)
+    logits, own = None if direct is None else direct.logits, direct is not None
     if logits is None:
         run = model if prepared is None else prepared.model_for(model, rows)
         logits = run(
@@ -97,7 +99,7 @@ def test_requested_rows_only(kept: int | Tensor) -> None:
 
 def test_positions_without_kept_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards long texts, whose rotary embeddings are computed by transformers."""
-    monkeypatch.setattr(whole_pass, "MAX_POSITIONS", 16)
+    monkeypatch.setattr(direct_passes, "MAX_POSITIONS", 16)
     model = model_of("llama")
     prepared = prepare_model(model, True)
     for first, expected in ((8, True), (9, False)):
@@ -126,6 +128,53 @@ def test_a_window_needs_a_mask(window: int, expected: bool) -> None:
     assert torch.equal(found, by_transformers(model, prepared, 1))
 
 
+@pytest.mark.parametrize("taps", [(0, 2), (2,), (1, 0)])
+def test_outputs_of_layers(taps: tuple[int, ...]) -> None:
+    """Guards heads, which read the outputs of layers: those that a view of the layers reads."""
+    model, found = model_of("llama"), list[Pass]()
+    engine = HFEngine(model, acceleration=prepare_model(model, True))
+    for direct in (True, False):
+        cache = engine.open(IDS[:1])
+        cache.prefill()
+        handle = None if direct else model.model.register_forward_hook(lambda *_: None)
+        [output] = engine.forward([(cache, 5, TREE)], RequestedOutputs(hidden_layers=taps))
+        found.append(output)
+        if handle is not None:
+            handle.remove()
+    (one, other) = found
+    assert one.hidden is not None
+    assert other.hidden is not None
+    assert one.hidden.shape == (4, len(taps), model.config.hidden_size)
+    assert torch.equal(one.hidden, other.hidden)
+    assert torch.equal(one.logits, other.logits)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_in_two_parts(layers: int) -> None:
+    """Guards passes that continue behind an exit: the bits of a whole pass, and the same rows in the cache."""
+    model = model_of("llama")
+    prepared, caches = prepare_model(model, True), [usable_cache(None) for _ in range(2)]
+    ids, positions = IDS[:1, 4:5].contiguous(), torch.tensor([[4]])
+    for cache in caches:
+        model(IDS[:1, :4], past_key_values=cache)
+    whole = prepared.run_layers(model, ids, positions, None, caches[0], taps=(layers - 1,))
+    first = prepared.run_layers(model, ids, positions, None, caches[1], layers=range(layers), kept=None)
+    assert whole is not None
+    assert first is not None
+    assert first.logits is None
+    states = first.states[layers - 1]
+    assert torch.equal(states, whole.states[layers - 1])
+    rest = prepared.run_layers(model, states, positions, None, caches[1], layers=range(layers, 3))
+    assert rest is not None
+    assert rest.logits is not None
+    assert whole.logits is not None
+    assert torch.equal(rest.logits, whole.logits)
+    for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)
+
+
 def test_texts_of_a_batch_need_no_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the cost of a shared pass: it gives each text the logits that it gets alone."""
     model = model_of("llama")
@@ -143,8 +192,7 @@ def test_texts_of_a_batch_need_no_views(monkeypatch: pytest.MonkeyPatch) -> None
         for cache in caches:
             cache.prefill()
         views.clear()
-        tree = DraftTree.from_paths([[9, 3], [14]])
-        requests = [(cache, 5, tree) for cache in caches]
+        requests = [(cache, 5, TREE) for cache in caches]
         parts = [requests] if together else [[request] for request in requests]
         found.append([each.logits for part in parts for each in engine.forward(part)])
         assert not views
