@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_hooks
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PARTS = ("_modules", *HOOKS)  # containers of what runs when a module is called
-_FORM = attrgetter("dtype", "shape")
+_FORM, _VERSION = attrgetter("dtype", "shape"), attrgetter("_version")
 
 
 class ModulesState:
@@ -91,3 +91,28 @@ class ModulesState:
             *map(Tensor.is_contiguous, found),
             *map(_FORM, found),
         ]
+
+
+class ParametersState:
+    """The parameters of some modules: which tensors they are, where they lie, and how often torch has changed them."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Record the state."""
+        self._containers = [module._parameters for module in modules]
+        self._contents = list(self._contained())
+        self._tensors = [each for each in self._contents if each is not None]
+        self._counted = [each for each in self._tensors if not each.is_inference()]  # others have no version
+        self._places, self._versions = list(map(Tensor.data_ptr, self._tensors)), list(map(_VERSION, self._counted))
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed."""
+        contents = list(self._contained())
+        return (
+            len(contents) == len(self._contents)
+            and all(map(is_, contents, self._contents))
+            and list(map(Tensor.data_ptr, self._tensors)) == self._places
+            and list(map(_VERSION, self._counted)) == self._versions
+        )
+
+    def _contained(self) -> Iterable[Any]:
+        return chain.from_iterable(map(dict.values, self._containers))

@@ -40,6 +40,7 @@ class LayerWeights:
 
     Attributes:
         arguments: the layer's arguments for the compiled code.
+        modules: the modules that own the weights.
         heads, kv_heads, head: head counts and head size of its attention.
         dtype: dtype of all weights.
         maximum: maximum rows per call.
@@ -68,6 +69,7 @@ class LayerWeights:
             linears["o_proj"] = output
         norms = {} if mlp is None else {"post": layer.post_attention_layernorm}
         norms |= {name: attention._modules[f"{name}_norm"] for name in "qk" if f"{name}_norm" in attention._modules}
+        self.modules = (*linears.values(), *norms.values())
         self._linears = [(name, linear._parameters) for name, linear in linears.items()]
         self._norms = [(f"{name}_norm", norm._parameters) for name, norm in norms.items()]
         self.head = int(attention.shape.head_dim)

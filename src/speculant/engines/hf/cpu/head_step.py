@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from speculant.engines.hf.cpu.head_layer import LayerWeights, find_linear, find_
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, LinearArguments
 from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
 from speculant.engines.hf.cpu.products import Products
+from speculant.engines.hf.modules_state import ParametersState
 from speculant.engines.hf.quantized.modules import QuantizedEmbedding, QuantizedLinear
 
 
@@ -257,10 +259,14 @@ class StepWeights:
             exit=parts.exit,
         )  # fmt: skip
         self._current: list[Any] = []
+        self._state: ParametersState | None = None  # None where quantised weights are looked up
         self.dtype, self.maximum = first.dtype, min(each.maximum for each in self._weights)
 
     def look_up(self) -> StepArguments:
         """Return the step with the current addresses of the weights."""
+        if self._state is not None and self._state.holds():
+            return self._step
+        self._state = self._find_state()
         changed = [each.look_up() for each in self._weights]
         norms = [norm.weight.data_ptr() for *_, norm in self._norms]
         linears = [
@@ -287,6 +293,13 @@ class StepWeights:
             setattr(self._step, "norm_eps" if name == "norm" else name.replace("_norm", "_eps"), norm.eps)
         self._current = current
         return self._step
+
+    def _find_state(self) -> ParametersState | None:
+        others = [module for _, module in (*self._linears, *self._around)]
+        if any(isinstance(module, QuantizedLinear) for module in others):
+            return None
+        others += [module for *_, module in self._norms]
+        return ParametersState([*chain.from_iterable(each.modules for each in self._weights), *others])
 
 
 def _address(tensor: Tensor | None) -> int | None:
