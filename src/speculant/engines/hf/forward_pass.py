@@ -169,8 +169,9 @@ class ModelRunner:
             taps = self._selection.taps(needs.hidden_layers, layers)
             if whole and (given.mask is None or type(given.mask) is Tensor):
                 kept = options.get("logits_to_keep", 0) if index is None else index
+                ids, positions = options[names.ids], options.get(names.positions, given.positions)
                 direct = self.acceleration.run_layers(
-                    self.model, options[names.ids], given.positions, given.mask, held, kept=kept, taps=taps.indices
+                    self.model, ids, positions, given.mask, held, kept=kept, taps=taps.indices
                 )
                 if direct is not None and direct.logits is not None:
                     taps.take_all(direct.states)

@@ -215,6 +215,14 @@ def _hook_embeddings(model: Any) -> None:
     model.model.embed_tokens.register_forward_hook(lambda _, __, output: 2 * output)
 
 
+def _hook_norm(model: Any) -> None:
+    model.model.norm.register_forward_hook(lambda _, __, output: output / 2)
+
+
+def _patch_norm(model: Any) -> None:
+    model.model.norm.forward = lambda states: 3 * states
+
+
 def _hook_head(model: Any) -> None:
     model.lm_head.register_forward_hook(lambda _, __, output: output - 1)
 
@@ -248,6 +256,8 @@ def _patch_model(model: Any) -> None:
         _move_embeddings,
         _replace_embeddings,
         _hook_embeddings,
+        _hook_norm,
+        _patch_norm,
         _hook_head,
         _turn_faster,
         _replace_frequencies,

@@ -141,6 +141,7 @@ class DirectPasses:
             and is_untouched(base, home, f"{name}Model")
             and modules.get("layers") is self._stack.modules
             and modules.get("norm") is self._norm.module
+            and is_untouched(self._norm.module, home, f"{name}RMSNorm")
             and is_untouched(modules.get("rotary_emb"), home, f"{name}RotaryEmbedding")
             and base.rotary_emb.rope_type in FIXED_ROTARY
         )

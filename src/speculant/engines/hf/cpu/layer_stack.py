@@ -234,7 +234,10 @@ class LayerStack:
             return False
         known[all_layers] = own
         still, moved = rows_to_move(rows)
-        return own.keep(first.native, cache.layers, start + still, moved)
+        kept = own.keep(first.native, cache.layers, start + still, moved)
+        if not kept:
+            del known[all_layers]  # other buffers hold the rows by now; these are freed
+        return kept
 
     def _find_calls(self, layer: FusedLayer, rows: PassRows | None, layers: range) -> CallsOfAll | None:
         """Return the calls of the attention in some layers, which is like that of one of them; None if unsupported."""
