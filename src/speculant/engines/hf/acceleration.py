@@ -44,6 +44,29 @@ class Graphs(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerPass:
+    """A pass through consecutive layers.
+
+    Attributes:
+        given: Int64[B, n] tokens, or the states [B, n, D] that enter the first of the layers, if that is not 0.
+        positions: Int64[B, n].
+        mask: mask of the attention, [1, 1, n, L]; None if single rows attend to all rows before them.
+        cache: the cache of these rows, to which they are appended.
+        layers: the layers; None for all.
+        kept: the number of last rows whose logits are requested, 0 for all, or an index of them; None for none.
+        taps: layers whose output is requested.
+    """
+
+    given: Tensor
+    positions: Tensor
+    mask: Tensor | None
+    cache: Any
+    layers: range | None = None
+    kept: int | Tensor | None = 0
+    taps: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerOutputs:
     """The outputs of some layers.
 
@@ -75,29 +98,8 @@ class Acceleration(Protocol):
             run: the sublayers that it runs; None for all, or for those from any layer on.
         """
 
-    def run_layers(
-        self,
-        model: Any,
-        given: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        *,
-        layers: range | None = None,
-        kept: int | Tensor | None = 0,
-        taps: Sequence[int] = (),
-    ) -> LayerOutputs | None:
-        """Run consecutive layers and what surrounds them in a few calls, instead of a pass of the model's own code.
-
-        Args:
-            model: the model.
-            given: Int64[B, n] tokens, or the states [B, n, D] that enter the first of the layers, if that is not 0.
-            positions: Int64[B, n].
-            mask: mask of the attention, [1, 1, n, L]; None if single rows attend to all rows before them.
-            cache: the cache of these rows, to which they are appended.
-            layers: the layers; None for all.
-            kept: the number of last rows whose logits are requested, 0 for all, or an index of them; None for none.
-            taps: layers whose output is requested.
+    def run_layers(self, model: Any, asked: LayerPass) -> LayerOutputs | None:
+        """Run layers of a model and what surrounds them in a few calls, instead of a pass of the model's own code.
 
         Returns:
             None, with nothing done, if the model's own code has to run.
@@ -123,18 +125,7 @@ class PlainPasses:
     def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         return model
 
-    def run_layers(
-        self,
-        model: Any,
-        given: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        *,
-        layers: range | None = None,
-        kept: int | Tensor | None = 0,
-        taps: Sequence[int] = (),
-    ) -> LayerOutputs | None:
+    def run_layers(self, model: Any, asked: LayerPass) -> LayerOutputs | None:
         return None
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:

@@ -16,7 +16,7 @@ from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.drafters.top_tokens import top_on_host
-from speculant.engines.hf.acceleration import Acceleration
+from speculant.engines.hf.acceleration import Acceleration, LayerPass
 from speculant.engines.hf.batch_attention import BatchCache
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.draft_rows import DraftRows
@@ -170,9 +170,8 @@ class ModelRunner:
             if whole and (given.mask is None or type(given.mask) is Tensor):
                 kept = options.get("logits_to_keep", 0) if index is None else index
                 ids, positions = options[names.ids], options.get(names.positions, given.positions)
-                direct = self.acceleration.run_layers(
-                    self.model, ids, positions, given.mask, held, kept=kept, taps=taps.indices
-                )
+                asked = LayerPass(ids, positions, given.mask, held, kept=kept, taps=taps.indices)
+                direct = self.acceleration.run_layers(self.model, asked)
                 if direct is not None and direct.logits is not None:
                     taps.take_all(direct.states)
                     return PassOutput(direct.logits[0], taps.hidden(count, last=last and not needs.prompt), held)

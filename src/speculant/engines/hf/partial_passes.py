@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from speculant.core.engine import RequestedOutputs
 from speculant.core.sublayers import Part, Sublayers
+from speculant.engines.hf.acceleration import LayerPass
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, SUBLAYERS, is_untouched
 from speculant.engines.hf.forward_pass import ModelRunner, PassInput, PassOutput, out_of_memory
@@ -59,13 +60,15 @@ class PartialPasses:
             model, acceleration, run = self._runner.model, self._runner.acceleration, Sublayers.whole(range(layers))
             direct = acceleration.run_layers(
                 model,
-                given.ids,
-                given.positions,
-                given.mask,
-                cache,
-                layers=range(layers),
-                kept=0 if logits else None,
-                taps=(layers - 1,),
+                LayerPass(
+                    given.ids,
+                    given.positions,
+                    given.mask,
+                    cache,
+                    layers=range(layers),
+                    kept=0 if logits else None,
+                    taps=(layers - 1,),
+                ),
             )
             if direct is not None:
                 states = direct.states[layers - 1][0]
@@ -118,9 +121,9 @@ class PartialPasses:
             count, x = len(model.model.layers), states[None, :, 0]
             left = range(layers, count)
             wanted = [tap % count for tap in needs.hidden_layers]
-            direct = acceleration.run_layers(
-                model, x, given.positions, given.mask, cache, layers=left, taps=[tap for tap in wanted if tap in left]
-            )
+            taps = [tap for tap in wanted if tap in left]
+            asked = LayerPass(x, given.positions, given.mask, cache, layers=left, taps=taps)
+            direct = acceleration.run_layers(model, asked)
             outputs: dict[int, Tensor] = {layers - 1: x}
             if direct is not None and direct.logits is not None:
                 outputs.update(direct.states)
@@ -129,8 +132,8 @@ class PartialPasses:
                 source = self._source(given)
                 outputs |= self._run_layers(source.model, x, given, cache, Sublayers.whole(left))
                 logits = source.lm_head(source.model.norm(outputs[count - 1]))[0]
-            taps = [outputs[tap][0] for tap in wanted]
-            return PassOutput(logits, torch.stack(taps, dim=1) if taps else None)
+            tapped = [outputs[tap][0] for tap in wanted]
+            return PassOutput(logits, torch.stack(tapped, dim=1) if tapped else None)
 
     def _run_layers(self, base: Any, x: Tensor, given: PassInput, cache: Any, run: Sublayers) -> dict[int, Tensor]:
         """Return the output [1, n, D] of each layer of a Llama-like model of which a sublayer runs."""

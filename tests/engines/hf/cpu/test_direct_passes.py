@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fused_layers import IDS, model_of
 from speculant.core.engine import Pass, RequestedOutputs
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.acceleration import LayerPass
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.cpu import direct_passes
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
@@ -42,7 +43,7 @@ def logits_of(
         rows: number of rows.
         first: position of the first.
         batch: number of texts.
-        kept: as in `Acceleration.run_layers`.
+        kept: as in `LayerPass`.
         ids: the tokens, if they matter.
     """
     cache = usable_cache(None)
@@ -52,7 +53,9 @@ def logits_of(
     ids = IDS[:batch].repeat(1, 20)[:, :rows].contiguous() if ids is None else ids
     positions = (first + torch.arange(rows))[None].expand(batch, -1).contiguous()
     given = mask if rows > 1 else None
-    direct = None if prepared is None else prepared.run_layers(model, ids, positions, given, cache, kept=kept)
+    direct = (
+        None if prepared is None else prepared.run_layers(model, LayerPass(ids, positions, given, cache, kept=kept))
+    )
     logits, own = None if direct is None else direct.logits, direct is not None
     if logits is None:
         run = model if prepared is None else prepared.model_for(model, rows)
@@ -158,14 +161,14 @@ def test_layers_in_two_parts(layers: int) -> None:
     ids, positions = IDS[:1, 4:5].contiguous(), torch.tensor([[4]])
     for cache in caches:
         model(IDS[:1, :4], past_key_values=cache)
-    whole = prepared.run_layers(model, ids, positions, None, caches[0], taps=(layers - 1,))
-    first = prepared.run_layers(model, ids, positions, None, caches[1], layers=range(layers), kept=None)
+    whole = prepared.run_layers(model, LayerPass(ids, positions, None, caches[0], taps=(layers - 1,)))
+    first = prepared.run_layers(model, LayerPass(ids, positions, None, caches[1], range(layers), kept=None))
     assert whole is not None
     assert first is not None
     assert first.logits is None
     states = first.states[layers - 1]
     assert torch.equal(states, whole.states[layers - 1])
-    rest = prepared.run_layers(model, states, positions, None, caches[1], layers=range(layers, 3))
+    rest = prepared.run_layers(model, LayerPass(states, positions, None, caches[1], range(layers, 3)))
     assert rest is not None
     assert rest.logits is not None
     assert whole.logits is not None

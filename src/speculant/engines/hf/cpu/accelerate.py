@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 from transformers.cache_utils import DynamicCache
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.sublayers import Sublayers
-from speculant.engines.hf.acceleration import LayerOutputs
+from speculant.engines.hf.acceleration import LayerOutputs, LayerPass
 from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.direct_passes import DirectPasses, find_direct_passes
@@ -102,22 +102,9 @@ class CpuAcceleration:
             return model  # shadows cost time too
         return self.shadows.of(model)
 
-    def run_layers(
-        self,
-        model: Any,
-        given: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        *,
-        layers: range | None = None,
-        kept: int | Tensor | None = 0,
-        taps: Sequence[int] = (),
-    ) -> LayerOutputs | None:
-        """Run consecutive layers and what surrounds them in a few calls; see `Acceleration`."""
-        if self.direct is None or self.direct.model is not model:
-            return None
-        return self.direct.run(given, positions, mask, cache, layers=layers, kept=kept, taps=taps)
+    def run_layers(self, model: Any, asked: LayerPass) -> LayerOutputs | None:
+        """Run layers of a model and what surrounds them in a few calls; see `Acceleration`."""
+        return None if self.direct is None or self.direct.model is not model else self.direct.run(asked)
 
     def keep(self, cache: DynamicCache, start: int, rows: list[int]) -> bool:
         """Keep rows as `keep_rows` does; return False, with nothing changed, if there is no faster code for a cache."""

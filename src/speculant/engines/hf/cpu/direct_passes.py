@@ -10,14 +10,14 @@ its layers that separate the texts.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from speculant.engines.hf.acceleration import LayerOutputs
+from speculant.engines.hf.acceleration import LayerOutputs, LayerPass
 from speculant.engines.hf.cpu.layer_matching import FAMILIES, FIXED_ROTARY, is_untouched
 from speculant.engines.hf.cpu.layer_stack import LayerStack, ReadyLayers
 from speculant.engines.hf.cpu.layer_structs import LayerArguments, PositionArguments
@@ -62,18 +62,9 @@ class DirectPasses:
         around = model, base, base.embed_tokens, base.norm, base.rotary_emb
         stack.watch(around, (base.config,), self._frequencies)
 
-    def run(
-        self,
-        given: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        *,
-        layers: range | None,
-        kept: int | Tensor | None,
-        taps: Sequence[int],
-    ) -> LayerOutputs | None:
+    def run(self, asked: LayerPass) -> LayerOutputs | None:
         """Run a pass; see `Acceleration.run_layers`."""
+        given, positions, mask, cache = asked.given, asked.positions, asked.mask, asked.cache
         if cache is None or not _readable_numbers(positions) or given.shape[:2] != positions.shape:
             return None
         ready = self._stack.look_up()
@@ -85,16 +76,16 @@ class DirectPasses:
         native, rows = self._norm.native, positions.numel()
         if not native.copy_rows(None, len(parts.cos), 0, positions.data_ptr(), rows, None):
             return None
-        layers = range(len(self._stack.layers)) if layers is None else layers
+        layers = range(len(self._stack.layers)) if asked.layers is None else asked.layers
         x = given if layers.start else self._embed(given, parts.embeddings)
         if x is None:
             return None
         places = PositionArguments(parts.cos.data_ptr(), parts.sin.data_ptr(), 0, positions.data_ptr())
         options = {"position_ids": positions, "use_cache": True}
-        states = self._stack.compute(ready, x, places, cache, mask, options, layers=layers, taps=taps)
+        states = self._stack.compute(ready, x, places, cache, mask, options, layers=layers, taps=asked.taps)
         if states is None:
             return None
-        logits = None if kept is None else self._read_out(states[layers[-1]], parts.norm, kept)
+        logits = None if asked.kept is None else self._read_out(states[layers[-1]], parts.norm, asked.kept)
         return LayerOutputs(logits, states)
 
     def _embed(self, ids: Tensor, table: Tensor | None) -> Tensor | None:
