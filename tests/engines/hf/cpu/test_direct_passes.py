@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fused_layers import IDS, model_of
+from interrupts import interrupted
 from speculant.core.engine import Pass, RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.acceleration import LayerPass
-from speculant.engines.hf.cache import usable_cache
+from speculant.engines.hf.cache import cut_rows, usable_cache
 from speculant.engines.hf.cpu import direct_passes
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
@@ -298,3 +299,23 @@ def test_hooks_of_the_model_are_called() -> None:
     model.register_forward_hook(lambda *_: seen.append(1))
     logits_of(model, prepared)
     assert len(seen) == 2
+
+
+@torch.inference_mode()
+def test_an_interrupt_at_any_line_leaves_no_half_of_anything() -> None:
+    """Guards Ctrl-C in the first pass over a cache, in which everything is looked up: the next pass is right."""
+    model = model_of("llama")
+    prepared, expected = prepare_model(model, True), logits_of(model, None, 1)[0]
+    ids, positions, line, reached = IDS[:1, :1].contiguous(), torch.tensor([[BEFORE]]), 1, True
+    while reached:
+        cache = usable_cache(None)
+        model(IDS[:1, :BEFORE], past_key_values=cache)
+        asked = LayerPass(ids, positions, None, cache)
+        reached = interrupted(lambda asked=asked: prepared.run_layers(model, asked), line)
+        cut_rows(cache, BEFORE, 0)
+        found = prepared.run_layers(model, asked)
+        assert found is not None
+        assert found.logits is not None
+        torch.testing.assert_close(found.logits, expected, atol=1e-4, rtol=1e-4)
+        line += 1
+    assert line > 100

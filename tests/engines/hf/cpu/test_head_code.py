@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eagles import eagle3_head, eagle_head, mtp_head, states, target_model
+from interrupts import interrupted
 from pairwise import paired
 from quantizing import quantized_model
 from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
@@ -282,6 +283,27 @@ def test_new_weights_count_at_once(model: Any) -> None:
             after = state.grow([3], [-1])
         assert not torch.allclose(before, after)
         before = after
+
+
+@torch.inference_mode()
+def test_an_interrupt_leaves_no_old_weights(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Ctrl-C while new weights are looked up: the next draft reads them."""
+    monkeypatch.setattr(head_code, "memory_allows", lambda _: (False, 0))  # no narrow copies
+    head, (hidden, following) = eagle_head(**LARGE), states(5, 1)
+    layer: Any = head.layers[0]
+    fast, plain = (head.open(0, HFTargetParts(model, fast=fast)) for fast in (True, False))
+    for state in (fast, plain):
+        state.extend(hidden, following)
+    line, reached = 1, True
+    while reached:
+        layer.mlp.down_proj.weight = nn.Parameter(-layer.mlp.down_proj.weight)
+        reached = interrupted(lambda: fast.grow([3], [-1]), line)
+        fast.drop()
+        plain.drop()
+        torch.testing.assert_close(fast.grow([3], [-1]), plain.grow([3], [-1]), atol=1e-4, rtol=1e-4)
+        fast.drop()
+        line += 1
+    assert line > 50
 
 
 def test_what_is_small_or_unknown_is_left_to_pytorch() -> None:

@@ -196,11 +196,16 @@ def _prepare(model: Any, modules: Sequence[nn.Linear], *, fast: bool) -> CpuAcce
     if not linears:
         return CpuAcceleration()
     _pack(tuple(linears.values()), table)
+    shadows, direct = _shadows(model, linears.values(), layers, attention, plans)
     return CpuAcceleration(
         linears=tuple(linears.values()),
+        layers=layers,
+        attention=attention,
         table=table,
+        shadows=shadows,
+        plans=plans,
+        direct=direct,
         notes=notes,
-        **_with_shadows(model, linears.values(), layers, attention, plans),
     )
 
 
@@ -220,6 +225,7 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     attention.register()
     layers = find_fused_layers(model, table, attention, minimum=0, plans=plans) if fuse else ()
     linears = tuple(AcceleratedLinear(module, table) for module in model.modules() if can_accelerate(module))
+    shadows, direct = _shadows(model, linears, layers, attention, plans, groups=1)
     notes: tuple[str, ...] = ()
     if fuse and not layers and rounding_dtype(model) is not model.dtype:
         reason = "last bits can depend on the number of rows, and the inputs of products are rounded to 8 bits"
@@ -231,36 +237,32 @@ def _prepare_quantized(model: Any, *, fuse: bool) -> CpuAcceleration:
     )
     return CpuAcceleration(
         linears=linears,
+        layers=layers,
+        attention=attention,
         table=table,
+        shadows=shadows,
+        plans=plans,
+        direct=direct,
         notes=notes,
-        **_with_shadows(model, linears, layers, attention, plans, groups=1),
         quantized=tuple(f"{count} of {matrix}" for matrix, count in sorted(matrices.items())),
     )
 
 
-def _with_shadows(
+def _shadows(
     model: Any,
     linears: Iterable[AcceleratedLinear],
-    layers: tuple[FusedLayer, ...],
+    layers: Sequence[FusedLayer],
     attention: GQAttention,
     plans: PassPlans,
-    **options: int,
-) -> dict[str, Any]:
-    """Return the fields of an acceleration that depend on the forwards of modules.
-
-    Args:
-        model: the model.
-        linears, layers: prepared parts of it.
-        attention: the attention of its passes.
-        plans: plans of its passes.
-        **options: for `Shadows`.
-    """
+    *,
+    groups: int = 2,
+) -> tuple[Shadows, DirectPasses | None]:
+    """Return the shadows of a model whose prepared parts run their own forwards, and its direct passes."""
     norms = find_norms(model, layers)
     forwards: dict[nn.Module, Forward] = {linear.module: linear for linear in linears}
     forwards |= {layer.module: layer for layer in layers} | {norm.module: norm for norm in norms}
-    shadows = Shadows(model, forwards, attention.rename, plans.stack, **options)
-    direct = find_direct_passes(model, shadows, plans.stack, norms)
-    return {"layers": layers, "attention": attention, "shadows": shadows, "plans": plans, "direct": direct}
+    shadows = Shadows(model, forwards, attention.rename, plans.stack, groups=groups)
+    return shadows, find_direct_passes(model, shadows, plans.stack, norms)
 
 
 def _with_packing(modules: Sequence[nn.Linear], table: KernelTable) -> tuple[KernelTable, tuple[str, ...]]:

@@ -215,11 +215,12 @@ class PassRows:
             common = self._arguments(module, heads, head, extended.rows[0], count, None, masked=mask is not None)
             if common is None:
                 return None
-            call = cached.calls[key] = np.empty(len(cached.places), ARGUMENTS)
+            call = np.empty(len(cached.places), ARGUMENTS)
             call[:] = np.frombuffer(bytes(common), ARGUMENTS)
             call["causal"] = causal
             for name in PLACES:
                 call[name] = cached.places[name]
+            cached.calls[key] = call  # at last: an interrupt or another thread must not leave half of it
         return call
 
     def _known_common(

@@ -1,7 +1,7 @@
 """Passes of models of the Llama family over few rows that call the model's parts themselves.
 
-transformers' wrappers of a model's forward, its functions for masks and its rotary embeddings take as long as a fifth
-of the pass of a small model, since they run between megabytes of weights. For the rows of a draft they do nothing:
+transformers' wrappers of a model's forward, its functions for masks and its rotary embeddings take a notable part of
+the pass of a small model, since they run between megabytes of weights. For the rows of a draft they do nothing:
 positions and mask are given. So such a pass calls the parts of the model itself, as long as all of them are as
 transformers made them; every other pass is left to transformers. A pass of several texts is also spared the views of
 its layers that separate the texts.

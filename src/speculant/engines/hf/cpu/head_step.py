@@ -266,7 +266,8 @@ class StepWeights:
         """Return the step with the current addresses of the weights."""
         if self._state is not None and self._state.holds():
             return self._step
-        self._state = self._find_state()
+        state, known = self._find_state(), self._current
+        self._current, self._state = [], None  # if this is interrupted, the next call sets everything
         changed = [each.look_up() for each in self._weights]
         norms = [norm.weight.data_ptr() for *_, norm in self._norms]
         linears = [
@@ -277,7 +278,8 @@ class StepWeights:
         ]
         around = [norm.weight.data_ptr() for _, norm in self._around]
         current = [norms, linears, around]
-        if current == self._current and not any(changed):
+        if current == known and not any(changed):
+            self._current, self._state = known, state
             return self._step
         for own, each in zip(self.layers, self._weights, strict=True):
             own.layer = each.arguments
@@ -291,7 +293,7 @@ class StepWeights:
         for (name, norm), address in zip(self._around, around, strict=True):
             setattr(self._step, name, address)
             setattr(self._step, "norm_eps" if name == "norm" else name.replace("_norm", "_eps"), norm.eps)
-        self._current = current
+        self._current, self._state = current, state
         return self._step
 
     def _find_state(self) -> ParametersState | None:
