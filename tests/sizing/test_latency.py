@@ -174,33 +174,6 @@ def test_stalls_are_no_costs(stall: Stall) -> None:
     assert model.curve[rows] / model.curve[0] == pytest.approx(truth.of(rows), rel=0.2)
 
 
-def test_drafting_is_known_by_the_node() -> None:
-    """The time of drafting is a line over the nodes; what every round costs is no node's."""
-    model, random = LatencyModel(maximum=64, known=STEEP), np.random.default_rng(2)
-    for nodes in random.integers(0, 64, 400).tolist():
-        model.observe(0, 1.0)
-        model.observe_drafting(nodes, 0.3 + 0.01 * nodes)
-    assert model.drafting == pytest.approx(0.01, rel=0.1)
-
-
-def test_a_stall_is_not_what_drafting_takes() -> None:
-    """Guards the first rounds, in which code is compiled for seconds: drafting is not given up for it."""
-    model = LatencyModel(maximum=64, known=STEEP)
-    model.observe(0, 1.0)
-    times = [model.observe_drafting(8, seconds) for seconds in (500.0, 0.1, 300.0, 0.1, 0.1, 200.0)]
-    assert max(times) < 0.5
-
-
-def test_starting_a_head_is_told_from_its_levels() -> None:
-    """Guards drafts that can do without a head: what it takes before its first level is paid for apart."""
-    model, random = LatencyModel(maximum=64, known=STEEP), np.random.default_rng(2)
-    for levels in random.integers(0, 8, 600).tolist():
-        model.observe(0, 1.0)
-        model.observe_drafting(levels, 0.1 + 0.05 * levels + 0.4 * (levels > 0), even=True)
-    assert model.further_level == pytest.approx(0.05, rel=0.1)
-    assert model.level_start == pytest.approx(0.4, rel=0.1)
-
-
 @pytest.mark.parametrize(("took", "maximum"), [(0.1, 3), (1.0, 7), (2.0, 11), (50.0, 15)])
 def test_sizes_too_small_to_pay_are_skipped(took: float, maximum: int) -> None:
     """Guards expensive drafting: no draft is spent on sizes that gain less than it takes, nor on very large ones."""

@@ -14,7 +14,7 @@ from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
-from speculant.sizing import acceptance, division, exploration, isotonic, latency
+from speculant.sizing import acceptance, division, drafting_time, exploration, pass_costs
 from speculant.sizing.contract import Sizing
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.fixed import FixedSizing
@@ -271,18 +271,19 @@ def test_drafting_is_a_cost_too() -> None:
 
 @pytest.mark.parametrize(("known", "asked"), [(STEEP, 11), (FLAT, 16)])
 def test_drafts_grow_by_what_they_cost(known: StepCost, asked: int) -> None:
-    """Guards against one confident draft far larger than all before it: nodes that cost nothing may still double."""
+    """Guards against one confident draft far larger than all before it, also of a new request; free ones may double."""
     sizing = adaptive(known)
-    state = sizing.open()
-    state.wanted = 8
-    assert sizing.nodes([state]) == [asked]
+    assert sizing.nodes([sizing.open()]) == [asked]
 
 
 def test_many_sequences_search_for_what_a_pass_has_room_for() -> None:
     """Guards batches: nodes that cannot all be verified are searched for in vain."""
     sizing = adaptive(STEEP)
-    assert max(sizing.nodes([sizing.open() for _ in range(2)])) == 63
-    assert max(sizing.nodes([sizing.open() for _ in range(32)])) <= 4
+    states = [sizing.open() for _ in range(32)]
+    for state in states:
+        state.wanted = 64
+    assert max(sizing.nodes(states[:2])) == 63
+    assert max(sizing.nodes(states)) <= 4
 
 
 def test_the_time_of_another_sequence_is_not_that_of_a_node() -> None:
@@ -294,8 +295,8 @@ def test_the_time_of_another_sequence_is_not_that_of_a_node() -> None:
         sizing.nodes(states)
         draft = chain(*[0.9] * (4 + turn % 3))
         observe(sizing, states, [draft] * len(states), [2] * len(states), target=1.0, draft=0.1 * len(states))
-    assert latency.drafting < 0.001
-    assert latency.usual_drafting == pytest.approx(0.1, rel=0.1)
+    assert latency.drafting.per_node < 0.001
+    assert latency.drafting.usual == pytest.approx(0.1, rel=0.1)
 
 
 def test_learning_counts() -> None:
@@ -314,8 +315,8 @@ def test_no_round_waits_for_a_compiler() -> None:
     """Guards the first request of a fresh installation: every kernel that a round runs has been compiled before."""
     warm_up()
     kernels = [
-        acceptance._correct, acceptance._count, division.best_size, division.least_cost,
-        division.limit_growth, exploration._bonus, exploration._mark, isotonic.falling_fit, latency._curve
+        acceptance._count, division._gains, division.best_size, division.least_cost, division.limit_growth,
+        drafting_time._observe, exploration._mark, exploration.find_bonus, pass_costs.observe_pass,
     ]  # fmt: skip
     known = [len(kernel.signatures) for kernel in kernels]
     assert min(known) > 0

@@ -24,43 +24,41 @@ _PRIOR_RATE = 0.7  # prior acceptance rate of a depth, with the weight of two ro
 
 
 class AcceptanceModel:
-    """Corrects a drafter's estimates by its recent acceptance rates."""
+    """Corrects a drafter's estimates by its recent acceptance rates.
+
+    Attributes:
+        bands: Float64[2, 1 + depths, bands], decayed sums of estimated probabilities and of accepted nodes; row 0
+            covers all depths.
+    """
 
     def __init__(self, begin: AcceptanceModel | None = None) -> None:
         """Begin with a copy of another model, or with the drafter's own estimates."""
-        shape = _DEPTHS + 1, len(_EDGES) + 1  # the first row covers all depths
-        self._expected: Float64 = np.zeros(shape) if begin is None else begin._expected.copy()
-        self._accepted: Float64 = np.zeros(shape) if begin is None else begin._accepted.copy()
-        self._reached: Float64 = np.zeros(_DEEPEST) if begin is None else begin._reached.copy()
-        self._passed: Float64 = np.zeros(_DEEPEST) if begin is None else begin._passed.copy()
+        self.bands: Float64 = np.zeros((2, _DEPTHS + 1, len(_EDGES) + 1)) if begin is None else begin.bands.copy()
+        # Decayed counts of drafts that reached each depth, and of those accepted there.
+        self._rates: Float64 = np.zeros((2, _DEEPEST)) if begin is None else begin._rates.copy()
 
     def probabilities(self, tree: DraftTree) -> Float64:
         """Return Float64[N], the probability that each node is accepted."""
-        return _correct(tree.parents, tree.weights, self._expected, self._accepted)
+        found: Float64 = correct_weights(tree.parents, tree.weights, self.bands)
+        return found
 
     def by_depth(self, depth: int) -> Float64:
         """Return Float64[depth], the probabilities that a draft is accepted up to depth 1, 2, ..."""
         deep = min(depth, _DEEPEST)
-        rates = (self._passed[:deep] + 2 * _PRIOR_RATE) / (self._reached[:deep] + 2)
+        reached, passed = self._rates[:, :deep]
+        rates = (passed + 2 * _PRIOR_RATE) / (reached + 2)
         return np.cumprod(np.append(rates, np.full(depth - deep, rates[-1] if deep else 1.0)))
 
     def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
         """Count which nodes of a draft were accepted."""
-        _count(
-            tree.parents,
-            tree.weights,
-            np.array(path, np.int64),
-            tree.proposal is None,
-            self._expected,
-            self._accepted,
-            self._reached,
-            self._passed,
-        )
+        nodes = np.array(path, np.int64)
+        _count(tree.parents, tree.weights, nodes, tree.proposal is None, self.bands, self._rates)
 
 
 @njit(cache=True)
-def _correct(parents, weights, expected, accepted):  # type: ignore[no-untyped-def]
-    probabilities = np.empty(len(weights))
+def correct_weights(parents, weights, bands):  # type: ignore[no-untyped-def]
+    """Return Float64[N], the probability that each node is accepted, as in `AcceptanceModel.probabilities`."""
+    probabilities, expected, accepted = np.empty(len(weights)), bands[0], bands[1]
     rows = _depth_rows(parents)
     for node in range(len(weights)):
         row, band = rows[node], _band(weights[node])
@@ -71,11 +69,11 @@ def _correct(parents, weights, expected, accepted):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _count(parents, weights, path, chosen, expected, accepted, reached, passed):  # type: ignore[no-untyped-def]
+def _count(parents, weights, path, chosen, bands, rates):  # type: ignore[no-untyped-def]
     if chosen:
-        _count_bands(parents, weights, path, expected, accepted)
-    reached *= _DECAY
-    passed *= _DECAY
+        _count_bands(parents, weights, path, bands)
+    rates *= _DECAY
+    reached, passed = rates[0], rates[1]
     last = path[-1] if len(path) else -1
     passed[: len(path)] += 1
     reached[: len(path)] += 1
@@ -87,9 +85,9 @@ def _count(parents, weights, path, chosen, expected, accepted, reached, passed):
 
 
 @njit(cache=True)
-def _count_bands(parents, weights, path, expected, accepted):  # type: ignore[no-untyped-def]
-    expected *= _DECAY
-    accepted *= _DECAY
+def _count_bands(parents, weights, path, bands):  # type: ignore[no-untyped-def]
+    bands *= _DECAY
+    expected, accepted = bands[0], bands[1]
     rows = _depth_rows(parents)
     for node in range(len(weights)):
         band = _band(weights[node])

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from speculant.core.tree import DraftTree, Float64
-from speculant.sizing.exploration import ExplorationBonus
+from speculant.core.tree import Bool, DraftTree, Float64
+from speculant.sizing.acceptance import correct_weights
+from speculant.sizing.exploration import ExplorationBonus, find_bonus
 from speculant.sizing.isotonic import falling_fit
 from speculant.sizing.state import SequenceSizing
 
+_NONE_KNOWN: Bool = np.empty(0, np.bool_)
 _GROWTH, _STEP = 1.25, 0.1  # growth per round: factor of nodes, or of their cost in a pass and plain passes beyond that
 
 
@@ -23,11 +25,18 @@ def gains_of(state: SequenceSizing, draft: DraftTree, exploration: ExplorationBo
     """
     if draft.proposal is not None or not len(draft):
         return np.empty(0)
-    values = state.acceptance.probabilities(draft)
-    if exploration is not None:
-        values += exploration.bonus(draft, state.text[1])
-    found: Float64 = falling_fit(values)
+    known = _NONE_KNOWN if exploration is None else exploration.known
+    nodes = draft.tokens, draft.parents, draft.weights
+    found: Float64 = _gains(*nodes, state.acceptance.bands, known, state.text[1])
     return found
+
+
+@njit(cache=True)
+def _gains(tokens, parents, weights, bands, known, root):  # type: ignore[no-untyped-def]
+    gains = correct_weights(parents, weights, bands)
+    if len(known):
+        gains += find_bonus(tokens, parents, root, known)
+    return falling_fit(gains)
 
 
 @njit(cache=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from speculant.core.tree import DraftTree, Float64, Queries
+from speculant.core.tree import Bool, DraftTree, Float64, Queries
 
 _BITS = 20  # of the hash of a context; each hash takes a byte
 _NEW, _KNOWN = 0.02, 0.005  # the bonus of a node in a new context and in a known one, in tokens
@@ -23,14 +23,18 @@ _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
 class ExplorationBonus:
-    """The contexts that the drafter has learned from; shared by all requests."""
+    """The contexts that the drafter has learned from; shared by all requests.
+
+    Attributes:
+        known: Bool[H], True at the hashes of known contexts.
+    """
 
     def __init__(self) -> None:
-        self._known = np.zeros(1 << _BITS, np.bool_)
+        self.known: Bool = np.zeros(1 << _BITS, np.bool_)
 
     def bonus(self, tree: DraftTree | Queries, root: int) -> Float64:
         """Return Float64[N], the bonus in tokens of each node or query below the token `root`."""
-        return _bonus(tree.tokens, tree.parents, root, self._known)
+        return find_bonus(tree.tokens, tree.parents, root, self.known)
 
     def observe(self, tree: DraftTree, text: Sequence[int]) -> None:
         """Mark a round's contexts as known.
@@ -40,11 +44,12 @@ class ExplorationBonus:
             text: the token before the root, the root, and the committed tokens.
         """
         queries = tree.queries
-        _mark(tree.tokens, tree.parents, queries.tokens, queries.parents, np.array(text, np.int64), self._known)
+        _mark(tree.tokens, tree.parents, queries.tokens, queries.parents, np.array(text, np.int64), self.known)
 
 
 @njit(cache=True)
-def _bonus(tokens, parents, root, known):  # type: ignore[no-untyped-def]
+def find_bonus(tokens, parents, root, known):  # type: ignore[no-untyped-def]
+    """Return Float64[N], as `ExplorationBonus.bonus` does."""
     bonuses = np.empty(len(tokens))
     for node, parent in enumerate(parents):
         before = root if parent < 0 else tokens[parent]

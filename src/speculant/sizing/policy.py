@@ -48,6 +48,7 @@ _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting tak
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
+_BEGIN = 8.0  # largest recent size that a request begins with: estimates at its beginning are the least reliable
 _SHRINK = 0.8  # decay of the largest recent size, per round
 
 
@@ -93,7 +94,7 @@ class AdaptiveSizing:
         earlier = self._history.of(None if plain else start)
         return SequenceSizing(
             AcceptanceModel(self._acceptance),
-            wanted=float(maximum),
+            wanted=min(_BEGIN, float(maximum)),
             forecast=forecast,
             pausing=earlier.begin(),
             earlier=earlier,
@@ -111,7 +112,7 @@ class AdaptiveSizing:
         room = max(0, self._latency.maximum - (len(states) - 1))
         maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         level_price, node_price = self._marginal_prices(len(states), maximum)
-        start_price = self._price(len(states)) * self._latency.level_start
+        start_price = self._price(len(states)) * self._latency.drafting.level_start
         for state in states:
             if state.plain or state.pausing.left:
                 continue
@@ -121,7 +122,7 @@ class AdaptiveSizing:
             if gains is not None:
                 state.asked, depth = self._forecast_size(state, gains, maximum, len(states))
                 state.depth = min(depth, self._depth)
-            elif state.sampled or self._latency.drafting > _EXPENSIVE:
+            elif state.sampled or self._latency.drafting.per_node > _EXPENSIVE:
                 state.asked = self._chain_length(state, maximum, len(states))
             else:
                 allowed = limit_growth(self._latency.curve, len(states) - 1, state.wanted)
@@ -134,7 +135,7 @@ class AdaptiveSizing:
             return 0.0, 0.0
         price, few = self._price(sequences), min(_MIN_ASKED, maximum)  # fewer cost too little to be measured
         node = price * least_cost(self._latency.curve, sequences - 1, few, maximum)
-        return price * self._latency.further_level + node, node
+        return price * self._latency.drafting.per_level + node, node
 
     def _chain_length(self, state: SequenceSizing, maximum: int, sequences: int) -> int:
         """Return the length of a chain that pays off, decided before it is drafted."""
@@ -143,7 +144,7 @@ class AdaptiveSizing:
             return 0
         price, pass_costs = self._price(sequences), self._pass_costs(sequences - 1, maximum)[1:]
         gains = np.cumsum(values) - price * pass_costs
-        best = int(np.argmax(gains - price * self._latency.drafting * self._counts[1 : maximum + 1]))
+        best = int(np.argmax(gains - price * self._latency.drafting.per_node * self._counts[1 : maximum + 1]))
         state.gain = max(0.0, float(gains[best]))  # not net of drafting time, with which `_plan` compares it
         return best + 1 if state.gain > 0 else 1  # at least one node, or nothing more would be learned
 
@@ -153,9 +154,9 @@ class AdaptiveSizing:
             return min(maximum, max(_MIN_ASKED, int(2 * state.wanted))), UNLIMITED
         price, levels = self._price(sequences), np.arange(1, len(gains) + 1)
         if gains.ndim == 1:  # any number of nodes, which are trimmed later
-            return maximum, int(np.argmax(gains - price * self._latency.further_level * levels)) + 1
+            return maximum, int(np.argmax(gains - price * self._latency.drafting.per_level * levels)) + 1
         gains = gains - price * self._pass_costs(sequences - 1, gains.shape[1])[1:]
-        best = int(np.argmax(gains - price * self._latency.further_level * levels[:, None]))
+        best = int(np.argmax(gains - price * self._latency.drafting.per_level * levels[:, None]))
         state.gain = max(0.0, float(gains.flat[best]))  # not net of drafting time, with which `_plan` compares it
         if not state.gain:
             best = 0  # the smallest draft, or nothing more would be learned
@@ -180,7 +181,7 @@ class AdaptiveSizing:
         base, price, latency = len(drafts) - 1 + held + queried, self._price(len(drafts)), self._latency
         values = gains[0] if len(gains) == 1 else -np.sort(-np.concatenate(gains))
         # If drafting takes time per level, that time does not depend on the number of nodes.
-        drafting = 0.0 if all(state.by_level or state.plain for state in states) else latency.drafting
+        drafting = 0.0 if all(state.by_level or state.plain for state in states) else latency.drafting.per_node
         nodes, worth = best_size(values, latency.curve, base, latency.maximum - base, price, drafting)
         kept = share(gains, nodes)
         for state, draft, gain, n in zip(own, drafted, gains, kept, strict=True):
@@ -299,11 +300,11 @@ class AdaptiveSizing:
             # While larger drafts have not been tried, it is not known what drafts can gain. To find out costs little,
             # unless drafts take long, of which those of a few nodes tell enough.
             growing = nodes == state.asked == maximum < self._latency.sizes[-1]
-            if growing and (maximum < _TELLING or self._latency.usual_drafting < _LONG):
+            if growing and (maximum < _TELLING or self._latency.drafting.usual < _LONG):
                 return
             # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
-            took = plain * self._latency.usual_drafting
+            took = plain * self._latency.drafting.usual
             state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
         state.earlier.follow(state.pausing, self._share)
 

@@ -1,0 +1,152 @@
+"""One compiled update of what passes cost; see `latency`, which holds the state.
+
+A round of a small model takes a few milliseconds, during which the interpreter's objects leave the processor's caches:
+there, the same update takes ten times as long in Python.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from speculant.sizing.isotonic import rising_fit
+
+# Rows of the state by size: log cost relative to the base curve; mean rows of its passes; number of all its passes, and
+# of those since its cost was forgotten; log error of the last one; the turn in which it is forgotten unless it is tried
+# before, and the number of turns until then; the factor that the curve was computed from.
+FACTOR, ROWS, TRIED, EVIDENCE, LAST, DUE, PATIENCE, FITTED = range(8)
+# The rest of the state: seconds of a unit, turns so far, number of sizes tried, a turn before which no size is due.
+LEVEL, TURN, SIZES_TRIED, FIRST_DUE = range(4)
+
+TRIES = 2  # passes of a size before the next larger one may be tried
+FORGET = 64  # rounds without a try after which the cost of a size is lowered; doubles each time
+_WINDOW = 15  # passes of a size after which its mean rows follow the recent ones, and its cost counts in full
+_KNOWN = 2  # weight of a measured curve, in passes of each size
+_UNTRIED = 1.05  # assumed cost of a size that was never tried, relative to the largest size tried
+_STEEP = 0.5  # assumed cost of each further row, relative to a row's average cost among the sizes tried
+_FOLLOW = 0.3  # share of a pass's error that moves the level
+_LEARN = 0.06  # share that moves the cost of its size, once that is known
+_JUMP = math.log(2)  # errors are clipped to this
+_SAME = 0.004  # smaller changes of a size's cost do not recompute the curve
+
+
+@njit(cache=True)
+def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds):  # type: ignore[no-untyped-def]
+    """Add the seconds of a pass to the state.
+
+    Args:
+        sizes: Float64[8, S], the state by size, changed.
+        now: Float64[4], the rest of the state, changed.
+        curve: Float64[N], cost of passes over 0, 1, ... draft rows, changed.
+        base: Float64[N], the measured curve that costs are relative to, or ones.
+        ends: Int64[S], maximum rows of each size.
+        climbed: Int64[C], the sizes that are tried in ascending order; only these are forgotten.
+        known: whether `base` was measured.
+        i: size of the pass.
+        rows: draft rows of the pass.
+        seconds: its duration, above 0.
+    """
+    # 1. The error of the predicted seconds. A stall makes one pass slow, so a slow pass counts as far as the last one.
+    if not now[SIZES_TRIED]:
+        now[LEVEL] = seconds / base[rows]
+    tried, evidence, factor = sizes[TRIED, i], sizes[EVIDENCE, i], sizes[FACTOR, i]
+    if not tried:
+        now[SIZES_TRIED] += 1
+        factor = math.log(curve[rows] / base[rows]) if _below(sizes, i) >= 0 else 0.0
+    error = math.log(seconds / (now[LEVEL] * base[rows])) - factor
+    counted = error if error < 0 else min(error, max(0.0, sizes[LAST, i]))
+    counted = min(max(counted, -_JUMP), _JUMP)
+    sizes[LAST, i] = error
+    sizes[TRIED, i], sizes[EVIDENCE, i] = tried + 1, evidence + 1
+    sizes[ROWS, i] += (rows - sizes[ROWS, i]) / min(tried + 1, _WINDOW)
+
+    # 2. Part of it moves the cost of the size, at most to that of computing its rows one by one, and part the level. If
+    # a size has few passes, the error may be in its cost rather than in the level.
+    factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * known))
+    if i:
+        mean = sizes[ROWS, i]
+        factor = min(factor, sizes[FACTOR, 0] + math.log((mean + 1) / base[round(mean)]) + 2 * _SAME)
+    sizes[FACTOR, i] = factor
+    if evidence >= TRIES or now[SIZES_TRIED] == 1:
+        now[LEVEL] *= math.exp(_FOLLOW * counted)
+
+    # 3. Sizes that were not tried for long lose half of their excess cost; the curve follows what changed.
+    now[TURN] += 1
+    sizes[DUE, i] = now[TURN] + sizes[PATIENCE, i]
+    now[FIRST_DUE] = min(now[FIRST_DUE], sizes[DUE, i])
+    forgotten = now[TURN] >= now[FIRST_DUE] and _forget(sizes, now, climbed, known)
+    if forgotten or not tried or abs(factor - sizes[FITTED, i]) > _SAME:
+        _fit(sizes, curve, base, ends, known)
+
+
+@njit(cache=True)
+def _below(sizes, i):  # type: ignore[no-untyped-def]
+    """Return the largest size below size i that was tried; -1 if there is none."""
+    below = i - 1
+    while below >= 0 and not sizes[TRIED, below]:
+        below -= 1
+    return below
+
+
+@njit(cache=True)
+def _forget(sizes, now, climbed, known):  # type: ignore[no-untyped-def]
+    """Halve the excess cost over the next smaller size of sizes not tried for long; return whether any changed.
+
+    Row counts between the sizes of `latency.SIZES` are left alone: climbing does not require trying them.
+    """
+    forgotten, first = False, np.inf
+    for i in climbed:
+        if not sizes[TRIED, i]:
+            continue
+        if now[TURN] >= sizes[DUE, i]:
+            sizes[PATIENCE, i] *= 2
+            sizes[DUE, i] = now[TURN] + sizes[PATIENCE, i]
+            sizes[LAST, i] = 0.0
+            below = _below(sizes, i)
+            if below >= 0:
+                excess = sizes[FACTOR, i] - sizes[FACTOR, below] - (0.0 if known else math.log(_UNTRIED))
+                if excess > 0:
+                    sizes[FACTOR, i] -= excess / 2
+                    sizes[EVIDENCE, i] = 0  # so that the next passes set its cost at once
+                    forgotten = True
+        first = min(first, sizes[DUE, i])
+    now[FIRST_DUE] = now[TURN] if first == np.inf else first
+    return forgotten
+
+
+@njit(cache=True)
+def _fit(sizes, curve, base, ends, known):  # type: ignore[no-untyped-def]
+    """Recompute the curve from the sizes that were tried."""
+    at, costs, counts = np.empty(sizes.shape[1]), np.empty(sizes.shape[1]), np.empty(sizes.shape[1])
+    count, largest = 0, 0
+    for i in range(sizes.shape[1]):
+        sizes[FITTED, i] = sizes[FACTOR, i]
+        if sizes[TRIED, i]:
+            at[count], costs[count] = sizes[ROWS, i], math.exp(sizes[FACTOR, i])
+            counts[count] = min(sizes[TRIED, i], _WINDOW)
+            count, largest = count + 1, i
+    at, costs = at[:count], costs[:count]
+    if known:
+        _interpolate(curve, at, costs)
+        curve *= base
+        return
+    fit = rising_fit(costs, counts[:count])
+    _interpolate(curve, at, fit)
+    drafts = min(1, count - 1) if at[0] == 0 else 0  # start at the first size with nodes: the step to it is atypical
+    each = (fit[-1] - fit[drafts]) / max(1.0, at[-1] - at[drafts])
+    for row in range(ends[largest] + 1, len(curve)):
+        curve[row] = _UNTRIED * fit[-1] + _STEEP * each * (row - at[-1])
+
+
+@njit(cache=True)
+def _interpolate(curve, at, values):  # type: ignore[no-untyped-def]
+    """Set `curve` to `np.interp` of 0, 1, ..., which takes seconds to compile, for rising `at`."""
+    left = 0
+    for row in range(len(curve)):
+        while left < len(at) - 1 and at[left + 1] <= row:
+            left += 1
+        curve[row] = values[left]
+        if left < len(at) - 1 and row > at[left]:
+            curve[row] += (values[left + 1] - values[left]) / (at[left + 1] - at[left]) * (row - at[left])
