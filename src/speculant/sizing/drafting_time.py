@@ -15,10 +15,8 @@ from speculant.core.tree import Float64, Int64
 _WINDOW = 15  # recent rounds that are kept
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
 _BOOKED = 1.5  # times the lower quartile: maximum drafting time charged to a round, since stalls of passes do not count
-_START, _EVEN_START = (
-    8.0,
-    1.0,
-)  # assumed time before the first node, in nodes, for recognising stalls; if all take a pass
+_START = 8.0  # assumed time of a draft before its first node, in nodes, for recognising stalls
+_EVEN_START = 1.0  # the same if every node, or level, takes a pass of a model
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes by which draft sizes must roughly differ before drafting time is attributed to nodes
 _EVEN_SPREAD = 2.0  # the same if every node, or level, takes a pass of a model
