@@ -39,21 +39,3 @@ def test_the_usual_time_is_that_of_recent_undisturbed_rounds() -> None:
     for time in [9.0] * 20 + [0.4, 0.2, 0.3, 7.0, 0.1] * 3:
         drafting.observe(4, time)
     assert drafting.usual == pytest.approx(0.2)
-
-
-def test_deep_drafts_are_charged_what_they_take() -> None:
-    """Guards heads: a draft of many levels takes many times as long as one of a level, and was not interrupted."""
-    drafting = DraftingTime()
-    for _ in range(20):
-        drafting.observe(1, 0.2, even=True)
-    assert drafting.observe(7, 0.8, even=True) == pytest.approx(0.8)
-
-
-def test_reading_a_pause_is_charged() -> None:
-    """Guards drafts after a pause, which first read the text of the pause: up to four times the usual is their cost."""
-    drafting = DraftingTime()
-    for _ in range(20):
-        drafting.observe(1, 0.2, even=True)
-    assert drafting.observe(1, 0.7, even=True, usual=False) == pytest.approx(0.7)
-    assert drafting.observe(1, 9.0, even=True, usual=False) == pytest.approx(0.8)
-    assert drafting.usual == pytest.approx(0.2)

@@ -299,16 +299,6 @@ def test_the_time_of_another_sequence_is_not_that_of_a_node() -> None:
     assert latency.drafting.usual == pytest.approx(0.1, rel=0.1)
 
 
-def test_plain_passes_beside_the_levels_of_a_head_are_not_timed() -> None:
-    """Guards drafts that lose: plain decoding is not taken for as slow as a pass whose first layers ran early."""
-    sizing = adaptive(None)
-    state, empty = sizing.open(), DraftTree.empty()
-    for asked, target in [(0, 1.0)] * 3 + [(4, 9.0)] * 20 + [(0, 9.0), (0, 1.0)]:
-        state.asked, state.by_level = asked, asked > 0
-        observe(sizing, [state], [empty], [0], target=target)
-    assert sizing._latency.seconds(np.zeros(1, int)) == pytest.approx(1.0)
-
-
 def test_learning_counts() -> None:
     """A drafter that learns from rejected nodes gets more of them than their acceptance pays for, for a while."""
     gentle, tree, bonus = curve(0.01), chain(*[0.005] * 20), ExplorationBonus()

@@ -15,15 +15,14 @@ from speculant.core.tree import Float64, Int64
 _WINDOW = 15  # recent rounds that are kept
 _STALL = 4.0  # times the lower quartile: drafting that takes longer was interrupted
 _BOOKED = 1.5  # times the lower quartile: maximum drafting time charged to a round, since stalls of passes do not count
-_START = 8.0  # assumed time of a draft before its first node, in nodes, for recognising stalls
-_EVEN_START = 1.0  # the same if every node, or level, takes a pass of a model
+_START = 8  # assumed time of a draft before its first node, in nodes, for recognising stalls
 _DECAY = 0.98
 _SPREAD = 16.0  # nodes by which draft sizes must roughly differ before drafting time is attributed to nodes
 _EVEN_SPREAD = 2.0  # the same if every node, or level, takes a pass of a model
 _LEVEL_SPREAD = 1.0  # levels: the same for the time of one more level
 
-# What is kept of recent rounds: times; times divided by the nodes and the assumed time before the first one, of rounds
-# without and with nodes (or levels); times of drafts without levels that take time.
+# What is kept of recent rounds: times; times divided by nodes + `_START`, of rounds without and with nodes (or levels);
+# times of drafts without levels that take time.
 _TIMES, _WITHOUT, _WITH, _FREE = range(4)
 _NODE, _LEVEL, _USUAL, _LEVEL_START = range(4)  # what is known
 
@@ -85,16 +84,16 @@ def _observe(recent, counts, line, found, nodes, time, even, usual):  # type: ig
 @njit(cache=True)
 def _charge(recent, counts, line, found, nodes, time, even, usual):  # type: ignore[no-untyped-def]
     """Add a round and return the time charged."""
-    rates, size = _WITH if nodes > 0 else _WITHOUT, nodes + (_EVEN_START if even else _START)
+    rates = _WITH if nodes > 0 else _WITHOUT
     if even and not nodes:
         _add(recent, counts, _FREE, time)
     if not usual and counts[rates] > 1:
-        return min(time, _STALL * _lower_quartile(recent, counts, rates) * size)
+        return min(time, _BOOKED * _lower_quartile(recent, counts, rates) * (nodes + _START))
     _add(recent, counts, _TIMES, time)
-    _add(recent, counts, rates, time / size)
+    _add(recent, counts, rates, time / (nodes + _START))
     if counts[rates] == 1:
         return 0.0
-    rate = _lower_quartile(recent, counts, rates) * size
+    rate = _lower_quartile(recent, counts, rates) * (nodes + _START)
     if even and not nodes:
         return min(time, _BOOKED * rate)
     time = min(time, _STALL * rate)

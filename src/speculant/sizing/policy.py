@@ -86,7 +86,6 @@ class AdaptiveSizing:
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._history = PausingHistory() if history is None else history
         self._counts = np.arange(len(latency.curve) + 1)
-        self._levels = False  # whether such drafts were asked for in the last round, see `_drafts_evenly`
 
     def open(
         self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
@@ -233,12 +232,7 @@ class AdaptiveSizing:
         latency, asking = self._latency, sum([state.asked > 0 for state in states])
         nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
         rows = min(nodes + len(drafts), len(latency.curve)) - 1
-        # Beside or right after the levels of a head, for which the first layers may have run early, a pass without
-        # nodes takes longer than one of several in a row, and would make plain decoding look slower than it is.
-        levels = asking > 0 and _drafts_evenly(states)
-        if nodes or not (levels or self._levels):
-            latency.observe(rows, target_seconds)
-        self._levels = levels
+        latency.observe(rows, target_seconds)
         if all(state.plain for state in states):
             return
         drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
@@ -278,7 +272,7 @@ class AdaptiveSizing:
         """
         drafted = zip(states, drafts, strict=True)
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
-        even = _drafts_evenly(states)
+        even = all(state.by_level or state.sampled or state.plain for state in states)
         # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
         late = [
             state.waited or not state.rounds or (state.resting and state.levels > 0) for state in states if state.asked
@@ -330,11 +324,6 @@ class AdaptiveSizing:
         if self._exploration is not None and state.text[1] >= 0:
             text += "; some nodes are spent because the drafter learns from rejected ones too"
         return text + "."
-
-
-def _drafts_evenly(states: Sequence[SequenceSizing]) -> bool:
-    """Return whether every node or level takes a pass of a model, as in drafts by levels and in sampled ones."""
-    return all(state.by_level or state.sampled or state.plain for state in states)
 
 
 def _levels_of(draft: DraftTree) -> float:

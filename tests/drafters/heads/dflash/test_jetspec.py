@@ -23,6 +23,8 @@ from speculant.core.errors import UsageError
 from speculant.drafters.heads.dflash.drafter import DFlashDrafter, JetSpecDrafter, JetSpecSettings
 from speculant.drafters.heads.drafter import LoadedHead
 from speculant.options.drafting import DraftingOptions
+from speculant.sizing.state import SequenceSizing
+from walks import curve
 
 
 def loaded(parts: Any) -> LoadedHead:
@@ -69,7 +71,11 @@ def test_automatic_sizes_go_to_the_setting() -> None:
     assert DFlashDrafter(loaded(parts)).needs.max_nodes == 64
     drafter = JetSpecDrafter(loaded(parts))
     assert drafter.needs.max_nodes == 256 == max_rows(drafter.needs, 1)
-    assert int(Sizes(DraftingOptions(nodes="auto"), drafter.needs, known=None).of(1).open().wanted) == 256
+    sizing = Sizes(DraftingOptions(nodes="auto"), drafter.needs, known=curve(0.0, maximum=300)).of(1)
+    state = sizing.open()
+    assert isinstance(state, SequenceSizing)
+    state.wanted = 300.0
+    assert sizing.nodes([state]) == [256]
     settings = {"max_nodes": 100}
     speculator = Speculator.from_transformers(
         model, method="jetspec", head=loaded(parts), settings=settings, fast=False
