@@ -37,11 +37,6 @@ class AcceptanceModel:
         # Decayed counts of drafts that reached each depth, and of those accepted there.
         self._rates: Float64 = np.zeros((2, _DEEPEST)) if begin is None else begin._rates.copy()
 
-    def probabilities(self, tree: DraftTree) -> Float64:
-        """Return Float64[N], the probability that each node is accepted."""
-        found: Float64 = correct_weights(tree.parents, tree.weights, self.bands)
-        return found
-
     def by_depth(self, depth: int) -> Float64:
         """Return Float64[depth], the probabilities that a draft is accepted up to depth 1, 2, ..."""
         deep = min(depth, _DEEPEST)
@@ -57,7 +52,7 @@ class AcceptanceModel:
 
 @njit(cache=True)
 def correct_weights(parents, weights, bands):  # type: ignore[no-untyped-def]
-    """Return Float64[N], the probability that each node is accepted, as in `AcceptanceModel.probabilities`."""
+    """Return Float64[N], the probability that each node is accepted, by a model's bands."""
     probabilities, expected, accepted = np.empty(len(weights)), bands[0], bands[1]
     rows = _depth_rows(parents)
     for node in range(len(weights)):

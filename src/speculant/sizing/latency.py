@@ -89,9 +89,19 @@ class LatencyModel:
     def observe(self, rows: int, seconds: float) -> None:
         """Add the seconds of a pass over `rows` draft rows."""
         rows = min(rows, len(self._bucket) - 1)
-        size, state, seconds = self._bucket[rows], (self._by_size, self._now), max(seconds, _SHORTEST)
-        fixed = self._base, self._ends, self._climbed, self._known
-        observe_pass(*state, self._curve, *fixed, size, rows, seconds)
+        size = self._bucket[rows]
+        observe_pass(
+            self._by_size,
+            self._now,
+            self._curve,
+            self._base,
+            self._ends,
+            self._climbed,
+            self._known,
+            size,
+            rows,
+            max(seconds, _SHORTEST),
+        )
         if not self._known and self._by_size[TRIED, size] == TRIES:
             self._allow(int(np.searchsorted(self.sizes, self._ends[size], side="right")))
 

@@ -1,7 +1,7 @@
 """One compiled update of what passes cost; see `latency`, which holds the state.
 
-A round of a small model takes a few milliseconds, during which the interpreter's objects leave the processor's caches:
-there, the same update takes ten times as long in Python.
+It runs in every round. A pass leaves the interpreter's objects outside the processor's caches, where many small steps
+in Python take long beside the pass of a small model.
 """
 
 from __future__ import annotations
