@@ -70,8 +70,9 @@ def _count(parents, weights, path, chosen, bands, rates):  # type: ignore[no-unt
     rates *= _DECAY
     reached, passed = rates[0], rates[1]
     last = path[-1] if len(path) else -1
-    passed[: len(path)] += 1
-    reached[: len(path)] += 1
+    for depth in range(min(len(path), len(passed))):
+        passed[depth] += 1
+        reached[depth] += 1
     if len(path) < len(reached):
         for parent in parents:
             if parent == last:

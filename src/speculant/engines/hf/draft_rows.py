@@ -91,18 +91,24 @@ class DraftRows:
 
 @njit(cache=True)
 def _grow(depths_before, ancestors_before, parents):  # type: ignore[no-untyped-def]
-    """Return depths and ancestors of all rows, given those of the first ones, and whether every parent precedes."""
+    """Return depths and ancestors of all rows, given those of the first ones, and whether every parent precedes.
+
+    Loops copy what slices could: assignments of slices take numba seconds to compile, for the message of an error.
+    """
     total, before = len(parents), len(depths_before)
     depths, ancestors = np.ones(total, np.int64), np.zeros((total, total), np.bool_)
-    depths[:before] = depths_before
-    ancestors[:before, :before] = ancestors_before
+    for row in range(before):
+        depths[row] = depths_before[row]
+        for column in range(row + 1):
+            ancestors[row, column] = ancestors_before[row, column]
     for row in range(before, total):
         parent = parents[row]
         if not ROOT <= parent < row:
             return depths, ancestors, False
         if parent != ROOT:
             depths[row] += depths[parent]
-            ancestors[row, :row] = ancestors[parent, :row]
+            for column in range(parent + 1):
+                ancestors[row, column] = ancestors[parent, column]
         ancestors[row, row] = True
     return depths, ancestors, True
 
