@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,12 @@ PROMPT = IDS[0].tolist()
 CAUSAL = TaskType.CAUSAL_LM
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep outcomes of other tests away."""
-    return use_empty_cache(monkeypatch, tmp_path)
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep outcomes of other modules away; those of the models as they were are there for each test to mistake."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_empty_cache(patch, tmp_path_factory.mktemp("cache"))
+        yield
 
 
 def row_hook(minimum: int) -> Callable[..., Any]:
@@ -276,9 +278,9 @@ def test_weights_and_flags_name_another_state() -> None:
     assert digest_of(model) not in (first, second)
 
 
-def test_code_that_no_file_can_name_is_probed_in_every_process(folder: Path) -> None:
+def test_code_that_no_file_can_name_is_probed_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards closures: two hooks may look alike and do different things."""
-    model = tiny_model("llama")
+    folder, model = use_empty_cache(monkeypatch, tmp_path), tiny_model("llama")
     model.model.layers[1].mlp.register_forward_hook(row_hook(2))
     text(model)
     assert not list(folder.glob("probe-*.json"))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gguf_families import FAMILIES, VOCABULARY, family_file, family_model, write_family
 from ggufs import needs_llamacpp
+from pairwise import in_turn
 from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, UnsupportedError
 from speculant.engines.hf.quantized.experts import QuantizedExperts
 from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES
@@ -49,8 +50,10 @@ def test_the_logits_are_those_of_llama_cpp(family: str) -> None:
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k", "q6_k"])
-@pytest.mark.parametrize("family", ["llama3", "gemma3", "phi3", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    in_turn(["llama3", "gemma3", "phi3", "mixtral", "gpt-oss"], ["q8_0", "q4_0", "q4_k", "q6_k"], whole=1),
+)
 def test_quantised_files(family: str, kind: str) -> None:
     """Packed matrices compute what their dequantised values do, and llama.cpp's logits but for rounded inputs."""
     model = _load(family_file(family, kind), activations="float")
