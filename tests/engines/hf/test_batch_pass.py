@@ -83,8 +83,7 @@ def test_layers_of_a_batch_in_one_call_equal_those_sequence_by_sequence(
     assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "attention"), in_turn(MODELS, ["sdpa", "eager"], whole=1))
 def test_passes_of_a_batch_are_those_of_each_alone(name: str, attention: str) -> None:
     """Guards logits and best tokens of branching drafts, with padding."""
     engine = HFEngine(tiny_model(name, attention))

@@ -17,7 +17,7 @@ FURTHER = ("mbart", "plbart", "pegasus", "blenderbot", "led", "mt5", "longt5", "
 
 def _generate(model: Any, **options: Any) -> list[int]:
     torch.manual_seed(1)
-    settings: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False}
     if model.config.model_type == "whisper":
         sound = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(2))
         settings["input_features"] = sound
@@ -61,9 +61,9 @@ def test_drafts_copy_from_the_source() -> None:
     expected = _generate(model)[1:]
     speculator = Speculator.from_transformers(model, method="lookup", fast=False)
     prompt = SOURCE[0].tolist()
-    generation = speculator.prepare(prompt, max_new_tokens=40, temperature=0)
+    generation = speculator.prepare(prompt, max_new_tokens=30, temperature=0)
     assert generation.sequence.start.prompt.tolist() == [*prompt, 2]
-    assert speculator.generate(prompt, max_new_tokens=40, temperature=0).ids == expected
+    assert speculator.generate(prompt, max_new_tokens=30, temperature=0).ids == expected
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ DRAFTED = ("llava", "gemma3", "qwen3_vl", "qwen3_5", "qwen2_audio")
 
 def _generate(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[int]:
     torch.manual_seed(1)
-    ids: list[int] = model.generate(**inputs, max_new_tokens=32, **options)[0].tolist()
+    ids: list[int] = model.generate(**inputs, max_new_tokens=24, **options)[0].tolist()
     return ids
 
 
@@ -125,8 +125,8 @@ def test_models_that_let_another_write_are_drafted_for(name: str) -> None:
     assert not speculator.engine.capabilities.refusal
     assert not speculator.engine.obstacle(_prepared(speculator, inputs)), "decoded plainly"
     assert speculator.model is model
-    batch = [result.ids for result in speculator.generate_batch([inputs, inputs], size=2, max_new_tokens=32)]
-    assert batch == [expected[-32:]] * 2
+    batch = [result.ids for result in speculator.generate_batch([inputs, inputs], size=2, max_new_tokens=24)]
+    assert batch == [expected[-24:]] * 2
 
 
 def test_positions_begin_where_the_class_counts_them_from() -> None:

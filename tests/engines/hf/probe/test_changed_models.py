@@ -131,8 +131,8 @@ def test_functions_exchanged_behind_a_speculators_back(monkeypatch: pytest.Monke
             )
         else:
             monkeypatch.undo()
-        result = speculator.generate(PROMPT, max_new_tokens=40, temperature=0, eos_token_id=None)
-        assert result.ids == plain_text(model, IDS, 40)
+        result = speculator.generate(PROMPT, max_new_tokens=24, temperature=0, eos_token_id=None)
+        assert result.ids == plain_text(model, IDS, 24)
         assert any("decoded plainly" in note for note in result.stats.notes) is patched
 
 
@@ -175,8 +175,8 @@ def test_a_hook_that_acts_late() -> None:
     """Guards what begins in the middle of texts: the probe goes beyond position 128."""
     model = deep_model("llama")
     model.model.layers[1].register_forward_hook(position_hook(100), with_kwargs=True)
-    found, notes = text(model, 120)
-    assert found == plain_text(model, IDS, 120)
+    found, notes = text(model, 100)
+    assert found == plain_text(model, IDS, 100)
     assert any("decoded plainly" in note for note in notes)
 
 
@@ -186,8 +186,8 @@ def test_changes_behind_a_speculators_back() -> None:
     speculator = Speculator.from_transformers(model, method="lookup", nodes=16, fast=False)
 
     def check(plainly: bool) -> None:
-        result = speculator.generate(PROMPT, max_new_tokens=40, temperature=0, eos_token_id=None)
-        assert result.ids == plain_text(model, IDS, 40)
+        result = speculator.generate(PROMPT, max_new_tokens=24, temperature=0, eos_token_id=None)
+        assert result.ids == plain_text(model, IDS, 24)
         assert any("decoded plainly" in note for note in result.stats.notes) is plainly
 
     check(False)
@@ -211,9 +211,9 @@ def test_attention_switched_behind_a_speculators_back(fast: bool, sequences: int
     for attention in ("sdpa", "eager", "sdpa"):
         model.set_attn_implementation(attention)
         results = speculator.generate_batch(
-            [PROMPT] * sequences, size=sequences, max_new_tokens=40, temperature=0, eos_token_id=None
+            [PROMPT] * sequences, size=sequences, max_new_tokens=24, temperature=0, eos_token_id=None
         )
-        assert [result.ids for result in results] == [plain_text(model, IDS, 40)] * sequences
+        assert [result.ids for result in results] == [plain_text(model, IDS, 24)] * sequences
         assert results[0].stats.accepted > 0
 
 

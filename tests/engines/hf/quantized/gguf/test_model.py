@@ -146,7 +146,7 @@ def test_other_tensors_are_named_in_a_note(tmp_path: Path) -> None:
     assert "does not use: mm.vision.weight." in planned.notes[0]
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen2"])
+@pytest.mark.parametrize("family", ["llama3", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_damaged_files_raise_no_other_errors(family: str, tmp_path: Path) -> None:
     """Random bytes in the header and in the tensors, and files that end early: an error of ours, or a model."""
     intact, random = family_file(family).read_bytes(), np.random.default_rng(5)
