@@ -30,17 +30,12 @@ SAMPLE = {  # one of each way in which masks, positions and caches are made
 }
 STATES = ("qwen3_5 (media)", "qwen3_next")
 # Other fast tests compare texts of these, or of models with the same layers.
-SLOW = ("deepseek_v4", "doge", "gemma3_text", "llama4_text", "qwen3_5 (media)", "qwen3_next")
+SLOW = ("deepseek_v4", "doge", "gemma3_text", "llama4_text", "phi3 (rope: longrope)", *STATES)
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name, marks=(PHI3, pytest.mark.slow) if "phi3" in name else pytest.mark.slow if name in SLOW else ()
-        )
-        for name in SAMPLE
-    ],
+    [pytest.param(name, marks=[PHI3] * ("phi3" in name) + [pytest.mark.slow] * (name in SLOW)) for name in SAMPLE],
 )
 def test_a_sample_of_architectures(name: str) -> None:
     """Guards losslessness where architectures differ most; `make test-slow` runs all of them."""
