@@ -37,7 +37,7 @@ PROMPTS = [torch.from_numpy(SOURCE.integers(3, 61, (1, length))) for length in (
 MODELS = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "gpt2", "phi3", "gpt_neox"]
 
 
-@pytest.mark.parametrize(("name", "fast"), in_turn(MODELS, [False, True], whole=2))
+@pytest.mark.parametrize(("name", "fast"), in_turn(MODELS, [False, True], whole=1))
 def test_texts_of_a_batch_are_those_of_plain_decoding(name: str, fast: bool) -> None:
     """Guards sequences of different lengths and drafts, which attend to their own caches alone."""
     model = tiny_model(name)
@@ -83,8 +83,7 @@ def test_layers_of_a_batch_in_one_call_equal_those_sequence_by_sequence(
     assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "attention"), in_turn(MODELS, ["sdpa", "eager"], whole=1))
 def test_passes_of_a_batch_are_those_of_each_alone(name: str, attention: str) -> None:
     """Guards logits and best tokens of branching drafts, with padding."""
     engine = HFEngine(tiny_model(name, attention))
@@ -124,7 +123,7 @@ def test_longrope_drafts_end_before_the_limit() -> None:
         torch.testing.assert_close(drafted.logits[:1], alone.logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 def test_keys_made_after_the_cache_are_not_left_out(attention: str) -> None:
     """Guards latent attention (DeepSeek), whose cache may hold what keys and values are made of: one by one."""
     torch.manual_seed(1)

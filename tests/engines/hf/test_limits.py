@@ -27,7 +27,7 @@ def plain(model: Any, prompt: list[int], new: int) -> list[int]:
     return text[len(prompt) :].tolist()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[:3], pytest.param(NAMES[3], marks=pytest.mark.slow)])  # it has no limit
 @pytest.mark.parametrize("length", [3, pytest.param(13, marks=pytest.mark.slow), 14, 15, 20])
 def test_plain_and_drafted_texts_are_those_of_generate(name: str, length: int) -> None:
     """Guards factors that change for all rows of a pass, at every place of the limit (14, 32) in prompt and text."""

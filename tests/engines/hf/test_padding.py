@@ -36,7 +36,7 @@ def speculator_of(name: str) -> Speculator:
         ("llama4_text", True, True),  # chunks are counted from the first slot
         ("rwkv", True, True),  # takes no mask
         ("git", True, False),  # sequences share no pass behind padding
-        ("unlimited_ocr", True, False),  # its window is as long as its prompt
+        pytest.param("unlimited_ocr", True, False, marks=pytest.mark.slow),  # its window is as long as its prompt
         ("mamba2", False, True),  # states alone
         ("llama", False, True),
     ],

@@ -32,7 +32,7 @@ def passes(model: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "attention", "fast"), in_turn(MODELS, [("sdpa", False), ("sdpa", True), ("eager", False)], whole=1)
+    ("name", "attention", "fast"), in_turn(MODELS, [("sdpa", False), ("sdpa", True), ("eager", False)])
 )
 def test_prompts_are_read_as_alone(name: str, attention: str, fast: bool) -> None:
     """Guards the masks of prompts side by side, whole or in chunks, past sliding windows, and the rounds after."""

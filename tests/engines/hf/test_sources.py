@@ -17,7 +17,7 @@ SEQ2SEQ, SPEECH, IMAGE = "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "
 @pytest.mark.parametrize(
     ("group", "name"),
     [
-        pytest.param(SEQ2SEQ, "t5gemma", id="windows-of-a-decoder"),
+        pytest.param(SEQ2SEQ, "t5gemma", id="windows-of-a-decoder", marks=pytest.mark.slow),  # as T5Gemma 2 has them
         pytest.param(SEQ2SEQ, "pegasus_x", id="positions-by-embeddings"),
         pytest.param(SEQ2SEQ, "encoder-decoder", id="two-models-joined"),
         pytest.param(SPEECH, "moonshine_streaming", id="encoder-states-written-to"),
@@ -27,7 +27,8 @@ SEQ2SEQ, SPEECH, IMAGE = "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "
         pytest.param(IMAGE, "mllama", id="cross-attention-of-some-layers"),
         pytest.param(IMAGE, "idefics", id="no-text-without-an-image"),
         pytest.param(IMAGE, "blip", id="a-part-writes-beside-the-image"),
-        pytest.param(IMAGE, "instructblip", id="a-part-writes-behind-embeddings"),
+        # `test_media` compares texts of BLIP-2, which writes in the same way.
+        pytest.param(IMAGE, "instructblip", id="a-part-writes-behind-embeddings", marks=pytest.mark.slow),
         pytest.param(IMAGE, "ernie4_5_vl_moe", id="axes-in-another-order"),
     ],
 )

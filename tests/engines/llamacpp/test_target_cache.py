@@ -229,7 +229,7 @@ def test_a_full_cache(reference: Any) -> None:
 def test_texts_that_nobody_holds_are_removed() -> None:
     """Ids come back by themselves, and by eviction where texts are held."""
     engine = open_engine(tiny_gguf(), sequences=4)
-    for _ in range(10):
+    for _ in range(5):
         opened(engine)
         gc.collect()
     held = [opened(engine) for _ in range(10)]

@@ -108,8 +108,8 @@ def test_what_is_written_in_place_is_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",  # whole texts of RWKV are among those of `test_architectures`
-    [pytest.param(name, marks=pytest.mark.slow if name == "rwkv" else ()) for name in MODELS],
+    "name",  # whole texts of RWKV are among those of `test_architectures`; n-grams are a matter of rows, as above
+    [pytest.param(name, marks=pytest.mark.slow if name in ("rwkv", N_GRAMS) else ()) for name in MODELS],
 )
 def test_texts_and_batches(name: str) -> None:
     """Guards `generate` with drafts on such a model: the text, a note, and no cache for another turn."""

@@ -60,7 +60,11 @@ def holding(layer: nn.Linear) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "qwen3", "gemma3", "mistral", "mixtral", pytest.param("phi3", marks=PHI3), "gpt2", "gpt_neox", "bloom"],
+    [
+        *("llama", "gemma3", "mixtral", pytest.param("phi3", marks=PHI3), "bloom"),
+        # Their texts in prepared batches are compared in `test_batch_pass`.
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "mistral", "gpt2", "gpt_neox")),
+    ],
 )
 def test_greedy_text_is_that_of_plain_generate(name: str) -> None:
     """Guards losslessness on every architecture; past the bound where the cache grows, of layers and of windows."""
@@ -70,7 +74,9 @@ def test_greedy_text_is_that_of_plain_generate(name: str) -> None:
     assert fast_speculator(model, nodes=20).generate(IDS, temperature=0, **options).ids == expected
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "bloom"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "bloom"))]
+)
 def test_sampled_text_is_that_of_plain_decoding(name: str) -> None:
     """Guards sampling: the seed gives the text that the same model gives without drafts, prepared or not."""
     model = tiny_model(name)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fused_layers import IDS, model_of
 from interrupts import interrupted
+from pairwise import in_turn
 from speculant.core.engine import Pass, RequestedOutputs
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.acceleration import LayerPass
@@ -77,9 +78,13 @@ def by_transformers(model: Any, prepared: CpuAcceleration, *given: Any, **option
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype"), [(1, torch.float32), (8, torch.float32), (64, torch.float32), (8, torch.bfloat16)]
+    ("name", "rows", "dtype"),
+    in_turn(
+        ["llama", "mistral", "qwen2", "qwen3"],
+        [(1, torch.float32), (8, torch.float32), (64, torch.float32), (8, torch.bfloat16)],
+        whole=2,
+    ),
 )
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_are_those_of_transformers(name: str, rows: int, dtype: torch.dtype) -> None:
     """Guards embeddings, positions, masks, norm and head: the same bits."""
     model = model_of(name).to(dtype)
@@ -304,7 +309,7 @@ def test_hooks_of_the_model_are_called() -> None:
 @torch.inference_mode()
 def test_an_interrupt_at_any_line_leaves_no_half_of_anything() -> None:
     """Guards Ctrl-C in the first pass over a cache, in which everything is looked up: the next pass is right."""
-    model = model_of("llama")
+    model = model_of("llama", num_hidden_layers=2)
     prepared, expected = prepare_model(model, True), logits_of(model, None, 1)[0]
     ids, positions, line, reached = IDS[:1, :1].contiguous(), torch.tensor([[BEFORE]]), 1, True
     while reached:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models import deep_model
+from pairwise import paired
 from quantizing import quantized_model
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.cache import usable_cache
@@ -52,9 +53,10 @@ def output(model: Any, prepared: CpuAcceleration, rows: int, *, batch: int = 1, 
     return hidden
 
 
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("bits", "activations"), [(8, "int8"), (4, "int8"), (8, "float")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "bits", "activations"),
+    paired(FUSED, [torch.float32, torch.bfloat16], [(8, "int8"), (4, "int8"), (8, "float")]),
+)
 def test_a_layer_in_one_call_is_the_layer_product_by_product(
     name: str, dtype: torch.dtype, bits: int, activations: Activations, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert set(model.state_dict()) == set(twin.state_dict())
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("phi3", marks=pytest.mark.slow)])
 def test_an_interrupt_anywhere_leaves_the_model_whole(name: str, compiled: Any) -> None:
     """Guards Ctrl-C at every line of ours in an accelerated pass: the model's own passes are right afterwards."""
     model = tiny_model(name, num_hidden_layers=1)

@@ -27,6 +27,7 @@ from trees import random_draft
 
 LONG = torch.cat([IDS] * 14, dim=1)  # the text outgrows the shortest length soon
 MODELS = ["llama", "qwen3", "mistral", "gpt2", "gemma3", "mixtral", "phi3", "gpt_neox"]
+TEXTS = ("llama", "gpt2", "gemma3", "mixtral")  # whose texts are compared in fast tests, as logits of all models are
 
 
 def verify(engine: HFEngine, cache: HFTargetCache, root: int, tree: DraftTree) -> Tensor:
@@ -43,7 +44,12 @@ def rows_to_keep(path: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "attention"),
     [
-        *(pytest.param(name, "sdpa", marks=PHI3 if name == "phi3" else ()) for name in MODELS),
+        *(pytest.param(name, "sdpa") for name in TEXTS),
+        *(
+            pytest.param(name, "sdpa", marks=(PHI3, pytest.mark.slow) if name == "phi3" else pytest.mark.slow)
+            for name in MODELS
+            if name not in TEXTS
+        ),
         ("llama", "eager"),
         pytest.param("gemma3", "eager", marks=pytest.mark.slow),
     ],
@@ -61,7 +67,7 @@ def test_greedy_text_is_that_of_plain_generate(name: str, attention: str) -> Non
     assert graphs_of(speculator)._buffers.capacity > MIN_LENGTH
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_a_length_is_crossed_without_growth(name: str) -> None:
     """Guards passes over several lengths of the same buffers, kept for the next text."""
     model, tapes = tiny_model(name), Tapes()
@@ -73,7 +79,9 @@ def test_a_length_is_crossed_without_growth(name: str) -> None:
     assert tapes.recorded == 2 * len(ROWS)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "gpt2"))]
+)
 def test_sampled_text_is_that_of_plain_decoding(name: str) -> None:
     """Guards sampling: a seed gives the same text."""
     model = tiny_model(name)
@@ -171,16 +179,17 @@ def test_requests_take_turns_with_the_buffers() -> None:
     """Guards two streams at once, and the cache of a text that is done when the next one takes the buffers."""
     model = tiny_model("qwen3")
     speculator, other = recorded(model), IDS.flip(1)
-    options = {"max_new_tokens": 40, "temperature": 0, "eos_token_id": None}
+    options = {"max_new_tokens": 30, "temperature": 0, "eos_token_id": None}
     streams = [speculator.stream(ids, **options) for ids in (IDS, other)]
+    texts = [plain_text(model, ids, 60) for ids in (IDS, other)]
     for _ in itertools.zip_longest(*streams):
         pass
-    for stream, ids in zip(streams, (IDS, other), strict=True):
-        assert stream.result.ids == plain_text(model, ids, 40)
-    for stream, ids in zip(streams, (IDS, other), strict=True):  # the second holds the buffers, the first a copy
+    assert [stream.result.ids for stream in streams] == [text[:30] for text in texts]
+    # The second holds the buffers, the first a copy.
+    for stream, ids, expected in zip(streams, (IDS, other), texts, strict=True):
         text = [*ids[0].tolist(), *stream.result.ids]
         more = speculator.generate(text, cache=stream.result.cache, **options)
-        assert more.ids == plain_text(model, ids, 80)[40:]
+        assert more.ids == expected[30:]
         assert more.stats.prompt_tokens == 1
 
 

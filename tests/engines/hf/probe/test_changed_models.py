@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,12 @@ PROMPT = IDS[0].tolist()
 CAUSAL = TaskType.CAUSAL_LM
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep outcomes of other tests away."""
-    return use_empty_cache(monkeypatch, tmp_path)
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep outcomes of other modules away; those of the models as they were are there for each test to mistake."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_empty_cache(patch, tmp_path_factory.mktemp("cache"))
+        yield
 
 
 def row_hook(minimum: int) -> Callable[..., Any]:
@@ -129,8 +131,8 @@ def test_functions_exchanged_behind_a_speculators_back(monkeypatch: pytest.Monke
             )
         else:
             monkeypatch.undo()
-        result = speculator.generate(PROMPT, max_new_tokens=40, temperature=0, eos_token_id=None)
-        assert result.ids == plain_text(model, IDS, 40)
+        result = speculator.generate(PROMPT, max_new_tokens=24, temperature=0, eos_token_id=None)
+        assert result.ids == plain_text(model, IDS, 24)
         assert any("decoded plainly" in note for note in result.stats.notes) is patched
 
 
@@ -173,8 +175,8 @@ def test_a_hook_that_acts_late() -> None:
     """Guards what begins in the middle of texts: the probe goes beyond position 128."""
     model = deep_model("llama")
     model.model.layers[1].register_forward_hook(position_hook(100), with_kwargs=True)
-    found, notes = text(model, 120)
-    assert found == plain_text(model, IDS, 120)
+    found, notes = text(model, 100)
+    assert found == plain_text(model, IDS, 100)
     assert any("decoded plainly" in note for note in notes)
 
 
@@ -184,8 +186,8 @@ def test_changes_behind_a_speculators_back() -> None:
     speculator = Speculator.from_transformers(model, method="lookup", nodes=16, fast=False)
 
     def check(plainly: bool) -> None:
-        result = speculator.generate(PROMPT, max_new_tokens=40, temperature=0, eos_token_id=None)
-        assert result.ids == plain_text(model, IDS, 40)
+        result = speculator.generate(PROMPT, max_new_tokens=24, temperature=0, eos_token_id=None)
+        assert result.ids == plain_text(model, IDS, 24)
         assert any("decoded plainly" in note for note in result.stats.notes) is plainly
 
     check(False)
@@ -209,9 +211,9 @@ def test_attention_switched_behind_a_speculators_back(fast: bool, sequences: int
     for attention in ("sdpa", "eager", "sdpa"):
         model.set_attn_implementation(attention)
         results = speculator.generate_batch(
-            [PROMPT] * sequences, size=sequences, max_new_tokens=40, temperature=0, eos_token_id=None
+            [PROMPT] * sequences, size=sequences, max_new_tokens=24, temperature=0, eos_token_id=None
         )
-        assert [result.ids for result in results] == [plain_text(model, IDS, 40)] * sequences
+        assert [result.ids for result in results] == [plain_text(model, IDS, 24)] * sequences
         assert results[0].stats.accepted > 0
 
 
@@ -276,9 +278,9 @@ def test_weights_and_flags_name_another_state() -> None:
     assert digest_of(model) not in (first, second)
 
 
-def test_code_that_no_file_can_name_is_probed_in_every_process(folder: Path) -> None:
+def test_code_that_no_file_can_name_is_probed_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards closures: two hooks may look alike and do different things."""
-    model = tiny_model("llama")
+    folder, model = use_empty_cache(monkeypatch, tmp_path), tiny_model("llama")
     model.model.layers[1].mlp.register_forward_hook(row_hook(2))
     text(model)
     assert not list(folder.glob("probe-*.json"))

@@ -75,13 +75,19 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert path.read_text() == "former"
 
 
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of packed weights, which no test changes."""
+    path = tmp_path_factory.mktemp("intact") / "packed.safetensors"
+    save_packed(path, parts(), {"before": 5})
+    return path
+
+
 @settings(max_examples=200)
 @given(data=st.data())
-def test_damage_is_seen(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_is_seen(intact: Path, data: st.DataObject) -> None:
     """Guards against cut and changed files: an error of its own kind, and no weights."""
-    path = tmp_path_factory.mktemp("damage") / "packed.safetensors"
-    save_packed(path, parts(), {"before": 5})
-    whole = bytearray(path.read_bytes())
+    path, whole = intact.with_name("damaged.safetensors"), bytearray(intact.read_bytes())
     header = int.from_bytes(whole[:8], "little") + 8
     if data.draw(st.booleans(), label="cut"):
         del whole[data.draw(st.integers(0, len(whole) - 1)) :]

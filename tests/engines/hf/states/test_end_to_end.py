@@ -88,7 +88,7 @@ def test_adapters_and_hooks_on_mixers() -> None:
     assert expected != plain_text(build("qwen3_5_text", "eager"), IDS, 14)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "recurrent_gemma", "minimax"])
+@pytest.mark.parametrize("name", ["lfm2", "recurrent_gemma", pytest.param("minimax", marks=pytest.mark.slow)])
 def test_padded_rows_of_one_call(name: str) -> None:
     """Guards `model.generate(custom_generate=...)` on rows of different lengths."""
     model = build(name, "eager")

@@ -109,8 +109,9 @@ def test_a_fault_while_rows_are_kept_leaves_all_layers_as_they_were(
     fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards commits of several layers: a text never goes on with layers that have read different tokens."""
-    engine = HFEngine(build("kimi_linear", "eager"))
+    engine = HFEngine(build("mamba2", "eager"))
     sequence = opened(engine, IDS)
+    assert len(state_layers(sequence.cache)) > 1
     expected = sequence.plain_logits([7, 9])
     rows = torch.arange(3, dtype=torch.int32).numpy()
     sequence.forward(rows + 7, rows - 1)

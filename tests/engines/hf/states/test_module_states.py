@@ -99,16 +99,15 @@ def test_a_cache_is_of_no_use_elsewhere() -> None:
         speculator.generate([*IDS[0].tolist(), 9, 9, 9], cache=filled, **OPTIONS)
 
 
-def test_random_texts() -> None:
+@pytest.mark.parametrize("name", ["recurrent_gemma", pytest.param("minimax", marks=pytest.mark.slow)])
+def test_random_texts(name: str) -> None:
     """Guards equality over many prompts, seeds and lengths: greedy and sampled texts are those of plain decoding."""
-    random = np.random.default_rng(2)
-    for name in ("recurrent_gemma", "minimax"):
-        model = build(name, "sdpa")
-        plain = Speculator.from_transformers(model, method="none", nodes=0, fast=False)
-        drafted = Speculator.from_transformers(model, method="recycling", nodes=8, fast=False)
-        prompts = [random.integers(3, 61, int(random.integers(2, 18))).tolist() for _ in range(6)]
-        for seed, prompt in enumerate(prompts):
-            options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.8 * (seed % 2), "seed": seed}
-            assert drafted.generate(prompt, **options).ids == plain.generate(prompt, **options).ids
-        greedy = [plain_text(model, torch.tensor([prompt]), 12) for prompt in prompts]
-        assert [each.ids for each in drafted.generate_batch(prompts, size=3, **OPTIONS)] == greedy
+    random, model = np.random.default_rng(2), build(name, "sdpa")
+    plain = Speculator.from_transformers(model, method="none", nodes=0, fast=False)
+    drafted = Speculator.from_transformers(model, method="recycling", nodes=8, fast=False)
+    prompts = [random.integers(3, 61, int(random.integers(2, 18))).tolist() for _ in range(6)]
+    for seed, prompt in enumerate(prompts):
+        options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.8 * (seed % 2), "seed": seed}
+        assert drafted.generate(prompt, **options).ids == plain.generate(prompt, **options).ids
+    greedy = [plain_text(model, torch.tensor([prompt]), 12) for prompt in prompts]
+    assert [each.ids for each in drafted.generate_batch(prompts, size=3, **OPTIONS)] == greedy

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gguf_families import FAMILIES, VOCABULARY, family_file, family_model, write_family
 from ggufs import needs_llamacpp
+from pairwise import in_turn
 from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, UnsupportedError
 from speculant.engines.hf.quantized.experts import QuantizedExperts
 from speculant.engines.hf.quantized.gguf.architectures import ARCHITECTURES
@@ -49,8 +50,10 @@ def test_the_logits_are_those_of_llama_cpp(family: str) -> None:
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k", "q6_k"])
-@pytest.mark.parametrize("family", ["llama3", "gemma3", "phi3", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    in_turn(["llama3", "gemma3", "phi3", "mixtral", "gpt-oss"], ["q8_0", "q4_0", "q4_k", "q6_k"], whole=1),
+)
 def test_quantised_files(family: str, kind: str) -> None:
     """Packed matrices compute what their dequantised values do, and llama.cpp's logits but for rounded inputs."""
     model = _load(family_file(family, kind), activations="float")
@@ -143,7 +146,7 @@ def test_other_tensors_are_named_in_a_note(tmp_path: Path) -> None:
     assert "does not use: mm.vision.weight." in planned.notes[0]
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen2"])
+@pytest.mark.parametrize("family", ["llama3", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_damaged_files_raise_no_other_errors(family: str, tmp_path: Path) -> None:
     """Random bytes in the header and in the tensors, and files that end early: an error of ours, or a model."""
     intact, random = family_file(family).read_bytes(), np.random.default_rng(5)

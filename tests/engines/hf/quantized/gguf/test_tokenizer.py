@@ -31,7 +31,9 @@ def test_byte_level(split: str) -> None:
 
 
 @pytest.mark.skipif("SPECULANT_DATA" not in os.environ, reason="SPECULANT_DATA names no folder with the model")
-@pytest.mark.parametrize(("spaced", "name"), [(True, ""), (False, ""), (True, "Phi-3 mini")])
+@pytest.mark.parametrize(
+    ("spaced", "name"), [pytest.param(True, "", marks=pytest.mark.slow), (False, ""), (True, "Phi-3 mini")]
+)
 def test_sentencepiece(spaced: bool, name: str) -> None:
     """Llama 2's 32,000 pieces: merges by score, with and without a space in front, and Phi-3's own treatment of it."""
     _compare(sentencepiece_file(_llama2(), spaced=spaced, name=name))
