@@ -19,23 +19,33 @@ VOCABULARY = 4000
 
 def main(url: str, tokenizer: str) -> None:
     """Decode until the input ends."""
-    from speculant.bench.replay.player import replay
-    from speculant.bench.replay.traces import Recording
-    from speculant.registry import BuildContext, build_drafter, find_method
-    from speculant.sharing.opening import open_sharing
-
-    method = find_method("mix")
-    inner = build_drafter(method, BuildContext(vocabulary=VOCABULARY, tokenizer=tokenizer, memory_limit=16 << 20))
-    drafter = open_sharing(inner, url, method=method, tokenizer=tokenizer, vocabulary=VOCABULARY)
+    drafter = open_drafter(url, tokenizer)
     answer({})
     for line in sys.stdin:
         asked = json.loads(line)
         accepted = None
         if asked:
-            prompt, output = (np.array(asked[name], np.int32) for name in ("prompt", "output"))
-            accepted = int(replay(drafter, [Recording(prompt, output)], nodes=8).accepted.sum())
+            accepted = decode(drafter, *(np.array(asked[name], np.int32) for name in ("prompt", "output")))
         answer({"accepted": accepted, "learned": drafter.learned} | asdict(drafter.channel.counts))
     drafter.close()
+
+
+def open_drafter(url: str, tokenizer: str = "t") -> Any:
+    """Return a drafter that shares what it learns."""
+    from speculant.registry import BuildContext, build_drafter, find_method
+    from speculant.sharing.opening import open_sharing
+
+    method = find_method("mix")
+    inner = build_drafter(method, BuildContext(vocabulary=VOCABULARY, tokenizer=tokenizer, memory_limit=16 << 20))
+    return open_sharing(inner, url, method=method, tokenizer=tokenizer, vocabulary=VOCABULARY)
+
+
+def decode(drafter: Any, prompt: np.ndarray, output: np.ndarray) -> int:
+    """Decode a recorded text; return how many of its tokens were drafted and accepted."""
+    from speculant.bench.replay.player import replay
+    from speculant.bench.replay.traces import Recording
+
+    return int(replay(drafter, [Recording(prompt, output)], nodes=8).accepted.sum())
 
 
 def answer(facts: dict[str, Any]) -> None:

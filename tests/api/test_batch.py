@@ -16,6 +16,7 @@ from speculant import Speculator
 from speculant.api.batch import BatchError
 from speculant.core.errors import OutOfMemoryError, UsageError
 
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0}
 ARCHITECTURES = ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3", "gpt2", "gpt_neox", "bloom"]
 
 
@@ -26,6 +27,18 @@ class Breaking(LogitsProcessor):
         if input_ids.shape[1] >= 21:
             raise ZeroDivisionError("a processor's bug")
         return scores
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Return the random model of the tests that are not about architectures."""
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def texts(model: Any) -> list[list[int]]:
+    """Return the text of 20 tokens of each request."""
+    return alone(model, [GREEDY] * len(LENGTHS))
 
 
 WAYS = [("sdpa", 12), ("sdpa", "auto"), ("eager", 12)]
@@ -82,18 +95,15 @@ def test_every_request_has_its_own_options(name: str) -> None:
     assert [generation.result.ids for generation in generations] == texts
 
 
-def test_requests_join_and_leave_between_rounds() -> None:
+def test_requests_join_and_leave_between_rounds(model: Any, texts: list[list[int]]) -> None:
     """Guards continuous batching: late requests, removed ones, and seats given on."""
-    model = tiny_model("llama")
-    options = [{"max_new_tokens": 30, "temperature": 0}] * len(LENGTHS)
-    texts = alone(model, options)
     speculator = guessing(model, texts)
     batch = speculator.batch(2)
     asked = prompts()
-    generations = [batch.add(asked[0], **options[0])]
+    generations = [batch.add(asked[0], **GREEDY)]
     for _ in range(3):
         batch.step()
-    generations += [batch.add(prompt, **options[0]) for prompt in asked[1:]]
+    generations += [batch.add(prompt, **GREEDY) for prompt in asked[1:]]
     batch.step()
     batch.remove(generations[1])
     batch.remove(generations[5])
@@ -104,23 +114,20 @@ def test_requests_join_and_leave_between_rounds() -> None:
     for place in (0, 2, 3, 4):
         assert generations[place].result.ids == texts[place]
     said = generations[1].result.ids
-    assert 0 < len(said) < 30
+    assert 0 < len(said) < 20
     assert said == texts[1][: len(said)]
     assert generations[5].result.ids == []
     assert speculator.drafter.opened == speculator.drafter.closed == 5  # one was never seated
 
 
-def test_a_failing_request_fails_alone() -> None:
+def test_a_failing_request_fails_alone(model: Any, texts: list[list[int]]) -> None:
     """Guards the others where a drafter or a processor breaks in the middle of a text."""
-    model = tiny_model("llama")
-    options: list[dict[str, Any]] = [{"max_new_tokens": 30, "temperature": 0}] * len(LENGTHS)
-    texts = alone(model, options)
     asked = prompts()
     speculator = guessing(model, texts, failing=[tuple(asked[3])])
     batch = speculator.batch(4)
     breaking = {"logits_processor": LogitsProcessorList([Breaking()])}
     generations = [
-        batch.add(prompt, **options[0], **(breaking if place == 0 else {})) for place, prompt in enumerate(asked)
+        batch.add(prompt, **GREEDY, **(breaking if place == 0 else {})) for place, prompt in enumerate(asked)
     ]
     for _ in batch:
         pass
@@ -136,13 +143,12 @@ def test_a_failing_request_fails_alone() -> None:
     assert speculator.drafter.opened == speculator.drafter.closed == len(LENGTHS)
 
 
-def test_a_pass_that_does_not_fit_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_does_not_fit_loses_nothing(
+    model: Any, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards what was said, and the caches, where the device has no room for a pass: with fewer requests it goes on."""
-    model = tiny_model("llama")
-    options = [{"max_new_tokens": 20, "temperature": 0}] * len(LENGTHS)
-    texts = alone(model, options)
     batch = guessing(model, texts).batch(6)
-    generations = [batch.add(prompt, **own) for prompt, own in zip(prompts(), options, strict=True)]
+    generations = [batch.add(prompt, **GREEDY) for prompt in prompts()]
     batch.step()
     forward, layer = model.forward, model.model.layers[1].mlp
     broken = layer.forward
@@ -162,11 +168,8 @@ def test_a_pass_that_does_not_fit_loses_nothing(monkeypatch: pytest.MonkeyPatch)
         assert generations[place].result.ids == texts[place]
 
 
-def test_an_interrupt_leaves_the_caches_whole() -> None:
+def test_an_interrupt_leaves_the_caches_whole(model: Any, texts: list[list[int]]) -> None:
     """Guards a next turn on the cache of a text that was stopped in the middle of a round."""
-    model = tiny_model("llama")
-    options = [{"max_new_tokens": 20, "temperature": 0}] * len(LENGTHS)
-    texts = alone(model, options)
     speculator = guessing(model, texts)
 
     class Stopping:
@@ -180,7 +183,7 @@ def test_an_interrupt_leaves_the_caches_whole() -> None:
         def end(self) -> None:
             pass
 
-    stream = speculator.stream(prompts()[0], streamer=Stopping(), **options[0])
+    stream = speculator.stream(prompts()[0], streamer=Stopping(), **GREEDY)
     with pytest.raises(KeyboardInterrupt):
         for _ in stream:
             pass
@@ -191,9 +194,8 @@ def test_an_interrupt_leaves_the_caches_whole() -> None:
     assert said + turn.ids == texts[0]
 
 
-def test_generate_batch_gives_results_in_order_and_says_what_failed() -> None:
+def test_generate_batch_gives_results_in_order_and_says_what_failed(model: Any) -> None:
     """Guards the short way: seeds counted from the given one, results in order, one error that keeps them all."""
-    model = tiny_model("llama")
     options = [{"max_new_tokens": 20, "temperature": 0.9, "seed": 3 + place} for place in range(len(LENGTHS))]
     texts = alone(model, options)
     speculator = guessing(model, texts)
@@ -211,9 +213,8 @@ def test_generate_batch_gives_results_in_order_and_says_what_failed() -> None:
         speculator.batch(0)
 
 
-def test_a_bad_request_is_refused_when_it_is_added() -> None:
+def test_a_bad_request_is_refused_when_it_is_added(model: Any) -> None:
     """Guards requests in the batch from one that cannot be decoded."""
-    model = tiny_model("llama")
     batch = Speculator.from_transformers(model, method="none").batch()
     generation = batch.add([5, 6, 7], max_new_tokens=4)
     with pytest.raises(UsageError, match="num_beams"):
@@ -225,10 +226,12 @@ def test_a_bad_request_is_refused_when_it_is_added() -> None:
     assert len(generation.result.ids) == 4
 
 
-def test_an_attention_of_its_own_is_run_sequence_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attention_of_its_own_is_run_sequence_by_sequence(
+    texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards models that do not go through transformers' attention functions: same texts, and a note that says so."""
     model = tiny_model("llama")
-    texts = alone(model, [{"max_new_tokens": 8, "temperature": 0}] * len(LENGTHS))
+    texts = [text[:8] for text in texts]
     own = type(model.model.layers[0].self_attn).forward
 
     def stubborn(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,9 +247,9 @@ def test_an_attention_of_its_own_is_run_sequence_by_sequence(monkeypatch: pytest
     assert [result.ids for result in results] == texts
 
 
-def test_caches_go_with_the_requests() -> None:
+def test_caches_go_with_the_requests(model: Any) -> None:
     """Guards long lists of prompts: memory holds the caches of those being decoded, unless they are asked for."""
-    speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
+    speculator = Speculator.from_transformers(model, method="none")
     for keep in (False, True):
         with speculator.batch(2, keep_caches=keep) as batch:
             generations = [batch.add(prompt, max_new_tokens=4, temperature=0) for prompt in prompts()[:3]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from speculant.core.errors import OutOfMemoryError
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0}
 LENGTHS = (5, 9, 3, 7)
+Alone = Callable[[list[torch.Tensor]], list[list[int]]]
 
 
 def texts(lengths: tuple[int, ...] = LENGTHS, *, shared: int = 0) -> list[torch.Tensor]:
@@ -32,10 +35,12 @@ def opened(**options: Any) -> tuple[Any, Speculator, list[int]]:
     return model, speculator, rows
 
 
-def alone(prompts: list[torch.Tensor]) -> list[list[int]]:
-    """Return the text of each prompt by plain decoding."""
+@pytest.fixture(scope="module")
+def alone() -> Alone:
+    """Return what gives the text of each prompt by plain decoding, each computed once."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
-    return [speculator.generate(prompt, **OPTIONS).ids for prompt in prompts]
+    text = cache(lambda *prompt: speculator.generate(prompt, **OPTIONS).ids)
+    return lambda prompts: [text(*prompt.tolist()) for prompt in prompts]
 
 
 def decoded(batch: Any, prompts: list[torch.Tensor]) -> list[list[int]]:
@@ -46,7 +51,7 @@ def decoded(batch: Any, prompts: list[torch.Tensor]) -> list[list[int]]:
     return [generation.result.ids for generation in generations]
 
 
-def test_short_prompts_are_read_by_one_pass() -> None:
+def test_short_prompts_are_read_by_one_pass(alone: Alone) -> None:
     """Guards the time to the first token where several requests arrive at once."""
     _, speculator, rows = opened()
     batch = speculator.batch(4)
@@ -60,7 +65,7 @@ def test_short_prompts_are_read_by_one_pass() -> None:
     assert [generation.result.ids for generation in generations] == alone(texts())
 
 
-def test_first_tokens_come_with_their_pass() -> None:
+def test_first_tokens_come_with_their_pass(alone: Alone) -> None:
     """Guards requests from waiting for the prompts of all others: a step ends with a pass of one chunk."""
     _, speculator, rows = opened()
     batch = speculator.batch(4, prompt_chunk=8)
@@ -82,7 +87,7 @@ def passes_until(batch: Any, generation: Any, rows: list[int]) -> int:
     return len(rows) - before
 
 
-def test_short_prompts_do_not_wait_for_long_ones() -> None:
+def test_short_prompts_do_not_wait_for_long_ones(alone: Alone) -> None:
     """Guards the time to the first token: a short prompt waits for one chunk of the long ones, at most two."""
     _, speculator, rows = opened()
     batch = speculator.batch(8, prompt_chunk=8)
@@ -114,7 +119,7 @@ def test_long_prompts_get_on_beside_short_ones() -> None:
     assert long.result.ids
 
 
-def test_long_prompts_share_what_they_begin_with() -> None:
+def test_long_prompts_share_what_they_begin_with(alone: Alone) -> None:
     """Guards the rows of a long prompt that is being read: another one waits for them, all but a chunk."""
     _, speculator, _ = opened()
     prompts = texts((3, 5), shared=50)
@@ -141,7 +146,7 @@ def test_what_is_cached_of_a_prompt_counts_as_read() -> None:
     assert not waiting.result.ids
 
 
-def test_rounds_go_on_while_prompts_are_read() -> None:
+def test_rounds_go_on_while_prompts_are_read(alone: Alone) -> None:
     """Guards texts from standing still for longer than a chunk of a prompt."""
     _, speculator, _ = opened()
     batch = speculator.batch(4, prompt_chunk=16)
@@ -156,7 +161,7 @@ def test_rounds_go_on_while_prompts_are_read() -> None:
     assert [first.result.ids, long.result.ids] == alone([texts()[0], texts((60,))[0]])
 
 
-def test_a_long_prompt_is_read_alone_and_in_its_chunks() -> None:
+def test_a_long_prompt_is_read_alone_and_in_its_chunks(alone: Alone) -> None:
     """Guards the option that bounds the rows of a pass."""
     model, speculator, rows = opened()
     config = type(model.generation_config)(prefill_chunk_size=6)
@@ -171,7 +176,7 @@ def test_a_long_prompt_is_read_alone_and_in_its_chunks() -> None:
     assert [generation.result.ids for generation in generations] == alone(texts((5, 20, 3)))
 
 
-def test_what_prompts_share_is_read_once() -> None:
+def test_what_prompts_share_is_read_once(alone: Alone) -> None:
     """Guards the prefix cache where requests with the same system prompt arrive at once."""
     _, speculator, _ = opened()
     prompts = texts(shared=40)
@@ -183,7 +188,7 @@ def test_what_prompts_share_is_read_once() -> None:
     assert sorted(generation.result.stats.reused_tokens for generation in generations) == [0, 40, 40, 40]
 
 
-def test_prompts_that_do_not_fit_together_are_read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_do_not_fit_together_are_read_apart(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the texts where a pass over several prompts finds no room, and one for each does."""
     _, speculator, _ = opened()
 
@@ -194,7 +199,7 @@ def test_prompts_that_do_not_fit_together_are_read_apart(monkeypatch: pytest.Mon
     assert decoded(speculator.batch(4), texts()) == alone(texts())
 
 
-def test_a_drafter_that_fails_for_one_prompt_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_fails_for_one_prompt_fails_alone(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the others whose prompts were read by the same pass."""
     _, speculator, _ = opened()
     usual = speculator.drafter.open
@@ -214,7 +219,7 @@ def test_a_drafter_that_fails_for_one_prompt_fails_alone(monkeypatch: pytest.Mon
     assert [generation.result.ids for generation in generations] == [expected[0], [], *expected[2:]]
 
 
-def test_an_interrupt_while_sessions_open_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_sessions_open_comes_once(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Ctrl-C in the middle of several prompts: its request fails, the others go on, and it is raised once."""
     _, speculator, _ = opened()
     usual = speculator.drafter.open
@@ -235,7 +240,7 @@ def test_an_interrupt_while_sessions_open_comes_once(monkeypatch: pytest.MonkeyP
     assert [generation.result.ids for generation in generations] == [expected[0], [], *expected[2:]]
 
 
-def test_an_interrupted_pass_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pass_is_run_again(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards prompts whose shared pass was interrupted: nothing of them is lost."""
     _, speculator, _ = opened()
     batch = speculator.batch(4)

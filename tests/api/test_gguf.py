@@ -20,7 +20,7 @@ from speculant.registry import METHODS
 pytestmark = pytest.mark.peers
 
 PROMPTS = ["Once upon a time there was a little dog named", "Tom and Lily went to the park. Tom and Lily"]
-TOKENS = 40
+TOKENS = 24
 METHODS_HERE = [  # that draft from tokens or from the target's logits
     method.name
     for method in METHODS.values()
@@ -152,7 +152,7 @@ def test_turns(stories: dict[str, Speculator]) -> None:
 def test_stop_strings_and_options(stories: dict[str, Speculator]) -> None:
     """Stop strings, penalties and the end of the context are those of transformers."""
     for options in ({"stop": [" big"]}, {"repetition_penalty": 1.3}, {"stop": "day,"}):
-        found = [each.generate(PROMPTS[1], max_new_tokens=60, temperature=0, **options) for each in stories.values()]
+        found = [each.generate(PROMPTS[1], max_new_tokens=36, temperature=0, **options) for each in stories.values()]
         assert found[0].ids == found[1].ids == found[2].ids
         assert found[0].finish_reason == found[2].finish_reason
     short = Speculator.from_gguf(bundled_gguf(), threads=1, context=24)

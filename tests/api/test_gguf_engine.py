@@ -21,7 +21,7 @@ from speculant.engines.hf.quantized.gguf.plan import GgufPlan
 from speculant.engines.llamacpp.request_model import LlamaCppModel
 
 PROMPTS = ["Once upon a time there was a little dog named", "Tom and Lily went to the park. Tom and Lily"]
-TOKENS = 40
+TOKENS = 24
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ from speculant import Speculator
 from speculant.core.errors import UsageError
 
 PROMPT = [5, 9, 14, 3, 8, 9, 14]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the checkpoints of these tests are written: the same model at the same path is probed once."""
+    return tmp_path_factory.mktemp("checkpoint")
+
+
+@pytest.fixture
+def folder(place: Path) -> Path:
+    """Return that place, empty."""
+    shutil.rmtree(place)
+    place.mkdir()
+    return place
 
 
 def written(folder: Path, name: str, *, shards: bool = False) -> dict[str, Tensor]:
@@ -49,10 +64,10 @@ def opened(folder: Path, **options: Any) -> Speculator:
         "nemotron_h",
     ],
 )
-def test_text_is_the_targets(tmp_path: Path, name: str) -> None:
+def test_text_is_the_targets(folder: Path, name: str) -> None:
     """Guards losslessness and the default: the layers are found, said, united with `mix`, and change no token."""
-    written(tmp_path, name, shards=name == "qwen3_5")
-    speculator = opened(tmp_path)
+    written(folder, name, shards=name == "qwen3_5")
+    speculator = opened(folder)
     assert speculator.method == "mix-head"
     result = speculator.generate(PROMPT, max_new_tokens=16, temperature=0)
     assert result.ids == plain_text(speculator.model, torch.tensor([PROMPT]), 16)
@@ -60,10 +75,10 @@ def test_text_is_the_targets(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "chain"])
-def test_the_head_drafts_alone(tmp_path: Path, tree: str) -> None:
+def test_the_head_drafts_alone(folder: Path, tree: str) -> None:
     """Guards `method="mtp"`, trees and chains, second turns and batches."""
-    written(tmp_path, "mimo of three")
-    speculator = opened(tmp_path, method="mtp", settings={"tree": tree})
+    written(folder, "mimo of three")
+    speculator = opened(folder, method="mtp", settings={"tree": tree})
     prompts = [PROMPT, [20, 3, 20], [42], [8, 8, 30, 31]]
     for result, prompt in zip(
         speculator.generate_batch(prompts, size=4, max_new_tokens=12, temperature=0), prompts, strict=True
@@ -76,10 +91,10 @@ def test_the_head_drafts_alone(tmp_path: Path, tree: str) -> None:
     )
 
 
-def test_named_methods_leave_it_out(tmp_path: Path) -> None:
+def test_named_methods_leave_it_out(folder: Path) -> None:
     """Guards `method="mix"`: it is what it was, and says nothing of layers that were not read."""
-    written(tmp_path, "mimo")
-    speculator = opened(tmp_path, method="mix")
+    written(folder, "mimo")
+    speculator = opened(folder, method="mix")
     assert speculator.method == "mix"
     assert not any("MTP" in note for note in speculator.generate(PROMPT, max_new_tokens=2).stats.notes)
 
@@ -118,10 +133,10 @@ def test_models_of_the_hub_are_looked_for_in_its_cache(tmp_path: Path, monkeypat
         ("index", "cannot be listed"),
     ],
 )
-def test_what_cannot_be_used_is_a_note(tmp_path: Path, change: str, reason: str) -> None:
+def test_what_cannot_be_used_is_a_note(folder: Path, change: str, reason: str) -> None:
     """Guards against silence and against errors: `mix` drafts, and one note gives the reason."""
-    written(tmp_path, "mimo")
-    whole = tmp_path / "model.safetensors"
+    written(folder, "mimo")
+    whole = folder / "model.safetensors"
     held = load_file(whole)
     name = "model.mtp_layers.0.mlp.up_proj.weight"
     if change in ("missing", "name"):
@@ -134,9 +149,9 @@ def test_what_cannot_be_used_is_a_note(tmp_path: Path, change: str, reason: str)
     elif change == "packed":
         held[name] = torch.zeros(2, 2, dtype=torch.int32)
     save_file(held, whole, metadata={"format": "pt"})
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     if change == "index":
-        (tmp_path / "model.safetensors.index.json").write_text("[]")
+        (folder / "model.safetensors.index.json").write_text("[]")
     speculator = Speculator.from_transformers(model)
     assert speculator.method == "mix"
     notes = [note for note in speculator.generate(PROMPT, max_new_tokens=2).stats.notes if "MTP" in note]

@@ -12,6 +12,7 @@ import torch
 from models import tiny_model
 from speculant.api import loading
 from speculant.api.loading import load_tokenizer
+from speculant.bench.report import charts
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +63,9 @@ def threads_kept() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write pages without charts, which take longer than the run; some runs and the tests of reports draw them."""
+    monkeypatch.setattr(charts, "_svg", lambda _figure, _label: "<svg></svg>")

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoTokenizer
 
 from bases import saved_base
 from models import SHAPE
-from speculant.bench.report import charts
 from speculant.bench.suite.runner import Runner
 from speculant.cli import bench_progress
 from speculant.cli.main import main
@@ -33,12 +32,6 @@ def write(path: Path, *rows: Any) -> str:
 def however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print no progress on a machine so busy that a run of milliseconds takes minutes."""
     monkeypatch.setattr(bench_progress, "LONG", float("inf"))
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write pages without charts, which take longer than the run; other runs and the tests of reports draw them."""
-    monkeypatch.setattr(charts, "_svg", lambda _figure, _label: "<svg></svg>")
 
 
 @pytest.fixture
@@ -90,6 +83,7 @@ def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, mon
     assert main([*forced, "--methods", "none", "--limit", "1", "--restart"]) == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_free_run(tmp_path: Path, tiny_folder: Path) -> None:
     """A model answers prompts, greedily and by chance, as plain decoding does; several trials give a spread."""
     task = write(tmp_path / "mine.jsonl", {"turns": ["Once upon a time", "And then"]}, {"prompt": "The dog"})

@@ -58,6 +58,7 @@ def test_other_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "hf:generate needs a model of transformers" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A GGUF file is benchmarked as a model is, along recorded outputs."""
     trace = tmp_path / "t.jsonl"
@@ -87,6 +88,7 @@ def test_speculants_own_passes(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert json.loads(capsys.readouterr().out)["against"] == "against the same quantised weights without drafts"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_commands_that_need_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Heads are reported on quantised weights, and a draft model may be a GGUF file; llama.cpp is refused there."""
     model = str(bundled_gguf("q8_0"))

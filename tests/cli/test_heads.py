@@ -62,6 +62,7 @@ def test_check_proves_a_head(tiny_folder: Path, folder: Path, capsys: CaptureFix
     assert capsys.readouterr().out.startswith("eagle: 24 tokens: 24 the plain model's argmax")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bench_adds_the_heads_method(tiny_folder: Path, folder: Path, tmp_path: Path, capsys: CaptureFixture) -> None:
     """Guards bench: without --methods the head's own is measured beside mix, and results name the head."""
     (tmp_path / "p.jsonl").write_text('{"prompt": "The dog"}\n')

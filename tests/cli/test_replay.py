@@ -138,6 +138,7 @@ def test_a_step_cost_gives_the_speed_up(trace: str, tmp_path: Path, capsys: Capt
     assert "ends at 64 nodes" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixture) -> None:
     """Chat logs are replayed through a tokenizer; a corpus of the same one helps, and who takes none is said."""
     messages = [{"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": "Once upon a time"}]
@@ -188,6 +189,7 @@ def test_faults_come_before_the_work(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_other_file_is_overwritten(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
     """A result replaces an earlier result, never an input or a file of another form."""
     (tmp_path / "notes").write_text("do not lose me")

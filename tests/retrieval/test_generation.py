@@ -70,7 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "beside": {},
     "as long as it takes": {"stride": 64},
 }
-SAMPLING = SamplingOptions(max_new_tokens=20)
+SAMPLING = SamplingOptions(max_new_tokens=16)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_answers_are_those_of_searching_each_time(
 
 def test_sampled_answers_are_those_of_searching_each_time(speculator: Speculator) -> None:
     """Guards random streams: text behind a wrong guess uses up no numbers."""
-    sampling = SamplingOptions(max_new_tokens=30, temperature=0.9, seed=5)
+    sampling = SamplingOptions(max_new_tokens=20, temperature=0.9, seed=5)
     expected = answers(speculator, Scripted(changes=4), sampling, sequential=True)
     assert answers(speculator, Scripted(changes=4), sampling, interval=4, stride=3) == expected
     assert answers(speculator, Scripted(changes=4), sampling, sequential=True, interval=7) != expected

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("redis")
 
 from redis_server import Server, needs_server, wait_for
-from replica import VOCABULARY, Replica
+from replica import VOCABULARY, Replica, decode, open_drafter
 
 pytestmark = needs_server
 
@@ -61,10 +61,9 @@ def test_tenants_and_tokenizers_do_not_meet(server: Server) -> None:
     """What one tenant decodes is not drafted for another, nor for a model with another vocabulary."""
     with ExitStack() as stack:
         urls = (f"{server.url}?tenant=a", "t"), (f"{server.url}?tenant=b", "t"), (f"{server.url}?tenant=a", "u")
-        replicas = [stack.enter_context(closing(Replica(*each))) for each in urls]
-        first, *others = (replica.ready() for replica in replicas)
-        first.decode(text(1)[:50], text(1)[50:])
-        wait_for(lambda: first.report()["messages"])
+        first, *others = (stack.enter_context(closing(open_drafter(*each))) for each in urls)
+        decode(first, text(1)[:50], text(1)[50:])
+        wait_for(lambda: first.channel.counts.messages)
         for other in others:
-            assert other.decode(text(1)[:50], text(1)[50:])["accepted"] < 10
-            assert other.report()["received"] == 0
+            assert decode(other, text(1)[:50], text(1)[50:]) < 10
+            assert other.channel.counts.received == 0
