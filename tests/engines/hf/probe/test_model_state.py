@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from model_changes import CHANGES, gated
+from models import tiny_model
 from speculant.engines.hf.probe.model_state import digest_of, state_of
 
 
@@ -78,12 +81,33 @@ def test_functions_that_hold_values_or_call_others_have_no_digest(
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop("probe_test")
 
 
+def test_the_folder_of_a_checkpoint_is_no_part_of_it(tmp_path: Path) -> None:
+    """Guards start-up time: a model that was moved or downloaded again is not probed again."""
+    model, digests = gated(), set()
+    for place in ("here", "there"):
+        model.save_pretrained(tmp_path / place)
+        digests.add(digest_of(type(model).from_pretrained(tmp_path / place)))
+    assert len(digests) == 1
+
+
+def test_another_function_of_experts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards mixtures of experts: what the config's name refers to may be exchanged behind a speculator's back."""
+    model = tiny_model("mixtral")
+    monkeypatch.setattr(model.config, "_experts_implementation_internal", "grouped_mm")
+    before, digest = state_of(model), digest_of(model)
+    assert digest is not None
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "grouped_mm", attention)
+    assert state_of(model) != before
+    assert digest_of(model) is None
+
+
 def test_processes_agree_on_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards start-up time: functions that are defaults of others, as of masks, lie elsewhere in each process."""
+    """Guards start-up time: defaults of functions, such as masks and registries, lie elsewhere in each process."""
+    source = "class Registry: ...\ndef mask(): ...\ndef attention(mask=mask, *, kind=int, registry=Registry()): ..."
     digests = set()
     for _ in range(2):
         module = types.ModuleType("transformers.probe_test")
-        exec("def mask(): ...\ndef attention(mask=mask, *, kind=int): ...", module.__dict__)
+        exec(source, module.__dict__)
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "probe_test", module.attention)
         model = gated()
         monkeypatch.setattr(model.config, "_attn_implementation_internal", "probe_test")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -29,7 +30,7 @@ SMALL = 1 << 14  # tensors up to this many elements are read whole, larger ones 
 SAMPLE = 64
 TINY = 16  # maximum elements of a buffer that may be a gate; their values are compared
 _PLAIN = (bool, int, float, str, type(None))
-_FOLLOWS_TEXTS = ("max_seq_len_cached",)  # attributes changed by passes over long texts
+_NO_FLAGS = ("max_seq_len_cached", "name_or_path")  # changed by passes over long texts; the folder of a checkpoint
 _ROTARY = "inv_freq"  # buffers also changed by long texts; they rotate rows one by one
 _ADAPTERS = ("_active_adapter", "merged_adapters")
 _KNOWN = ("transformers", "transformers_modules", "torch", "peft", "accelerate")
@@ -77,7 +78,7 @@ def surroundings_of(model: Any, kinds: Collection[type], configs: Iterable[Any])
 
 def choices_of(model: Any, configs: Iterable[Any]) -> list[Hashable]:
     """Return the settings of configs, and the hooks and functions that they and the model choose."""
-    chosen = [*_global_hooks(), *_attention(model), *_generation(model)]
+    chosen = [*_global_hooks(), *_registered(model), *_generation(model)]
     return [settings_of(model.config), *chosen, *(settings_of(config) for config in configs)]
 
 
@@ -114,7 +115,7 @@ def digest_of(model: Any) -> str | None:
     functions = [function for kind in ordered for function in (kind.forward, kind.__call__)]
     for home in (*_homes(kinds), *_CACHES):
         functions += (each for _, each in sorted(vars(home).items()) if isinstance(each, types.FunctionType))
-    chosen = [*_attention(model), *_generation(model)]
+    chosen = [*_registered(model), *_generation(model)]
     if any(_home_of(function).split(".")[0] not in _KNOWN for function in chosen):
         return None  # what this function calls may differ between processes
     for function in (*functions, *chosen):
@@ -173,7 +174,10 @@ def _instructions(code: types.CodeType) -> bytes:
 
 
 def _name_of(value: Any) -> str:
-    """Return a process-independent name of a default value; the `repr` of a function contains its address."""
+    """Return a process-independent name of a default value where there is one; most objects' `repr` has an address."""
+    kind = type(value)
+    if kind.__repr__ is object.__repr__ and _home_of(kind).split(".")[0] in _KNOWN:
+        value = kind
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
@@ -185,10 +189,12 @@ def _is_torchs(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("torch", "builtins")
 
 
-def _attention(model: Any) -> list[Any]:
-    """Return the attention and mask functions that the name of the model's attention refers to."""
-    name = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
-    found = [registry.get(name) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)]
+def _registered(model: Any) -> list[Any]:
+    """Return the functions for attention, masks and experts that names in the model's config refer to."""
+    config = model.config.get_text_config(decoder=True)
+    attention, experts = (getattr(config, f"_{kind}_implementation", None) for kind in ("attn", "experts"))
+    registries = (ALL_ATTENTION_FUNCTIONS, attention), (ALL_MASK_ATTENTION_FUNCTIONS, attention)
+    found = [registry.get(name) for registry, name in (*registries, (ALL_EXPERTS_FUNCTIONS, experts))]
     return [function for function in found if function is not None]
 
 
@@ -216,7 +222,7 @@ def _is_dispatched(module: nn.Module) -> bool:
 def flags_of(module: nn.Module) -> tuple[Hashable, ...]:
     """Return the plain attributes of a module: flags, sizes, windows, active adapters."""
     held = module.__dict__
-    flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _FOLLOWS_TEXTS]
+    flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _NO_FLAGS]
     several = [(name, value) for name, value in held.items() if name[0] != "_" and type(value) in (dict, list, tuple)]
     flags += [(name, settings_of(value)) for name, value in several if _is_plain(value)]
     return (*flags, *(str(held[name]) for name in _ADAPTERS if name in held))
