@@ -50,10 +50,10 @@ def test_version() -> None:
     ("statement", "loaded"),
     [
         (
-            "import speculant, speculant.registry, speculant.core.errors, speculant.api.detokenizer",
+            "import speculant, speculant.registry, speculant.core.errors, speculant.api.detokenizer, "
+            "speculant.core.drafter, speculant.verifiers.sample_then_follow",
             set(),
         ),
-        ("import speculant.core.drafter, speculant.verifiers.sample_then_follow", set()),
         ("import speculant.drafters.aded.drafter, speculant.memory.file", {"numba"}),
     ],
 )
