@@ -24,6 +24,10 @@ NAMES = [
     "Speculator",
     "Stats",
 ]
+LIGHT = (
+    "speculant.registry, speculant.core.errors, speculant.api.detokenizer, speculant.core.drafter, "
+    "speculant.verifiers.sample_then_follow"
+)
 HEAVY = "{'torch', 'transformers', 'numba'} & set(sys.modules)"
 
 
@@ -49,11 +53,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("statement", "loaded"),
     [
-        (
-            "import speculant, speculant.registry, speculant.core.errors, speculant.api.detokenizer",
-            set(),
-        ),
-        ("import speculant.core.drafter, speculant.verifiers.sample_then_follow", set()),
+        (f"import speculant, {LIGHT}", set()),
         ("import speculant.drafters.aded.drafter, speculant.memory.file", {"numba"}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def both_ways(
 @pytest.mark.parametrize(("name", "attention"), GREEDY)
 def test_greedy_tokens_are_those_of_generate(name: str, attention: str) -> None:
     """Guards positions, masks and cache rollback of every architecture, past sliding windows too."""
-    plain, ours, speculator = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=30, do_sample=False)
+    plain, ours, speculator = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=24, do_sample=False)
     assert ours == plain
     stats = speculator.last_stats
     assert stats is not None
@@ -138,12 +139,12 @@ CHOICES: dict[str, dict[str, Any]] = {
     "min-p": SAMPLED | {"min_p": 0.02, "min_new_tokens": 20},
     "greedy-processors": {"do_sample": False, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
 }
-# Processors meet every model, and every model both kinds of attention.
-SEEDED = in_turn([(name, choice) for choice in CHOICES for name in ("llama", "qwen3", "gemma3")], ["sdpa", "eager"])
+# Processors see logits alone, so each meets one model; every model meets both kinds of attention.
+SEEDED = in_turn(CHOICES, [*product(("llama", "qwen3", "gemma3"), ("sdpa", "eager"))])
 
 
-@pytest.mark.parametrize(("name", "choice", "attention"), SEEDED)
-def test_the_same_seed_gives_the_same_text(name: str, choice: str, attention: str) -> None:
+@pytest.mark.parametrize(("choice", "name", "attention"), SEEDED)
+def test_the_same_seed_gives_the_same_text(choice: str, name: str, attention: str) -> None:
     """Guards the random stream and processors that read the prefix."""
     plain, ours, _ = both_ways(tiny_model(name, attention), prompt_ids(), max_new_tokens=24, **CHOICES[choice])
     assert ours == plain
@@ -227,7 +228,7 @@ def test_scores_and_logits_are_those_of_generate() -> None:
 
 
 PROMPTS = [prompt_ids(length)[0].tolist() for length in (9, 4, 13)]
-TOKENS, BATCH_TOKENS = 24, 12
+TOKENS, BATCH_TOKENS = 16, 9
 
 
 def speculator_of(method: str, model: Any) -> Speculator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from speculant.core.tree import ROOT, DraftTree, Queries
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.recorded import RecordedEngine
 
+TOKENS = 14
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9, 17, 4, 22]])
 WINDOW = Queries(np.array([7, 8, 11, 12, 13, 11, 12], np.int32), np.array([-1, 0, -1, 0, 1, 2, 3], np.int32))
 DRAFT = replace(DraftTree.from_paths([[5, 6, 7, 8], [5, 9], [10, 11]]), queries=WINDOW)
@@ -91,13 +93,18 @@ class AskingSession(Session):
         pass
 
 
-@pytest.mark.parametrize("nodes", [8, "auto"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@cache
+def plain_texts(name: str, temperature: float = 0) -> list[list[int]]:
+    """Return each request's own text, decoded plainly."""
+    options = [{"max_new_tokens": TOKENS, "temperature": temperature, "seed": 5 + i} for i in range(len(prompts()))]
+    return alone(tiny_model(name), options)
+
+
+@pytest.mark.parametrize(("name", "nodes"), in_turn(["llama", "gemma3", "gpt2"], [8, "auto"]))
 def test_queries_are_answered_never_accepted_or_counted(name: str, nodes: int | str) -> None:
     """Guards the split of a pass: acceptance sees root and nodes only, the session all rows; statistics count nodes."""
-    model, options = tiny_model(name), {"max_new_tokens": 12, "temperature": 0}
-    texts = alone(model, [options] * len(prompts()))
-    speculator = Speculator.from_transformers(model, method="none", nodes=nodes)
+    options, texts = {"max_new_tokens": TOKENS, "temperature": 0}, plain_texts(name)
+    speculator = Speculator.from_transformers(tiny_model(name), method="none", nodes=nodes)
     asking = Asking({tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=True)})
     speculator.drafter = asking
     for result, text in zip(speculator.generate_batch(prompts(), size=3, **options), texts, strict=True):
@@ -113,21 +120,19 @@ def test_queries_are_answered_never_accepted_or_counted(name: str, nodes: int | 
 )
 def test_texts_are_those_of_plain_decoding(name: str, method: str, temperature: float) -> None:
     """Alone and in batches, greedy and seeded, with sliding windows and learned positions."""
-    model = tiny_model(name)
-    options = [{"max_new_tokens": 14, "temperature": temperature, "seed": 5 + i} for i in range(len(prompts()))]
-    texts = alone(model, options)
-    speculator = Speculator.from_transformers(model, method=method, nodes=8)
-    shared = {"max_new_tokens": 14, "temperature": temperature, "seed": 5}
-    assert [each.ids for each in speculator.generate_batch(prompts(), size=4, **shared)] == texts
-    assert speculator.generate(prompts()[2], **options[2]).ids == texts[2]
+    texts = plain_texts(name, temperature)
+    speculator = Speculator.from_transformers(tiny_model(name), method=method, nodes=8)
+    options = {"max_new_tokens": TOKENS, "temperature": temperature}
+    assert [each.ids for each in speculator.generate_batch(prompts(), size=4, seed=5, **options)] == texts
+    assert speculator.generate(prompts()[2], seed=7, **options).ids == texts[2]
 
 
 @pytest.mark.parametrize("settings", [{"variant": "pgj"}, {"variant": "hgj", "length": 10}, {"fill": 0}])
 def test_variants_of_jacobi_decoding(settings: dict[str, Any]) -> None:
     """All of them give the text of plain decoding."""
-    model, options = tiny_model("llama"), {"max_new_tokens": 16, "temperature": 0}
-    speculator = Speculator.from_transformers(model, method="jacobi", nodes=8, settings=settings)
-    assert [speculator.generate(each, **options).ids for each in prompts()] == alone(model, [options] * 6)
+    speculator = Speculator.from_transformers(tiny_model("llama"), method="jacobi", nodes=8, settings=settings)
+    found = [speculator.generate(prompt, max_new_tokens=TOKENS, temperature=0).ids for prompt in prompts()[:4]]
+    assert found == plain_texts("llama")[:4]
 
 
 def test_a_window_stays_within_the_models_positions() -> None:

@@ -163,7 +163,7 @@ def test_a_vocabulary_too_large() -> None:
 def test_threads_share_the_memory(tmp_path: Path) -> None:
     """Learning, searching and saving at once corrupts nothing: every thread's rows are what it alone learned."""
     held = drafter(vocabulary=10_000)
-    texts = [(np.random.default_rng(i).integers(0, 40, 4000) + 100 * i).astype(np.int32) for i in range(4)]
+    texts = [(np.random.default_rng(i).integers(0, 40, 2000) + 100 * i).astype(np.int32) for i in range(4)]
     failures: list[BaseException] = []
 
     def work(text: np.ndarray, path: Path) -> None:
@@ -173,7 +173,7 @@ def test_threads_share_the_memory(tmp_path: Path) -> None:
                 tree = session.propose(budget(32))
                 assert set(tree.tokens.tolist()) <= set(range(text[0] // 100 * 100, text[0] // 100 * 100 + 100))
                 commit(session, *text[at : at + 4].tolist())
-                if at % 1000 == 0:
+                if at % 500 == 0:
                     held.save(path)
             session.close()
         except BaseException as failure:

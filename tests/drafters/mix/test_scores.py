@@ -135,7 +135,7 @@ def test_a_network_adds_to_a_base(bases: tuple[MixBase, MixBase]) -> None:
 
 def test_memories_are_exchanged(bases: tuple[MixBase, MixBase], tmp_path: Path) -> None:
     """A memory learned with a network loads without one and back, and merges with one that has none."""
-    text = sentences(2, 150)
+    text = sentences(2, 90)
     choices = ((), bases[:1], bases[1:], bases)
     for number, saving in enumerate(choices):
         learned = drafter(bases=saving)

@@ -70,18 +70,18 @@ def test_memories_are_those_of_sam(tmp_path: Path) -> None:
 @pytest.mark.parametrize("auxiliary", ["recycling", "mix", "logitspec"])
 def test_texts_are_the_targets(auxiliary: str) -> None:
     """Guards what each method needs of the target's passes, alone and in batches, with automatic sizes too."""
-    target = tiny_model("llama")
+    target = tiny_model("llama", num_hidden_layers=1)
     prompts = [REPEATING, [7, 8, 9]]
     plain = [
-        target.generate(torch.tensor([each]), max_new_tokens=40, do_sample=False)[0, len(each) :].tolist()
+        target.generate(torch.tensor([each]), max_new_tokens=24, do_sample=False)[0, len(each) :].tolist()
         for each in prompts
     ]
     for nodes in (8, "auto"):
         speculator = Speculator.from_transformers(
             target, method="sam", nodes=nodes, settings={"auxiliary": auxiliary, "threshold": 2}
         )
-        assert [speculator.generate(each, max_new_tokens=40, temperature=0).ids for each in prompts] == plain
-        found = speculator.generate_batch(prompts, size=2, max_new_tokens=40, temperature=0)
+        assert [speculator.generate(each, max_new_tokens=24, temperature=0).ids for each in prompts] == plain
+        found = speculator.generate_batch(prompts, size=2, max_new_tokens=24, temperature=0)
         assert [each.ids for each in found] == plain
 
 
