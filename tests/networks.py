@@ -49,7 +49,7 @@ def read_only(scorer: Scorer) -> Scorer:
 @cache
 def known() -> tuple[np.ndarray, Scorer]:
     """Return a text and a network that was trained on it."""
-    text = sentences(0, 14_000)
+    text = sentences(0, 20_000)
     return text, trained(text)
 
 

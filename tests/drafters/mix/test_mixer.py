@@ -109,9 +109,9 @@ def test_numbers_stay_in_bounds(text: str) -> None:
     """Rates stay off 0 and 1, logits are those of the rates, weights stay finite, whatever comes."""
     world, random = World(), np.random.default_rng(2)
     tokens = {
-        "one token": [3] * 1500,
-        "always new": [i % VOCABULARY for i in range(1500)],
-        "noise": random.integers(0, VOCABULARY, 1500).tolist(),
+        "one token": [3] * 3000,
+        "always new": [i % VOCABULARY for i in range(3000)],
+        "noise": random.integers(0, VOCABULARY, 3000).tolist(),
         "turns": [*[3, 4] * 700, *[3, 5] * 700],
     }[text]
     world.learn(*tokens)

@@ -175,7 +175,7 @@ def _instructions(code: types.CodeType) -> bytes:
 
 def _name_of(value: Any) -> str:
     """Return a process-independent name of a default value where there is one; most objects' `repr` has an address."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind.__repr__ is object.__repr__ and _home_of(kind).split(".")[0] in _KNOWN:
         value = kind
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
