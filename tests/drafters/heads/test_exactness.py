@@ -96,7 +96,7 @@ def drafts(q: distributions.Model, tree: str, nodes: int, rounds: int) -> Counte
         if isinstance(draft.proposal, Proposal):
             for node in range(-1, len(draft) - 1):
                 path = tuple(draft.tokens[: node + 1].tolist())
-                np.testing.assert_allclose(np.asarray(draft.proposal.q)[node + 1], q(path), atol=1e-5)
+                assert np.abs(np.asarray(draft.proposal.q)[node + 1] - q(path)).max() < 1e-5
     return counts
 
 
@@ -226,7 +226,7 @@ def test_chosen_trees_keep_the_law(method: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        pytest.param(*each, marks=() if each[0] == each[1] in ("eagle", "dflash", "pard") else pytest.mark.slow)
+        pytest.param(*each, marks=() if each[0] == each[1] in ("eagle", "dflash") else pytest.mark.slow)
         for each in SINGLE
     ],
 )

@@ -106,16 +106,17 @@ def test_greedy_text_is_the_targets(tmp_path: Path, name: str) -> None:
     """Guards losslessness with a random head of a reduced vocabulary: alone, in a batch, and in a second turn."""
     model = deep_model(name)
     eagle3.save(eagle3_head(taps=(0, 1, 2)), tmp_path, HFTargetParts(model))
+    plain = [plain_text(model, prompt, 10) for prompt in PROMPTS]
+    longer = [*PROMPTS[0], *plain[0], 3, 4]
+    second = plain_text(model, longer, 8)
     for settings in ({}, {"tree": "chain", "depth": 3}):
         speculator = Speculator.from_transformers(
             model, method="eagle3", head=str(tmp_path), nodes=6, settings=settings
         )
-        results = speculator.generate_batch(PROMPTS, size=3, max_new_tokens=16, temperature=0)
-        for result, prompt in zip(results, PROMPTS, strict=True):
-            assert list(result.ids) == plain_text(model, prompt, 16)
-        first = speculator.generate(PROMPTS[0], max_new_tokens=12, temperature=0)
-        longer = PROMPTS[0] + list(first.ids) + [3, 4]
-        assert list(speculator.generate(longer, max_new_tokens=8, temperature=0).ids) == plain_text(model, longer, 8)
+        results = speculator.generate_batch(PROMPTS, size=3, max_new_tokens=10, temperature=0)
+        assert [list(result.ids) for result in results] == plain
+        assert list(speculator.generate(PROMPTS[0], max_new_tokens=10, temperature=0).ids) == plain[0]
+        assert list(speculator.generate(longer, max_new_tokens=8, temperature=0).ids) == second
 
 
 def test_half_precision(tmp_path: Path) -> None:
