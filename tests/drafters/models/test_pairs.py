@@ -20,7 +20,7 @@ from vocabularies import byte_level, sentencepiece, translated_model, wordpiece
 OURS, THEIRS, FEWER = 320, 340, 300
 PROMPTS = ["zq xw", "A café and 犬"]  # the first has the same tokens in all
 FOREIGN = Path(os.environ.get("SPECULANT_DATA", "")) / "models" / "stories260K"
-SHORT: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0}
+SHORT: dict[str, Any] = {"max_new_tokens": 16, "temperature": 0}
 METHODS_OF_PAIRS = [
     name for name, method in METHODS.items() if method.takes_draft_model and method.exactness == "lossless"
 ]
@@ -105,7 +105,7 @@ def test_texts_longer_than_the_draft_models_positions(target: Any, method: str) 
 @pytest.mark.parametrize("method", ["draft-model", "mcsd", "uag"])
 def test_dtypes_of_a_pair_may_differ(method: str, draft_type: torch.dtype, target_type: torch.dtype) -> None:
     """Guards mixed dtypes: q is compared in p's type, greedy texts are the target's."""
-    target, draft = deep_model("llama", vocab_size=OURS).to(target_type), tiny_model("llama", vocab_size=OURS)
+    target, draft = deep_model("llama", vocab_size=OURS).to(target_type), deep_model("llama", vocab_size=OURS)
     speculator = Speculator.from_transformers(
         target,
         byte_level(),
