@@ -97,7 +97,7 @@ def dflash(target: TargetParts, **changes: Any) -> nn.Module:
 
 def pard(target: TargetParts) -> PardHead:
     """Return a PARD model."""
-    draft = perturbed(tiny_model("llama", vocab_size=target.vocabulary), 0.05)
+    draft = perturbed(tiny_model("llama", vocab_size=target.vocabulary, num_hidden_layers=1), 0.05)
     caches = open_draft_caches(draft, target.vocabulary)
     size = target.vocabulary
     return PardHead(caches, size - 1, vocabulary=size, target_vocabulary=size, tokens=DEPTH)

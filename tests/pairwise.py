@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 
 
-def in_turn(cases: Iterable[Any], values: Sequence[Any], *, whole: int = 0) -> list[Any]:
+def in_turn(cases: Iterable[Any], values: Sequence[Any], *, whole: int = 0, every: int = 1, skip: int = 0) -> list[Any]:
     """Return every case with every value; each case has one value in turn as a fast test, the others are slow tests.
 
     Args:
         cases: values of the first arguments; a tuple for several arguments.
         values: values of the last argument; a tuple for several arguments.
         whole: number of leading cases whose values are all fast tests.
+        every: of so many cases one has a fast test, the others have slow tests alone.
+        skip: number of leading cases before the first of those.
     """
     return [
         pytest.param(
             *_arguments(case),
             *_arguments(value),
-            marks=() if place < whole or place % len(values) == column else pytest.mark.slow,
+            marks=() if place < whole or (place - skip) % (every * len(values)) == every * column else pytest.mark.slow,
         )
         for place, case in enumerate(cases)
         for column, value in enumerate(values)

@@ -14,7 +14,7 @@ from torch import nn
 from block_heads import random_weights
 from heads import NAMES, SINGLE, begun, random_head
 from models import endless, tiny_model
-from pairwise import in_turn
+from pairwise import every_other, in_turn
 from speculant import Speculator
 from speculant.api.draft_caches import open_draft_caches
 from speculant.core.drafter import Budget
@@ -27,7 +27,7 @@ from speculant.registry import BuildContext, build_drafter
 
 SMALL = 7  # tokens
 PROMPT = [5, 3, 4, 3, 6]
-TOKENS = 12
+TOKENS = 8
 ENDLESS: dict[str, Any] = {"max_new_tokens": TOKENS, "eos_token_id": None}
 GREEDY = ENDLESS | {"temperature": 0}
 
@@ -61,14 +61,15 @@ def short_model() -> Any:
     return endless("llama", vocab_size=SMALL, num_hidden_layers=1, max_position_embeddings=len(PROMPT) + TOKENS)
 
 
-@pytest.mark.parametrize(("method", "name"), SINGLE)
+@pytest.mark.parametrize(("method", "name"), every_other(SINGLE, first=True))
 def test_drafts_end_at_the_targets_last_position(method: str, name: str, short_model: Any) -> None:
     """Guards the end of the context, which drafts and blocks of masks must not pass."""
     assert drafting(short_model, method, name).generate(PROMPT, **GREEDY).ids == plain(short_model, **GREEDY)
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "options"), in_turn(SINGLE, [{"temperature": 1e-6}, {"temperature": 1.0, "top_k": 1}])
+    ("method", "name", "options"),
+    in_turn(SINGLE, [{"temperature": 1e-6}, {"temperature": 1.0, "top_k": 1}], every=2, skip=1),
 )
 def test_sampling_that_leaves_one_token(method: str, name: str, options: dict[str, Any], model: Any) -> None:
     """Guards p and q of one token: drawn drafts, rejected ones too, leave the greedy text."""
@@ -78,7 +79,7 @@ def test_sampling_that_leaves_one_token(method: str, name: str, options: dict[st
 
 @pytest.mark.parametrize(
     ("method", "name", "options"),
-    in_turn(SINGLE, [GREEDY | {"repetition_penalty": 1.3}, ENDLESS | {"temperature": 1.2, "seed": 4}]),
+    in_turn(SINGLE, [GREEDY | {"repetition_penalty": 1.3}, ENDLESS | {"temperature": 1.2, "seed": 4}], every=2),
 )
 def test_processors_and_stops(method: str, name: str, options: dict[str, Any], model: Any) -> None:
     """Guards processors that read the text, and an end inside a draft, greedy and by seed."""
@@ -106,7 +107,7 @@ def test_without_a_budget_nothing_is_drafted(method: str, name: str, model: Any)
 
 @pytest.mark.parametrize(
     ("method", "name", "value"),
-    in_turn([pair for pair in SINGLE if pair[1] != "pard"], [float("nan"), float("inf")]),
+    in_turn([pair for pair in SINGLE if pair[1] != "pard"], [float("nan"), float("inf")], every=2, skip=1),
 )
 def test_weights_that_are_no_numbers(
     method: str, name: str, value: float, model: Any, caplog: pytest.LogCaptureFixture
@@ -164,7 +165,7 @@ def test_parallel_models_of_another_size(changes: dict[str, int], prompt: list[i
     assert len(sampled.generate(prompt, **ENDLESS | {"temperature": 1.0, "seed": 1}).ids) == TOKENS
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "pard"])
+@pytest.mark.parametrize("name", every_other([name for name in NAMES if name != "pard"], first=True))
 def test_weights_that_change_while_it_drafts(name: str, model: Any) -> None:
     """Guards online distillation of every kind: weights are replaced between rounds, and the text is the target's."""
     loaded = random_head(model, name)

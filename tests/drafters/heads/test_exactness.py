@@ -16,7 +16,7 @@ import distributions
 from heads import NAMES, PAIRS, SINGLE, UNITED, begun, random_head
 from models import endless, tiny_model
 from outcomes import Outcomes
-from pairwise import in_turn
+from pairwise import every_other, in_turn
 from speculant import Speculator
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, SessionRequest, Verified
 from speculant.core.sampler import Sampling
@@ -96,7 +96,7 @@ def drafts(q: distributions.Model, tree: str, nodes: int, rounds: int) -> Counte
         if isinstance(draft.proposal, Proposal):
             for node in range(-1, len(draft) - 1):
                 path = tuple(draft.tokens[: node + 1].tolist())
-                np.testing.assert_allclose(np.asarray(draft.proposal.q)[node + 1], q(path), atol=1e-5)
+                assert np.abs(np.asarray(draft.proposal.q)[node + 1] - q(path)).max() < 1e-5
     return counts
 
 
@@ -207,7 +207,10 @@ def test_drawn_chains_keep_the_law(name: str, sampling: Sampling) -> None:
     check_distribution(listed, p, [SpeculativeSampling().rule, BlockVerification().rule, TraversalVerification().rule])
 
 
-@pytest.mark.parametrize(("method", "name"), [*PAIRS, ("eagle", "static"), ("medusa", "static"), ("hydra", "static")])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    every_other([*PAIRS, ("eagle", "static"), ("medusa", "static"), ("hydra", "static")], first=True),
+)
 def test_chosen_trees_keep_the_law(method: str, name: str) -> None:
     """Guards trees, which are chosen by q alone, unions with a memory included: no token of them counts as drawn."""
     settings: dict[str, Any] = (
@@ -226,7 +229,7 @@ def test_chosen_trees_keep_the_law(method: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        pytest.param(*each, marks=() if each[0] == each[1] in ("eagle", "dflash", "pard") else pytest.mark.slow)
+        pytest.param(*each, marks=() if each[0] == each[1] in ("eagle", "dflash") else pytest.mark.slow)
         for each in SINGLE
     ],
 )

@@ -58,27 +58,26 @@ def test_greedy_text_is_the_targets_own(name: str, tree: str, model: Any) -> Non
     """Guards trees and chains of every kind, two turns with the kept cache, and a batch of several texts."""
     speculator = Speculator.from_transformers(model, head=loaded(name, model), nodes=10, settings={"tree": tree})
     assert speculator.method.split(":")[0] == name.split("-")[0].removesuffix("++")
-    first = speculator.generate(PROMPTS[0], max_new_tokens=30, temperature=0)
-    assert list(first.ids) == plain(model, PROMPTS[0], 30)
+    first = speculator.generate(PROMPTS[0], max_new_tokens=16, temperature=0)
+    assert list(first.ids) == plain(model, PROMPTS[0], 16)
     assert first.stats.drafted > 0
     longer = [*PROMPTS[0], *first.ids, 3, 4]
-    second = speculator.generate(longer, max_new_tokens=20, temperature=0, cache=first.cache)
-    assert list(second.ids) == plain(model, longer, 20)
+    second = speculator.generate(longer, max_new_tokens=10, temperature=0, cache=first.cache)
+    assert list(second.ids) == plain(model, longer, 10)
     batch = speculator.batch(3)
-    generations = [batch.add(prompt, max_new_tokens=20, temperature=0) for prompt in PROMPTS]
+    generations = [batch.add(prompt, max_new_tokens=10, temperature=0) for prompt in PROMPTS]
     for _ in batch:
         pass
     for prompt, generation in zip(PROMPTS, generations, strict=True):
-        assert list(generation.result.ids) == plain(model, prompt, 20)
+        assert list(generation.result.ids) == plain(model, prompt, 10)
 
 
-@pytest.mark.parametrize("architecture", ["mistral", "gemma3", "gpt2"])
-@pytest.mark.parametrize("name", ["medusa", "hydra++", "mlp"])
-def test_other_targets(name: str, architecture: str) -> None:
+@pytest.mark.parametrize(("architecture", "name"), in_turn(["mistral", "gemma3", "gpt2"], ["medusa", "hydra++", "mlp"]))
+def test_other_targets(architecture: str, name: str) -> None:
     """Guards sliding windows, other norms and scaled embeddings."""
     model = tiny_model(architecture)
     speculator = Speculator.from_transformers(model, head=loaded(name, model), nodes=6)
-    assert list(speculator.generate(PROMPTS[2], max_new_tokens=30, temperature=0).ids) == plain(model, PROMPTS[2], 30)
+    assert list(speculator.generate(PROMPTS[2], max_new_tokens=16, temperature=0).ids) == plain(model, PROMPTS[2], 16)
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra++", "mlp-tied", "blockwise"])
@@ -88,9 +87,9 @@ def test_bf16_heads_draft(name: str) -> None:
     head = loaded(name, model)
     head.head.to(torch.bfloat16)  # type: ignore[attr-defined]
     result = Speculator.from_transformers(model, head=head, nodes=6).generate(
-        PROMPTS[0], max_new_tokens=20, temperature=0
+        PROMPTS[0], max_new_tokens=10, temperature=0
     )
-    assert len(result.ids) == 20
+    assert len(result.ids) == 10
     assert result.stats.drafted > 0
 
 
@@ -99,11 +98,11 @@ def test_sampled_text(name: str, verifier: str | None, model: Any) -> None:
     """Guards chains drawn from the heads' probabilities, and that the default rule reproduces plain sampling."""
     kwargs = {} if verifier is None else {"verifier": verifier}
     speculator = Speculator.from_transformers(model, head=loaded(name, model), nodes=6, **kwargs)
-    result = speculator.generate(PROMPTS[0], max_new_tokens=30, temperature=0.9, seed=4)
-    assert len(result.ids) == 30 or result.ids[-1] == 2
+    result = speculator.generate(PROMPTS[0], max_new_tokens=16, temperature=0.9, seed=4)
+    assert len(result.ids) == 16 or result.ids[-1] == 2
     if verifier is None:
         alone = Speculator.from_transformers(model, method="none")
-        assert result.ids == alone.generate(PROMPTS[0], max_new_tokens=30, temperature=0.9, seed=4).ids
+        assert result.ids == alone.generate(PROMPTS[0], max_new_tokens=16, temperature=0.9, seed=4).ids
 
 
 def test_an_oracle_is_accepted_as_deep_as_it_has_heads() -> None:

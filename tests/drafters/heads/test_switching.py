@@ -23,15 +23,15 @@ def test_texts_are_the_targets(nodes: int | str, tmp_path: Path) -> None:
     model = tiny_model("llama")
     head = random_head(model)
     prompts = [TEXT, [7, 8, 9]]
-    plain = [plain_text(model, torch.tensor([each]), 30) for each in prompts]
+    plain = [plain_text(model, torch.tensor([each]), 20) for each in prompts]
     speculator = Speculator.from_transformers(
         model, method="sam-head", head=head, nodes=nodes, settings={"threshold": 3}
     )
     assert isinstance(speculator.drafter, SamHeadDrafter)
     for _ in range(2):
-        found = [speculator.generate(each, max_new_tokens=30, temperature=0) for each in prompts]
+        found = [speculator.generate(each, max_new_tokens=20, temperature=0) for each in prompts]
         assert [each.ids for each in found] == [text[: len(each.ids)] for text, each in zip(plain, found, strict=True)]
-    batch = speculator.generate_batch(prompts, size=2, max_new_tokens=30, temperature=0)
+    batch = speculator.generate_batch(prompts, size=2, max_new_tokens=20, temperature=0)
     assert [each.ids for each in batch] == [each.ids for each in found]
     assert nodes == "auto" or found[0].stats.mat > 2
     speculator.save(tmp_path / "memory")

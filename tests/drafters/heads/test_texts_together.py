@@ -172,8 +172,8 @@ def test_texts_of_a_batch_are_plain_ones(kind: str) -> None:
     prompts = [list(text) for text in TEXTS]
     plain = Speculator.from_transformers(model, method="none")
     drafted = Speculator.from_transformers(model, head=loaded, nodes=9)
-    wanted = [plain.generate(prompt, max_new_tokens=16, temperature=0).ids for prompt in prompts]
-    results = drafted.generate_batch(prompts, size=3, max_new_tokens=16, temperature=0)
+    wanted = [plain.generate(prompt, max_new_tokens=10, temperature=0).ids for prompt in prompts]
+    results = drafted.generate_batch(prompts, size=3, max_new_tokens=10, temperature=0)
     assert [each.ids for each in results] == wanted
     assert sum(each.stats.drafted for each in results) > 20
 

@@ -55,10 +55,10 @@ def opened(model: Any, layers: tuple[int, ...], shape: Shape, sampling: Sampling
 def test_greedy_tokens_are_the_targets(name: str, method: str) -> None:
     """Guards every method alone and in a batch, with windows, and on the library's own CPU passes."""
     model = deep_model(name)
-    plain = plain_texts(model, 24)
+    plain = plain_texts(model, 16)
     speculator = Speculator.from_transformers(model, method=method, nodes=6)
-    results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
-    results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=24, temperature=0)
+    results = [speculator.generate(each, max_new_tokens=16, temperature=0) for each in PROMPTS]
+    results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=16, temperature=0)
     assert [each.ids for each in results] == plain * 2
     assert sum(each.stats.drafted for each in results) > 20
 
@@ -68,9 +68,9 @@ def test_drafts_without_sublayers(name: str) -> None:
     """Guards split layers in drafts: greedy tokens alone and in a batch, on compiled layers and on views."""
     model, settings = deep_model(name), {"skipped": "attention 1; mlp 0,2", "threshold": 0.0}
     speculator = Speculator.from_transformers(model, method="layer-skip", nodes=4, settings=settings, fast=True)
-    results = [speculator.generate(each, max_new_tokens=24, temperature=0) for each in PROMPTS]
-    results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=24, temperature=0)
-    assert [each.ids for each in results] == plain_texts(model, 24) * 2
+    results = [speculator.generate(each, max_new_tokens=16, temperature=0) for each in PROMPTS]
+    results += speculator.generate_batch(PROMPTS, size=2, max_new_tokens=16, temperature=0)
+    assert [each.ids for each in results] == plain_texts(model, 16) * 2
     assert sum(each.stats.drafted for each in results) > 20
 
 
@@ -79,8 +79,8 @@ def test_sizes_and_passes_of_transformers(method: str) -> None:
     """Guards automatic sizes, and passes that are not accelerated."""
     model = deep_model("llama", num_hidden_layers=5)
     speculator = Speculator.from_transformers(model, method=method, fast=False)
-    texts = [speculator.generate(each, max_new_tokens=30, temperature=0).ids for each in PROMPTS]
-    assert texts == plain_texts(model, 30)
+    texts = [speculator.generate(each, max_new_tokens=20, temperature=0).ids for each in PROMPTS]
+    assert texts == plain_texts(model, 20)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,7 +89,7 @@ def test_sampled_texts_follow_their_seed(method: str) -> None:
     speculator = Speculator.from_transformers(
         deep_model("gpt2"), method=method, nodes=5, settings={"window": 8} if method == "swift" else None
     )
-    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.8, "seed": 3}
+    options: dict[str, Any] = {"max_new_tokens": 16, "temperature": 0.8, "seed": 3}
     first = speculator.generate(PROMPTS[0], **options)
     assert speculator.generate(PROMPTS[0], **options).ids == first.ids
     assert first.stats.drafted > 0
@@ -98,7 +98,7 @@ def test_sampled_texts_follow_their_seed(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("layer-skip", None),
+        pytest.param("layer-skip", None, marks=pytest.mark.slow),
         pytest.param("layer-skip", {"skipped": "attention 1; mlp 0,2"}, marks=pytest.mark.slow),
         ("early-exit", None),
     ],

@@ -116,15 +116,15 @@ def test_texts_have_the_targets_distribution() -> None:
 def test_greedy_texts_are_the_targets(models: tuple[Any, Any], lengths: str) -> None:
     """Guards several models over many rounds, each in step with the text."""
     target = tiny_model("llama")
-    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False)[0, len(PROMPT) :].tolist()
+    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False)[0, len(PROMPT) :].tolist()
     for nodes in (9, "auto"):
         speculator = Speculator.from_transformers(
             target, method="cs-drafting", draft_model=list(models), nodes=nodes, settings={"lengths": lengths}
         )
-        found = speculator.generate(PROMPT, max_new_tokens=40, temperature=0)
+        found = speculator.generate(PROMPT, max_new_tokens=24, temperature=0)
         assert found.ids == plain
         assert nodes == "auto" or found.stats.accepted > 0
-        assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0.8, seed=1).ids
+        assert speculator.generate(PROMPT, max_new_tokens=12, temperature=0.8, seed=1).ids
 
 
 def test_the_authors_matrix_is_the_default() -> None:

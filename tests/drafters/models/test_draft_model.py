@@ -28,6 +28,8 @@ from speculant.verifiers.speculative_sampling import SpeculativeSampling
 from trees import leaves, make_tree
 
 PROMPT = [5, 9, 14, 3, 8]
+PROMPTS = [PROMPT, [7], [11] * 9]
+TOKENS = 12
 METHODS = [
     name for name, method in REGISTRY.items() if method.requires == "a draft model" and method.exactness == "lossless"
 ]
@@ -47,6 +49,15 @@ def pair() -> tuple[Any, Any]:
     return tiny_model("llama"), perturbed(tiny_model("llama"), 0.2)
 
 
+@pytest.fixture(scope="module")
+def plain(pair: tuple[Any, Any]) -> list[list[int]]:
+    """The target's own texts behind the prompts."""
+    return [
+        pair[0].generate(torch.tensor([each]), max_new_tokens=TOKENS, do_sample=False)[0, len(each) :].tolist()
+        for each in PROMPTS
+    ]
+
+
 def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) -> LevelSession:
     """Return a session after a text, whose last token is the root."""
     cache = HFEngine(draft).open(torch.tensor([text[:-1]]))
@@ -63,17 +74,14 @@ def verified(tree: DraftTree, path: list[int], tokens: list[int]) -> Verified:
 
 
 @pytest.mark.parametrize(("method", "nodes"), in_turn(METHODS, [9, "auto"]))
-def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str, nodes: int | str) -> None:
+def test_greedy_tokens_are_the_targets(
+    pair: tuple[Any, Any], plain: list[list[int]], method: str, nodes: int | str
+) -> None:
     """Guards every shape, alone and in a batch, up to the end of the text."""
     target, draft = pair
-    prompts = [PROMPT, [7], [11] * 9]
-    plain = [
-        target.generate(torch.tensor([each]), max_new_tokens=20, do_sample=False)[0, len(each) :].tolist()
-        for each in prompts
-    ]
     speculator = Speculator.from_transformers(target, method=method, draft_model=draft, nodes=nodes)
-    assert [speculator.generate(each, max_new_tokens=20, temperature=0).ids for each in prompts] == plain
-    results = speculator.generate_batch(prompts, size=3, max_new_tokens=20, temperature=0)
+    assert speculator.generate(PROMPT, max_new_tokens=TOKENS, temperature=0).ids == plain[0]
+    results = speculator.generate_batch(PROMPTS, size=3, max_new_tokens=TOKENS, temperature=0)
     assert [each.ids for each in results] == plain
     assert nodes == "auto" or sum(each.stats.accepted for each in results) > 5
 
@@ -82,7 +90,7 @@ def test_greedy_tokens_are_the_targets(pair: tuple[Any, Any], method: str, nodes
 def test_sampled_texts_follow_their_seed(pair: tuple[Any, Any], method: str) -> None:
     """Guards sampling in every shape: a seed gives a text again, and the rounds accept what was drawn."""
     target, draft = pair
-    options: dict[str, Any] = {"max_new_tokens": 25, "temperature": 0.5, "seed": 1}
+    options: dict[str, Any] = {"max_new_tokens": 14, "temperature": 0.5, "seed": 1}
     settings = {"ahead": 3} if method == "pearl" else None  # by default as many as there is time for
     first, again = (
         Speculator.from_transformers(target, method=method, draft_model=draft, nodes=12, settings=settings).generate(
@@ -236,7 +244,7 @@ def test_automatic_sizes_of_all_shapes(pair: tuple[Any, Any], method: str, verif
         target, method=method, draft_model=draft, verifier=verifier, settings=small.get(method)
     )
     for temperature in (0.0, 0.7):
-        assert speculator.generate(PROMPT, max_new_tokens=50, temperature=temperature, seed=1).ids
+        assert speculator.generate(PROMPT, max_new_tokens=25, temperature=temperature, seed=1).ids
 
 
 def test_a_chain_is_as_deep_as_a_tree_may_be(pair: tuple[Any, Any]) -> None:

@@ -118,11 +118,11 @@ def test_each_models_own_paths_are_in_the_tree(models: tuple[Any, Any, Any], tem
 def test_several_models_are_for_the_method_that_merges_them(models: tuple[Any, Any, Any]) -> None:
     """Guards the list of draft models: text stays the target's, sampled text has a seed, other methods refuse it."""
     target, *drafting = models
+    plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=14, do_sample=False)[0, 5:].tolist()
     for nodes in (12, "auto"):
         speculator = Speculator.from_transformers(target, method="specinfer", draft_model=drafting, nodes=nodes)
-        plain = target.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0, 5:].tolist()
-        assert speculator.generate(PROMPT, max_new_tokens=20, temperature=0).ids == plain
-        sampled = [speculator.generate(PROMPT, max_new_tokens=30, temperature=0.6, seed=3) for _ in range(2)]
+        assert speculator.generate(PROMPT, max_new_tokens=14, temperature=0).ids == plain
+        sampled = [speculator.generate(PROMPT, max_new_tokens=16, temperature=0.6, seed=3) for _ in range(2)]
         assert nodes == "auto" or sampled[0].ids == sampled[1].ids
         assert nodes == "auto" or sampled[0].stats.accepted > 0
     with pytest.raises(UsageError, match="takes one draft model"):

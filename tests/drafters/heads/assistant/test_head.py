@@ -38,7 +38,7 @@ from trees import make_tree
 TEXT = [5, 7, 9, 11, 13, 8, 4, 6, 10, 3, 17, 2]
 VOCABULARY = 60  # 12 clusters of 5 tokens
 CLUSTERS = {"clusters": 12, "best": 5}
-SAMPLED: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "top_p": 0.9, "seed": 3}
+SAMPLED: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "top_p": 0.9, "seed": 3}
 
 
 def opened(loaded: LoadedHead, cache: Any, hidden: Tensor, text: list[int]) -> HeadState:
@@ -187,8 +187,7 @@ def test_seeded_text_is_plain_decodings(name: str, method: str) -> None:
     plain = Speculator.from_transformers(model, method="none")
     speculator = Speculator.from_transformers(model, method=method, head=assistant(model, **CLUSTERS), nodes=6)
     texts = [TEXT, TEXT[:5], TEXT[3:]]
-    for text in texts[:2]:
-        assert speculator.generate(text, **SAMPLED).ids == plain.generate(text, **SAMPLED).ids
+    assert speculator.generate(texts[0], **SAMPLED).ids == plain.generate(texts[0], **SAMPLED).ids
     found, wanted = (each.generate_batch(texts, **SAMPLED) for each in (speculator, plain))
     assert [each.ids for each in found] == [each.ids for each in wanted]
     assert sum(each.stats.drafted for each in found) > 0
@@ -205,14 +204,15 @@ def test_seeded_text_is_plain_decodings(name: str, method: str) -> None:
 
 def test_prompts_share_prefixes() -> None:
     """Guards the prefix cache of a batch, which heads that need the states of whole prompts do without."""
-    model, given = gemma("own"), {"max_new_tokens": 12, "temperature": 0.0}
+    model, given = gemma("own"), {"max_new_tokens": 6, "temperature": 0.0}
     begin = [(7 * place) % 50 + 5 for place in range(40)]
     prompts = [[*begin, 9, 14, 3], [*begin, 8, 5], [*begin[:30], 4, 4, 4]]
+    plain = [plain_text(model, torch.tensor([each]), 6) for each in prompts]
     for method in ("assistant", "mix-head"):
         speculator = Speculator.from_transformers(model, method=method, head=assistant(model), nodes=6)
         with speculator.batch(2, prefix_cache=PrefixCache("1GB")) as batch:
             results = batch.run([batch.add(prompt, **given) for prompt in prompts])
-        assert [each.ids for each in results] == [plain_text(model, torch.tensor([each]), 12) for each in prompts]
+        assert [each.ids for each in results] == plain
         assert sum(each.stats.reused_tokens for each in results) > 40
 
 
@@ -249,7 +249,7 @@ def test_what_follows_is_accepted() -> None:
     shares = []
     for head in (random, loaded_assistant(model, config, weights)):
         speculator = Speculator.from_transformers(model, head=head, nodes=4, settings={"tree": "chain"})
-        stats = speculator.generate(TEXT, max_new_tokens=24, temperature=0).stats
+        stats = speculator.generate(TEXT, max_new_tokens=16, temperature=0).stats
         shares.append(stats.accepted / stats.drafted)
     assert shares[1] == 1.0 > shares[0]
 
@@ -258,7 +258,7 @@ def test_bfloat16() -> None:
     """Guards dtypes: assistants run in the target's, and text is the target's."""
     model = gemma("own").to(torch.bfloat16)
     head = assistant(model)
-    found = Speculator.from_transformers(model, head=head, nodes=6).generate(TEXT, max_new_tokens=16, temperature=0)
+    found = Speculator.from_transformers(model, head=head, nodes=6).generate(TEXT, max_new_tokens=8, temperature=0)
     assert found.stats.drafted > 0
     assert {each.dtype for each in getattr(head.head, "parameters", list)()} == {torch.bfloat16}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from block_heads import states, target_of
 from dflash_heads import BLOCKS, PROMPT, SHAPE, SIZES, block_config, dflash_head
 from models import VOCABULARY
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
@@ -23,6 +25,7 @@ from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.dflash.checkpoint import save
 from speculant.drafters.heads.dflash.head import DFlashHead
 from speculant.drafters.heads.dflash.shape import BlockShape
+from speculant.engines.hf.views.target_parts import HFTargetParts
 
 IDS = torch.arange(0, 40, 2)
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
@@ -33,6 +36,7 @@ def modelopt(name: str) -> str:
     return name.removeprefix("markov_head.").replace("confidence_head.proj", "confidence_proj")
 
 
+@cache
 def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]:
     """Return a head in each layout: the head, its config, and its tensors as the authors' programs write them."""
     zlab, deepspec, spark = dflash_head(BLOCKS["z-lab"]), dflash_head(BLOCKS["deepspec"]), dflash_head(BLOCKS["dspark"])
@@ -167,6 +171,12 @@ def layouts() -> dict[str, tuple[DFlashHead, dict[str, Any], dict[str, Tensor]]]
     }
 
 
+@pytest.fixture(scope="module")
+def parts() -> HFTargetParts:
+    """The parts of a target."""
+    return target_of()[1]
+
+
 def write(folder: Path, name: str) -> DFlashHead:
     head, config, tensors = layouts()[name]
     (folder / "config.json").write_text(json.dumps(config))
@@ -175,9 +185,8 @@ def write(folder: Path, name: str) -> DFlashHead:
 
 
 @pytest.mark.parametrize("name", layouts())
-def test_loads_and_saves(name: str, tmp_path: Path) -> None:
+def test_loads_and_saves(name: str, parts: HFTargetParts, tmp_path: Path) -> None:
     """Guards every layout: the same head, of one format alone, before and after it is written again."""
-    _, parts = target_of()
     want = write(tmp_path, name)
     assert [each.kind for each in FORMATS if each.matches(read_checkpoint(tmp_path))] == ["dflash"]
     again = tmp_path / "again"
@@ -196,11 +205,9 @@ def test_loads_and_saves(name: str, tmp_path: Path) -> None:
             save(loaded.head, again, parts)
 
 
-@pytest.mark.parametrize("name", layouts())
-@pytest.mark.parametrize("damage", ["missing", "extra", "shape"])
-def test_strict(name: str, damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "damage"), in_turn(layouts(), ["missing", "extra", "shape"]))
+def test_strict(name: str, damage: str, parts: HFTargetParts, tmp_path: Path) -> None:
     """Guards damaged files: the tensor that is missing, left over or mis-shaped is named."""
-    _, parts = target_of()
     write(tmp_path, name)
     tensors, key = load_file(tmp_path / "model.safetensors"), "layers.1.mlp.up_proj.weight"
     if damage == "missing":
@@ -252,10 +259,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case: str, tmp_path: Path) -> None:
+def test_refusals(case: str, parts: HFTargetParts, tmp_path: Path) -> None:
     """Guards heads of other targets and variants with other formulas: the reason is in the message."""
     name, changes, others, words = REFUSED[case]
-    _, parts = target_of()
     write(tmp_path, name)
     config = json.loads((tmp_path / "config.json").read_text()) | changes
     tensors = load_file(tmp_path / "model.safetensors") | others
@@ -319,12 +325,11 @@ def test_block_shape_counts_drafts() -> None:
 
 @pytest.mark.parametrize("name", ["z-lab", "z-lab sliding", "transformers", "speculators"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_dflash_configs_causal_is_for_all_layers(name: str, causal: bool, tmp_path: Path) -> None:
+def test_dflash_configs_causal_is_for_all_layers(name: str, causal: bool, parts: HFTargetParts, tmp_path: Path) -> None:
     """Guards heads of JetSpec and ModelOpt: drafted with another mask than they were trained with, they accept less.
 
     It comes before what the layers' types imply, and it is written again.
     """
-    _, parts = target_of()
     write(tmp_path, name)
     config = json.loads((tmp_path / "config.json").read_text())
     config["dflash_config"] = config.get("dflash_config", {}) | {"causal": causal}

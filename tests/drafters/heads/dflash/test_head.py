@@ -186,7 +186,7 @@ def test_cached_is_uncached(name: str) -> None:
     check_histories(lambda: head.open(0, parts), hidden[:-1], ids[0], depth=3)
 
 
-@pytest.mark.parametrize(("name", "tree"), in_turn(BLOCKS, ["chain", "dynamic"]))
+@pytest.mark.parametrize(("name", "tree"), in_turn(BLOCKS, ["chain", "dynamic"], every=2))
 def test_greedy_text_is_the_target_s(name: str, tree: str) -> None:
     """Guards losslessness with any head: chains and trees, a second turn, several at once."""
     model, parts = target_of()

@@ -21,6 +21,7 @@ from eagles import (
     target_model,
 )
 from models import VOCABULARY, deep_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.core.drafter import SessionRequest
 from speculant.drafters.heads.drafter import HeadDrafter, LoadedHead
@@ -101,21 +102,21 @@ def test_siblings_do_not_see_each_other(target: HFTargetParts) -> None:
             assert torch.allclose(found[row], chain.grow([tokens[1]], [0])[0], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), "gemma3"])
-def test_greedy_text_is_the_targets(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), in_turn(["llama", "qwen3", "gemma3"], [{}, {"tree": "chain", "depth": 3}], every=2)
+)
+def test_greedy_text_is_the_targets(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
     """Guards losslessness with a random head of a reduced vocabulary: alone, in a batch, and in a second turn."""
     model = deep_model(name)
     eagle3.save(eagle3_head(taps=(0, 1, 2)), tmp_path, HFTargetParts(model))
-    for settings in ({}, {"tree": "chain", "depth": 3}):
-        speculator = Speculator.from_transformers(
-            model, method="eagle3", head=str(tmp_path), nodes=6, settings=settings
-        )
-        results = speculator.generate_batch(PROMPTS, size=3, max_new_tokens=16, temperature=0)
-        for result, prompt in zip(results, PROMPTS, strict=True):
-            assert list(result.ids) == plain_text(model, prompt, 16)
-        first = speculator.generate(PROMPTS[0], max_new_tokens=12, temperature=0)
-        longer = PROMPTS[0] + list(first.ids) + [3, 4]
-        assert list(speculator.generate(longer, max_new_tokens=8, temperature=0).ids) == plain_text(model, longer, 8)
+    plain = [plain_text(model, prompt, 10) for prompt in PROMPTS]
+    longer = [*PROMPTS[0], *plain[0], 3, 4]
+    second = plain_text(model, longer, 8)
+    speculator = Speculator.from_transformers(model, method="eagle3", head=str(tmp_path), nodes=6, settings=settings)
+    results = speculator.generate_batch(PROMPTS, size=3, max_new_tokens=10, temperature=0)
+    assert [list(result.ids) for result in results] == plain
+    assert list(speculator.generate(PROMPTS[0], max_new_tokens=10, temperature=0).ids) == plain[0]
+    assert list(speculator.generate(longer, max_new_tokens=8, temperature=0).ids) == second
 
 
 def test_half_precision(tmp_path: Path) -> None:

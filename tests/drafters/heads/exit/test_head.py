@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models import tiny_model
+from pairwise import in_turn
 from speculant import Speculator
 from speculant.api.heads import open_head
 from speculant.api.loading import bundled_heads, load_model
@@ -154,21 +155,19 @@ def test_views_of_layers_are_made_once() -> None:
     assert other.self_attn.o_proj.weight is attention.o_proj.weight
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_is_the_targets(temperature: float) -> None:
+@pytest.mark.parametrize(("tree", "temperature"), in_turn(["sure", "chain", "dynamic"], [0.0, 1.0]))
+def test_text_is_the_targets(tree: str, temperature: float) -> None:
     """Guards losslessness end to end, alone and in batches, with chosen and drawn drafts on a random adapter."""
     model = tiny_model("llama")
     head = open_head_of(model)
-    asked: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
+    asked: dict[str, Any] = {"max_new_tokens": 12, "temperature": temperature, "seed": 4}
     prompts = [[5, 9, 14], [7, 21, 30, 8]]
     plain = Speculator.from_transformers(model, method="none")
     expected = [plain.generate(prompt, **asked).ids for prompt in prompts]
     together = [each.ids for each in plain.generate_batch(prompts, **asked)]
-    for tree in ("sure", "chain", "dynamic"):
-        settings = {"tree": tree}
-        own = Speculator.from_transformers(model, method="kangaroo", head=head, nodes=4, settings=settings)
-        assert [own.generate(prompt, **asked).ids for prompt in prompts] == expected
-        assert [each.ids for each in own.generate_batch(prompts, **asked)] == together
+    own = Speculator.from_transformers(model, method="kangaroo", head=head, nodes=4, settings={"tree": tree})
+    assert [own.generate(prompt, **asked).ids for prompt in prompts] == expected
+    assert [each.ids for each in own.generate_batch(prompts, **asked)] == together
 
 
 def native_available() -> bool:
