@@ -16,8 +16,8 @@ def in_turn(cases: Iterable[Any], values: Sequence[Any], *, whole: int = 0, ever
         cases: values of the first arguments; a tuple for several arguments.
         values: values of the last argument; a tuple for several arguments.
         whole: number of leading cases whose values are all fast tests.
-        every: of so many cases one has a fast test, the others have slow tests alone.
-        skip: number of leading cases before the first of those.
+        every: only one of this many cases has fast tests.
+        skip: number of leading cases before the first one that has.
     """
     return [
         pytest.param(
