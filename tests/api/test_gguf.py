@@ -151,7 +151,7 @@ def test_turns(stories: dict[str, Speculator]) -> None:
 
 def test_stop_strings_and_options(stories: dict[str, Speculator]) -> None:
     """Stop strings, penalties and the end of the context are those of transformers."""
-    for options in ({"stop": [" big"]}, {"repetition_penalty": 1.3}, {"stop": "ump an"}):  # the last ends within a token
+    for options in ({"stop": [" big"]}, {"repetition_penalty": 1.3}, {"stop": "ump an"}):  # within tokens
         found = [each.generate(PROMPTS[1], max_new_tokens=36, temperature=0, **options) for each in stories.values()]
         assert found[0].ids == found[1].ids == found[2].ids
         assert {each.finish_reason for each in found} == {"stop" if "stop" in options else "length"}
