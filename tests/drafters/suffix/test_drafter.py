@@ -126,6 +126,7 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     assert again.open(start([8, 1, 2])).propose(budget(8)).tokens.tolist() == [3, 4]
 
 
+@pytest.mark.slow  # replays a whole recording
 def test_it_reaches_the_authors_package() -> None:
     """On a recorded file it gets what the published implementation got there, within two per cent."""
     if "SPECULANT_DATA" not in os.environ:
