@@ -30,7 +30,7 @@ SMALL = 1 << 14  # tensors up to this many elements are read whole, larger ones 
 SAMPLE = 64
 TINY = 16  # maximum elements of a buffer that may be a gate; their values are compared
 _PLAIN = (bool, int, float, str, type(None))
-_NO_FLAGS = ("max_seq_len_cached", "name_or_path")  # changed by passes over long texts; the folder of a checkpoint
+_IGNORED = ("max_seq_len_cached", "name_or_path")  # attributes: changed by long texts; the folder of a checkpoint
 _ROTARY = "inv_freq"  # buffers also changed by long texts; they rotate rows one by one
 _ADAPTERS = ("_active_adapter", "merged_adapters")
 _KNOWN = ("transformers", "transformers_modules", "torch", "peft", "accelerate")
@@ -192,9 +192,10 @@ def _is_torchs(kind: type) -> bool:
 def _registered(model: Any) -> list[Any]:
     """Return the functions for attention, masks and experts that names in the model's config refer to."""
     config = model.config.get_text_config(decoder=True)
-    attention, experts = (getattr(config, f"_{kind}_implementation", None) for kind in ("attn", "experts"))
-    registries = (ALL_ATTENTION_FUNCTIONS, attention), (ALL_MASK_ATTENTION_FUNCTIONS, attention)
-    found = [registry.get(name) for registry, name in (*registries, (ALL_EXPERTS_FUNCTIONS, experts))]
+    attention = getattr(config, "_attn_implementation", None)
+    experts = getattr(config, "_experts_implementation", None)
+    found = [registry.get(attention) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)]
+    found.append(ALL_EXPERTS_FUNCTIONS.get(experts))
     return [function for function in found if function is not None]
 
 
@@ -222,7 +223,7 @@ def _is_dispatched(module: nn.Module) -> bool:
 def flags_of(module: nn.Module) -> tuple[Hashable, ...]:
     """Return the plain attributes of a module: flags, sizes, windows, active adapters."""
     held = module.__dict__
-    flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _NO_FLAGS]
+    flags = [(name, value) for name, value in held.items() if type(value) in _PLAIN and name not in _IGNORED]
     several = [(name, value) for name, value in held.items() if name[0] != "_" and type(value) in (dict, list, tuple)]
     flags += [(name, settings_of(value)) for name, value in several if _is_plain(value)]
     return (*flags, *(str(held[name]) for name in _ADAPTERS if name in held))
