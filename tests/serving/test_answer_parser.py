@@ -38,6 +38,15 @@ def test_a_malformed_call_on_a_channel_is_text() -> None:
         ("cohere", "<|START_THINKING|>Hm é.\n\nSo.<|END_THINKING|>Hi <think>!", False),
         ("apertus", "<|inner_prefix|>Hm é.\n\nSo.<|inner_suffix|>Hi <think>!", False),
         ("apriel", "Hm é.\n\nSo.\n[BEGIN FINAL RESPONSE]\nHi <think>!", True),
+        ("hunyuan", "<think>Hm é.\n\nSo.</think>Hi <think>!", False),
+        ("longcat", "<longcat_think>\nHm é.\n\nSo.\n</longcat_think>Hi <think>!", False),
+        ("ernie", "<think>\nHm é.\n\nSo.\n</think>\n\n<response>\nHi <think>!</response>\n", False),
+        ("solar_open", "<|think|>Hm é.\n\nSo.<|end|><|begin|>assistant<|content|>Hi <think>!<|end|>", False),
+        (
+            "kimi_k3",
+            "Hm é.\n\nSo.<|close|>think<|sep|><|open|>response<|sep|>Hi <think>!<|close|>response<|sep|>",
+            True,
+        ),
     ],
 )
 def test_reasoning(form: str, text: str, begun: bool) -> None:
@@ -55,6 +64,8 @@ def test_reasoning(form: str, text: str, begun: bool) -> None:
         ("think", "<think>\n\n</think>\n\nHi", ("", "Hi", [])),
         ("gemma4", "<|channel>thought\n<channel|>Hi", ("", "Hi", [])),
         ("gemma4", "<|channel>thoughtful<channel|>Hi", ("thoughtful", "Hi", [])),
+        ("kimi_k3", "<|open|>response<|sep|>Hi<|close|>response", ("", "Hi<|close|>response", [])),
+        ("ernie", "<response>\n", ("", "", [])),
         ("think", "", ("", "", [])),
     ],
 )
@@ -127,7 +138,14 @@ def test_ids_are_as_the_model_takes_them() -> None:
         ("{{ tools }}<function_calls>", None, "olmo3"),
         ("{{ tools }}in a single JSON array", None, "xlam"),
         ("{{ tools }}<function=x>", None, "functionary"),
-        ("{{ tools }}]<]minimax[>[<tool_call>", None, None),
+        ("{{ tools }}]<]minimax[>[<tool_call>", None, "minimax_m3"),
+        ("{{ tools }}<|open|><|close|><|sep|>", "kimi_k3", "kimi_k3"),
+        ("{{ tools }}<tool_calls><tool_call><arg_key></think>", "think", "hunyuan"),
+        ("{{ tools }}<|tool_calls|><|tool_call:begin|><|think|><|content|>", "solar_open", "solar_open"),
+        ("{{ tools }}<|tool_call:start|>", None, "solar_open2"),
+        ("{{ tools }}<｜tool_calls_begin｜><think>", "think", "step3"),
+        ("{{ tools }}<longcat_tool_call><longcat_think>", "longcat", "longcat"),
+        ("{{ tools }}<tool_call></think><response>", "ernie", "hermes"),
         ("{{ messages[0].content.split('</think>')[-1] }}", "think", None),
         ("<tool_call>", None, None),
         (None, None, None),
@@ -143,12 +161,24 @@ def test_formats_are_found_in_templates(template: str | None, reasoning: str | N
 
 def test_formats_by_name() -> None:
     """Guards the options: all names are known, and harmony goes with itself alone."""
-    assert set(REASONING_PARSERS) == {*REASONING_FORMATS, "harmony"}
-    assert set(TOOL_PARSERS) == {*TOOL_FORMATS, "harmony"}
+    assert set(REASONING_PARSERS) == {*REASONING_FORMATS, "harmony", "response_template"}
+    assert set(TOOL_PARSERS) == {*TOOL_FORMATS, "harmony", "response_template"}
     assert find_formats("{{ tools }}<|channel|><|message|>").harmony
     assert not find_formats("<think>", reasoning="none").reasons
     with pytest.raises(UsageError, match="do not go together"):
         find_formats("<|channel|><|message|>", tools="hermes")
+
+
+def test_hunyuan_marks_have_the_suffix_of_the_checkpoint() -> None:
+    """Guards Hunyuan: the special tokens of reasoning and calls end with what the template shows."""
+    found = find_formats("{{ tools }}<think:x1><tool_calls:x1><tool_call:x1><arg_key:x1>")
+    assert found.reasoning is not None
+    assert found.tools is not None
+    assert (found.reasoning.begin, found.reasoning.end) == ("<think:x1>", "</think:x1>")
+    parser = ToolCallParser(found.tools)
+    call = "<tool_call:x1>now<tool_sep:x1><arg_key:x1>a</arg_key:x1><arg_value:x1>1</arg_value:x1></tool_call:x1>"
+    assert parser.push(f"Ok<tool_calls:x1>{call}</tool_calls:x1>")[0] == "Ok"
+    assert parser.calls[0]["function"] == {"name": "now", "arguments": '{"a": 1}'}
 
 
 def test_special_tokens_of_the_format_are_part_of_the_text() -> None:

@@ -56,7 +56,7 @@ async def test_guided_fields_are_structured_outputs(connect: Connect, ending: Sp
 
 
 async def test_switches_reach_the_chat_template(connect: Connect, model: Any, tokenizer: Any) -> None:
-    """Guards `chat_template_kwargs`, `reasoning_effort`, and arguments of others, which are refused."""
+    """Guards `chat_template_kwargs`, `reasoning_effort` by either name, and arguments of others, which are refused."""
     own = copy.deepcopy(tokenizer)
     own.chat_template = SWITCHED
     async with connect(served=make_speculator(model, own)) as client:
@@ -73,6 +73,9 @@ async def test_switches_reach_the_chat_template(connect: Connect, model: Any, to
         for name in ("tokenize", "chat_template", "tools"):
             answer = await client.post("/v1/chat/completions", json=chat(chat_template_kwargs={name: True}))
             assert answer.status_code == 400
+    own.chat_template = SWITCHED.replace("reasoning_effort", "thinking_effort")
+    async with connect(served=make_speculator(model, own)) as client:
+        assert await tokens(reasoning_effort="high") > plain
     async with connect() as client:
         answer = await client.post("/v1/chat/completions", json=chat(reasoning_effort="high"))
         assert answer.status_code == 400

@@ -17,14 +17,32 @@ from speculant.serving.formats import AnswerFormat
 pytestmark = pytest.mark.anyio
 SAID = "<think>\nHm.\n</think>\n\nWell.<tool_call>now</tool_call>"
 NOW = {"type": "function", "function": {"name": "now"}}
+TEMPLATE = {
+    "start_anchor_pattern": "^",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "transform": {"function": {"name": "{content}", "arguments": {}}},
+        },
+        "content": {"close": "</s>"},
+    },
+}
 
 
+@pytest.mark.parametrize("known", [True, False])
 async def test_reasoning_in_all_protocols(
-    connect: Connect, ending_model: Any, calling: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, ending_model: Any, calling: Any, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    """Guards what chats, responses and messages say of reasoning and of a call in GLM's format, whole and streamed."""
+    """Guards what chats, responses and messages say of reasoning and a call, in GLM's format or a checkpoint's own."""
     tokenizer = copy.deepcopy(calling)
-    tokenizer.chat_template += "{# <think> <arg_key> #}"
+    if known:
+        tokenizer.chat_template += "{# <think> <arg_key> #}"
+    else:
+        tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "(call)")
+        tokenizer.response_template = TEMPLATE
 
     async def scripted(self: Service, *_: Any) -> Any:
         return await self.grammars.compile(AnswerFormat(Constraint.regex(re.escape(SAID)), "script"), None)

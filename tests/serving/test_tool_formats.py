@@ -8,6 +8,8 @@ import pytest
 
 from written_calls import KIMI, OSLO, ROME, as_json, parse
 
+NS = "]<]minimax[>["
+O, C, S = "<|open|>", "<|close|>", "<|sep|>"  # noqa: E741
 QUOTED = '<|"|>Rom é 東<|"|>'
 
 CALLS = [
@@ -262,6 +264,80 @@ CALLS = [
         [OSLO],
     ),
     (
+        "minimax_m3",
+        f'Ok{NS}<tool_call>\n{NS}<invoke name="weather">{NS}<city>Rom é 東{NS}</city>'
+        f'{NS}</invoke>\n{NS}<invoke name="weather">{NS}<city></tool_call>{NS}</city>'
+        f"{NS}<where>{NS}<x>1{NS}</x>{NS}<y>{NS}<item>a{NS}</item>"
+        f"{NS}<item>2{NS}</item>{NS}</y>{NS}</where>{NS}</invoke>\n"
+        f"{NS}</tool_call>",
+        "Ok",
+        [ROME, {"city": "</tool_call>", "where": {"x": 1, "y": ["a", 2]}}],
+    ),
+    (
+        "minimax_m3",
+        f'{NS}<tool_call>{NS}<invoke name="weather">{NS}<where>{NS}</where>{NS}</invoke>',
+        "",
+        [{"where": {}}],
+    ),
+    (
+        "kimi_k3",
+        f'Ok{O}tools{S}{O}call tool="weather" index="1"{S}{O}argument key="city" type="string"{S}'
+        f'Rom é 東{C}argument{S}{C}call{S}{O}call tool="weather" index="2"{S}'
+        f'{O}argument key="city" type="string"{S}Oslo{C}argument{S}{O}argument key="days" '
+        f'type="number"{S}3{C}argument{S}{C}call{S}{C}tools{S}',
+        "Ok",
+        [ROME, OSLO],
+    ),
+    (
+        "kimi_k3",
+        f'{O}tools{S}{O}call tool="weather" index="1"{S}{O}json type="object"{S}{{"a &amp; b": 1}}'
+        f'{C}json{S}{C}call{S}{O}call tool="weather" index="2"{S}'
+        f'{O}argument key="a &amp; b" type="string"{S}1 &amp; 2{C}argument{S}{C}call{S}'
+        f"{C}tools{S}",
+        "",
+        [{"a &amp; b": 1}, {"a & b": "1 &amp; 2"}],
+    ),
+    (
+        "hunyuan",
+        "Ok<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rom é 東</arg_value>\n"
+        "</tool_call>\n<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value><arg_key>days</arg_key>"
+        "<arg_value>3</arg_value></tool_call>\n</tool_calls>",
+        "Ok",
+        [ROME, OSLO],
+    ),
+    ("hunyuan", "<tool_calls><tool_call>weather<tool_sep></tool_call></tool_calls>", "", [{}]),
+    (
+        "solar_open",
+        f"Ok<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>weather<|tool_call:args|>{as_json(ROME)}"
+        f"<|tool_call:end|><|tool_call:begin|><|tool_call:name|>weather<|tool_call:args|>{as_json(OSLO)}"
+        "<|tool_call:end|><|calls|>",
+        "Ok",
+        [ROME, OSLO],
+    ),
+    (
+        "solar_open2",
+        "Ok<|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:value|>Rom é 東<|tool_arg:end|>\n"
+        "<|tool_call:end|><|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:value|>Oslo<|tool_arg:end|>"
+        "<|tool_arg:start|>days<|tool_arg:value|>3<|tool_arg:end|><|tool_call:end|>",
+        "Ok",
+        [ROME, OSLO],
+    ),
+    (
+        "step3",
+        'Ok<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="weather">\n'
+        '<steptml:parameter name="city">Oslo</steptml:parameter>\n<steptml:parameter name="days">3</steptml:parameter>'
+        "</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+        "Ok",
+        [OSLO],
+    ),
+    (
+        "longcat",
+        f'<longcat_tool_call>\n{{"name": "weather", "arguments": {as_json(ROME)}}}\n</longcat_tool_call>'
+        f'<longcat_tool_call>\n{{"name": "weather", "arguments": {as_json(OSLO)}}}\n</longcat_tool_call>',
+        "",
+        [ROME, OSLO],
+    ),
+    (
         "harmony",
         f"<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
         f"<|constrain|>json<|message|>{as_json(ROME)}<|call|>",
@@ -346,6 +422,30 @@ def test_calls(form: str, text: str, content: str, arguments: list[Any]) -> None
         ("functionary", "<function=weather>{x}</function>"),
         ("functionary", "<function=weather>[1]</function>"),
         ("functionary", "<function=weather"),
+        ("minimax_m3", f'{NS}<tool_call>{NS}<invoke name="weather">{NS}<city>Rome'),
+        ("minimax_m3", f"{NS}<tool_call>{NS}<city>Rome{NS}</city>{NS}</tool_call>."),
+        (
+            "minimax_m3",
+            f'{NS}<tool_call>{NS}<invoke name="weather">{NS}<where>Rome{NS}<x>1'
+            f"{NS}</x>{NS}</where>{NS}</invoke>{NS}</tool_call>",
+        ),
+        (
+            "kimi_k3",
+            f'{O}tools{S}{O}call tool="weather"{S}Rome{C}call{S}{C}tools{S}',
+        ),
+        (
+            "kimi_k3",
+            f'{O}tools{S}{O}call tool="weather"{S}{O}json type="object"{S}[1]{C}json{S}{C}call{S}{C}tools{S}',
+        ),
+        ("hunyuan", "<tool_calls><tool_call>weather<arg_key>city</arg_key></tool_call></tool_calls>"),
+        ("hunyuan", "<tool_calls>none"),
+        (
+            "solar_open",
+            "<|tool_calls|><|tool_call:begin|><|tool_call:name|>weather<|tool_call:args|>{x<|tool_call:end|>",
+        ),
+        ("solar_open2", "<|tool_call:start|>weather\nRome<|tool_call:end|>"),
+        ("step3", "<｜tool_calls_begin｜>Rome<｜tool_calls_end｜>"),
+        ("longcat", "<longcat_tool_call>Rome</longcat_tool_call>"),
         ("harmony", "no header"),
     ],
 )

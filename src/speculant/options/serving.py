@@ -13,11 +13,16 @@ from speculant.core.errors import UsageError
 from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 
-REASONING_PARSERS = ("think", "mistral", "gemma4", "kimi", "cohere", "apertus", "apriel", "seed", "harmony")
+REASONING_PARSERS = (
+    *("think", "mistral", "gemma4", "kimi", "kimi_k3", "hunyuan", "solar_open", "ernie", "longcat", "cohere"),
+    *("apertus", "apriel", "seed", "harmony", "response_template"),
+)
 TOOL_PARSERS = (
-    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "deepseek_v32", "kimi", "minimax", "llama3", "llama4"),
-    *("gemma4", "functiongemma", "seed", "cohere", "apertus", "nemotron", "tool_calls", "phi4", "granite"),
+    *("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "deepseek_v32", "kimi", "kimi_k3", "minimax"),
+    *("minimax_m3", "hunyuan", "solar_open", "solar_open2", "step3", "longcat", "llama3", "llama4", "gemma4"),
+    *("functiongemma", "seed", "cohere", "apertus", "nemotron", "tool_calls", "phi4", "granite"),
     *("granite_20b", "gigachat", "internlm2", "minicpm", "pythonic", "xlam", "lfm2", "olmo3", "functionary", "harmony"),
+    "response_template",
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 

@@ -128,9 +128,11 @@ class TagSection:
     Attributes:
         end: matches the mark that ends them; the end of the answer is accepted too.
         call: matches a call, with the groups `name` and `arguments`.
-        argument: matches an argument, with the groups `name` and `value`, and optionally `string`, which is "true" for
-            text and "false" for JSON; without it, the tool's schema determines the type of a value.
+        argument: matches an argument, with the groups `name` and `value`, and optionally `kind`, which is "true" or
+            "string" for text and anything else for JSON; without it, the tool's schema determines the type of a value.
         opens, closes: delimiters of a value; an `end` mark between them is part of the value.
+        whole: matches the arguments as one JSON object, the group `value`; None if there is no such form.
+        escaped: whether names have `&quot;` and `&amp;` in place of `"` and `&`.
     """
 
     end: re.Pattern[str]
@@ -138,6 +140,8 @@ class TagSection:
     argument: re.Pattern[str]
     opens: str
     closes: str
+    whole: re.Pattern[str] | None = None
+    escaped: bool = False
 
     def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
         """Read a section."""
@@ -152,22 +156,29 @@ class TagSection:
         inside, length = (text, len(text)) if end is None else (text[: end.start()], end.end())
         calls = list[Call]()
         for found in _joined(self.call, inside):
-            arguments = None if found is None else self._read(found["arguments"], found["name"], schemas)
-            if found is None or arguments is None:
+            name = "" if found is None else self._name(found["name"])
+            arguments = None if found is None else self._read(found["arguments"], name, schemas)
+            if arguments is None:
                 return length, []
-            calls.append(Call(found["name"], dump(arguments)))
+            calls.append(Call(name, arguments))
         return length, calls
 
-    def _read(self, text: str, tool: str, schemas: Schemas) -> dict[str, Any] | None:
-        """Parse the arguments of a call; return None if they are invalid."""
+    def _name(self, text: str) -> str:
+        return text.replace("&quot;", '"').replace("&amp;", "&") if self.escaped else text
+
+    def _read(self, text: str, tool: str, schemas: Schemas) -> str | None:
+        """Parse the arguments of a call, and return them as JSON; None if they are invalid."""
+        whole = self.whole.fullmatch(text) if self.whole is not None else None
+        if whole is not None:
+            return whole["value"].strip() if _is_object(whole["value"]) else None
         arguments = dict[str, Any]()
         for each in _joined(self.argument, text):
             if each is None:
                 return None
-            name, value, kind = each["name"], each["value"], each.groupdict().get("string")
-            schema = {"true": {"type": "string"}, "false": {}}.get(kind or "", schema_of(schemas, tool, name))
-            arguments[name] = read_value(value, schema)
-        return arguments
+            name, kind = self._name(each["name"]), each.groupdict().get("kind")
+            schema = {"type": "string"} if kind in ("true", "string") else {}
+            arguments[name] = read_value(each["value"], schema if kind else schema_of(schemas, tool, name))
+        return dump(arguments)
 
 
 def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | None]:

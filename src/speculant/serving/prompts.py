@@ -89,7 +89,7 @@ class PromptEncoder:
         limits = [limit for limit in (token_limit, self.positions and self.positions - 1) if limit]
         self.token_limit = min(limits, default=None)
         self.text_tokens = text_tokens(self.tokenizer)
-        self.formats = find_formats(self.chat_template, reasoning=reasoning, tools=tools)
+        self.formats = find_formats(self.chat_template, self.tokenizer, reasoning=reasoning, tools=tools)
         own = speculator.model.generation_config.eos_token_id
         self.ends: list[int] = [] if own is None else [own] if isinstance(own, int) else list(own)
         self._texts: dict[int, str] = {}  # texts of single tokens
@@ -116,10 +116,12 @@ class PromptEncoder:
         """
         if effort in (None, "none"):
             return dict(given or {})
-        if "reasoning_effort" not in template_text(getattr(self.tokenizer, "chat_template", None)):
+        template = template_text(getattr(self.tokenizer, "chat_template", None))
+        name = next((name for name in ("reasoning_effort", "thinking_effort") if name in template), None)
+        if name is None:
             message = "'reasoning_effort' is not supported: the model's chat template has no such switch. Leave it out."
             raise ApiError(400, message, param="reasoning_effort", code="unsupported_parameter")
-        return {**(given or {}), "reasoning_effort": effort}
+        return {**(given or {}), name: effort}
 
     def close(self) -> None:
         """Stop the thread."""
@@ -206,7 +208,7 @@ class PromptEncoder:
     def thought_tokens(self) -> tuple[str, ...]:
         """The marks of reasoning that are special tokens."""
         form = self.formats.reasoning
-        return () if form is None else tuple(self.shown((form.begin, form.end)).values())
+        return () if form is None else tuple(self.shown(form.marks).values())
 
     def token_text(self, token: int) -> str:
         """Return the text of one token within a text; the replacement character if it is only part of a character."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from speculant.serving.stops import StopFilter
@@ -15,14 +15,55 @@ class ReasoningFormat:
     Attributes:
         begin, end: the marks; if the prompt ends with `begin`, the answer begins within the reasoning.
         label: a label that may follow `begin` and is not part of the reasoning.
+        frames: marks around the answer itself, which are not part of it.
+        tokens: special tokens that marks consist of, if they are not tokens themselves.
+        asks: texts that the chat templates of its models contain; () for one of its marks.
     """
 
     begin: str
     end: str
     label: str = ""
+    frames: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks and their tokens."""
+        return (self.begin, self.end, *self.frames, *self.tokens)
+
+    def is_asked(self, template: str) -> bool:
+        """Return whether a chat template is of a model that marks its reasoning like this."""
+        if self.asks:
+            return all(text in template for text in self.asks)
+        return self.begin in template or self.end in template
 
 
-REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+def make_hunyuan_reasoning(suffix: str = "") -> ReasoningFormat:
+    """Return Hunyuan's format for a checkpoint whose special tokens have this suffix."""
+    return ReasoningFormat(begin=f"<think{suffix}>", end=f"</think{suffix}>", asks=("<think:", "<tool_calls:"))
+
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {  # most specific first
+    "kimi_k3": ReasoningFormat(
+        begin="<|open|>think<|sep|>",
+        end="<|close|>think<|sep|>",
+        frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+        asks=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    "hunyuan": make_hunyuan_reasoning(),
+    "solar_open": ReasoningFormat(
+        begin="<|think|>",
+        end="<|end|>",
+        frames=("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
+        tokens=("<|begin|>",),
+        asks=("<|think|>", "<|content|>"),
+    ),
+    "ernie": ReasoningFormat(
+        begin="<think>", end="</think>", frames=("<response>", "</response>"), asks=("</think>", "<response>")
+    ),
+    "longcat": ReasoningFormat(begin="<longcat_think>", end="</longcat_think>"),
     "think": ReasoningFormat(begin="<think>", end="</think>"),  # Qwen3, DeepSeek, GLM, Kimi K2
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
     "gemma4": ReasoningFormat(begin="<|channel>", end="<channel|>", label="thought"),
@@ -32,6 +73,34 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "apriel": ReasoningFormat(begin="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
     "seed": ReasoningFormat(begin="<seed:think>", end="</seed:think>"),
 }
+
+
+class FrameFilter:
+    """Drops marks around an answer, and the whitespace after them."""
+
+    def __init__(self, frames: Sequence[str]) -> None:
+        """Begin an answer."""
+        self._frames, self._marks = frames, StopFilter(frames)
+        self._trim = False
+
+    def push(self, text: str) -> str:
+        """Add text; return the text that may be sent now."""
+        passed = ""
+        while True:
+            passed += self._after(self._marks.push(text))
+            if not self._marks.stopped:
+                return passed
+            text, self._marks, self._trim = self._marks.rest, StopFilter(self._frames), True
+
+    def flush(self) -> str:
+        """Return the text that was held back, at the end of the answer."""
+        return self._after(self._marks.flush())
+
+    def _after(self, text: str) -> str:
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        return text
 
 
 class ReasoningParser:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from speculant.serving.call_expressions import MarkedStrings, PythonLines, PythonList
-from speculant.serving.call_readers import (
-    Reader,
-    Section,
-    Tags,
-    TagSection,
-    read_mistral,
-    read_objects,
+from speculant.serving.call_patterns import (
+    DEEPSEEK,
+    DEEPSEEK_V32,
+    GLM,
+    KIMI,
+    KIMI_K3,
+    MINICPM,
+    MINIMAX,
+    QWEN3_CODER,
+    SEED,
+    SOLAR_OPEN,
+    SOLAR_OPEN2,
+    STEP3,
+    read_hunyuan,
 )
+from speculant.serving.call_readers import Reader, read_mistral, read_objects
 from speculant.serving.call_sections import JsonSection, Named
+from speculant.serving.call_trees import NAMESPACE, read_minimax_m3
 from speculant.serving.hermes import BEGIN, END, read_hermes
 
 
@@ -53,101 +61,90 @@ class ToolFormat:
         )
 
 
-HERMES = ToolFormat(begins=(BEGIN,), read=read_hermes, asks=((BEGIN,),), lacks=("]<]minimax[>[",), inner=(END,))
+HERMES = ToolFormat(begins=(BEGIN,), read=read_hermes, asks=((BEGIN,),), lacks=(NAMESPACE,), inner=(END,))
 
-_DEEPSEEK = re.compile(
-    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]+)(?:\n```json\n|<｜tool▁sep｜>)"
-    r"(?P<arguments>.*?)(?:\n```)?<｜tool▁call▁end｜>",
-    re.DOTALL,
-)
-_KIMI = re.compile(
-    r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+):\d+)\s*<\|tool_call_argument_begin\|>"
-    r"(?P<arguments>.*?)<\|tool_call_end\|>",
-    re.DOTALL,
-)
-_QWEN3_CODER = Tags(
-    end=END,
-    call=re.compile(r"\s*(?:<function=)?(?P<name>[^>\n]+)>(?P<arguments>.*)</function>\s*", re.DOTALL),
-    argument=re.compile(r"<parameter=(?P<name>[^>\n]+)>(?P<value>.*?)</parameter>", re.DOTALL),
-    opens="<parameter=",
-    closes="</parameter>",
-    framed=True,
-    closed=True,
-)
-_GLM = Tags(
-    end=END,
-    call=re.compile(r"\s*(?P<name>[^\s<{]+)\s*(?P<arguments>(?:<arg_key>.*)?)", re.DOTALL),
-    argument=re.compile(r"<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL),
-    opens="<arg_value>",
-    closes="</arg_value>",
-)
-_DEEPSEEK_V32 = TagSection(
-    end=re.compile(r"</｜DSML｜(?:function|tool)_calls>"),  # V4 has the latter
-    call=re.compile(r'<｜DSML｜invoke name="(?P<name>[^"\n]+)">(?P<arguments>.*?)</｜DSML｜invoke>', re.DOTALL),
-    argument=re.compile(
-        r'<｜DSML｜parameter name="(?P<name>[^"\n]+)"(?: string="(?P<string>true|false)")?>(?P<value>.*?)'
-        r"</｜DSML｜parameter>",
-        re.DOTALL,
-    ),
-    opens="<｜DSML｜parameter ",
-    closes="</｜DSML｜parameter>",
-)
-_SEED = Tags(
-    end="</seed:tool_call>",
-    call=_QWEN3_CODER.call,
-    argument=_QWEN3_CODER.argument,
-    opens="<parameter=",
-    closes="</parameter>",
-    framed=True,
-    closed=True,
-)
-_MINICPM = Tags(
-    end="</function>",
-    call=re.compile(r'(?P<name>[^">\n]+)">(?P<arguments>.*)', re.DOTALL),
-    argument=re.compile(r'<param name="(?P<name>[^"\n]+)">(?:<!\[CDATA\[)?(?P<value>.*?)(?:\]\]>)?</param>', re.DOTALL),
-    opens="<param name=",
-    closes="</param>",
-)
-_MINIMAX = TagSection(
-    end=re.compile("</minimax:tool_call>"),
-    call=re.compile(r'<invoke name="(?P<name>[^"\n]+)">(?P<arguments>.*?)</invoke>', re.DOTALL),
-    argument=re.compile(r'<parameter name="(?P<name>[^"\n]+)">(?P<value>.*?)</parameter>', re.DOTALL),
-    opens="<parameter name=",
-    closes="</parameter>",
-)
+
+def make_hunyuan(suffix: str = "") -> ToolFormat:
+    """Return Hunyuan's format for a checkpoint whose special tokens have this suffix."""
+    names = ("tool_call", "arg_key", "arg_value")
+    return ToolFormat(
+        begins=(f"<tool_calls{suffix}>",),
+        read=read_hunyuan(suffix),
+        asks=(("<tool_calls", "<arg_key"),),
+        inner=(
+            *(f"<{slash}{name}{suffix}>" for name in names for slash in ("", "/")),
+            f"</tool_calls{suffix}>",
+            f"<tool_sep{suffix}>",
+        ),
+    )
+
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {  # most specific first, since several contain `<tool_call>`
     "kimi": ToolFormat(
         begins=("<|tool_calls_section_begin|>",),
-        read=Section("<|tool_calls_section_end|>", _KIMI),
+        read=KIMI,
         asks=(("<|tool_calls_section_begin|>",),),
         inner=(
             *("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
             "<|tool_call_end|>",
         ),
     ),
+    "kimi_k3": ToolFormat(
+        begins=("<|open|>tools<|sep|>",),
+        read=KIMI_K3,
+        asks=(("<|open|>", "<|close|>", "<|sep|>"),),
+        inner=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
     "deepseek": ToolFormat(
         begins=("<｜tool▁calls▁begin｜>",),
-        read=Section("<｜tool▁calls▁end｜>", _DEEPSEEK),
+        read=DEEPSEEK,
         asks=(("<｜tool▁calls▁begin｜>",),),
         inner=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ),
     "deepseek_v32": ToolFormat(
         begins=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
-        read=_DEEPSEEK_V32,
+        read=DEEPSEEK_V32,
         asks=(("｜DSML｜",),),
         inner=("｜DSML｜",),
     ),
     "minimax": ToolFormat(
         begins=("<minimax:tool_call>",),
-        read=_MINIMAX,
+        read=MINIMAX,
         asks=(("<minimax:tool_call>",),),
         inner=("</minimax:tool_call>",),
     ),
-    "seed": ToolFormat(
-        begins=("<seed:tool_call>",), read=_SEED, asks=(("<seed:tool_call>",),), inner=("</seed:tool_call>",)
+    "minimax_m3": ToolFormat(
+        begins=(f"{NAMESPACE}<tool_call>",), read=read_minimax_m3, asks=((NAMESPACE,),), inner=(NAMESPACE,)
     ),
-    "minicpm": ToolFormat(begins=('<function name="',), read=_MINICPM, asks=(('<function name="', "<param name="),)),
+    "hunyuan": make_hunyuan(),
+    "solar_open": ToolFormat(
+        begins=("<|tool_calls|>",),
+        read=SOLAR_OPEN,
+        asks=(("<|tool_calls|>", "<|tool_call:"),),
+        inner=(*("<|calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),),
+    ),
+    "solar_open2": ToolFormat(
+        begins=("<|tool_call:start|>",),
+        read=SOLAR_OPEN2,
+        asks=(("<|tool_call:start|>",),),
+        inner=("<|tool_call:end|>", "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"),
+    ),
+    "step3": ToolFormat(
+        begins=("<｜tool_calls_begin｜>",),
+        read=STEP3,
+        asks=(("<｜tool_calls_begin｜>",),),
+        inner=("<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+    ),
+    "longcat": ToolFormat(
+        begins=("<longcat_tool_call>",),
+        read=JsonSection("</longcat_tool_call>"),
+        asks=(("<longcat_tool_call>",),),
+        inner=("</longcat_tool_call>",),
+    ),
+    "seed": ToolFormat(
+        begins=("<seed:tool_call>",), read=SEED, asks=(("<seed:tool_call>",),), inner=("</seed:tool_call>",)
+    ),
+    "minicpm": ToolFormat(begins=('<function name="',), read=MINICPM, asks=(('<function name="', "<param name="),)),
     "cohere": ToolFormat(
         begins=("<|START_ACTION|>",),
         read=JsonSection("<|END_ACTION|>"),
@@ -207,13 +204,13 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {  # most specific first, since several
     ),
     "glm": ToolFormat(
         begins=(BEGIN,),
-        read=_GLM,
+        read=GLM,
         asks=((BEGIN, "<arg_key>"),),
         inner=(END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     "qwen3_coder": ToolFormat(
         begins=(BEGIN, "<function="),  # the model may leave out the first
-        read=_QWEN3_CODER,
+        read=QWEN3_CODER,
         asks=((BEGIN, "<function="),),
         inner=(END,),
     ),

@@ -20,6 +20,7 @@ from speculant.serving.formats import AnswerFormat, format_of
 from speculant.serving.harmony import HarmonyParser
 from speculant.serving.logprobs import Entries, entries_of
 from speculant.serving.reasoning import ReasoningParser
+from speculant.serving.response_templates import TemplateParser
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.template_rows import join_content
 from speculant.serving.tool_choice import ToolPlan, plan_tools
@@ -66,10 +67,10 @@ class TurnPlan:
         """Whether the answer may contain reasoning: it is neither restricted to calls nor constrained to a format."""
         return self.format is None and not self.tools.forced
 
-    def make_parser(self, prompt: Sequence[int]) -> AnswerParser | HarmonyParser:
+    def make_parser(self, prompt: Sequence[int]) -> AnswerParser | HarmonyParser | TemplateParser:
         """Return the parser that separates an answer into its parts."""
         formats, plan = self.service.prompts.formats, self.tools
-        tools = None
+        tools, schemas = None, dict[str, Any]()
         if plan.offered:
             form = formats.tools or HERMES
             if not plan.own:  # grammars use Hermes' format
@@ -78,10 +79,13 @@ class TurnPlan:
             tools = ToolCallParser(form, forced=plan.forced, schemas=schemas, allowed=plan.allowed, limit=plan.limit)
         if formats.harmony and self.free:
             return HarmonyParser(tools, reasons=formats.reasons)
-        reasoning = None
-        if formats.reasoning is not None and self.free:
-            reasoning = ReasoningParser(formats.reasoning, begun=self.service.prompts.begins_reasoning(prompt))
-        return AnswerParser(reasoning, tools)
+        if formats.template is not None and self.free:
+            before = str(self.service.prompts.tokenizer.decode(list(prompt)))
+            return TemplateParser(formats.template, before, tools, schemas=schemas, reasons=formats.reasons)
+        if formats.reasoning is None or not self.free:
+            return AnswerParser(None, tools)
+        reasoning = ReasoningParser(formats.reasoning, begun=self.service.prompts.begins_reasoning(prompt))
+        return AnswerParser(reasoning, tools, frames=formats.reasoning.frames)
 
     def _marks(self) -> dict[int, str]:
         """Return the special tokens that are kept in the texts."""
