@@ -95,6 +95,8 @@ def test_answers_by_a_template(template: Any, text: str, expected: Any) -> None:
 def test_the_prompt_may_begin_the_reasoning() -> None:
     """Guards templates that open the reasoning in the prompt, after the last mark of an answer."""
     assert _parse(TAGS, "Hm.}Hi", 2, prompt="<a>x<end>{y}<a>{") == ("Hm.", "Hi", [])
+    earlier = f"{_call(ROME)}<call>none</call>"  # without the mark of a beginning, all of the prompt is parsed
+    assert _parse(TAGS, "Hi", 2, prompt=_call(ROME)) == _parse(TAGS, "Hi", 2, prompt=earlier) == ("", "Hi", [])
     parser = TemplateParser(_load(TAGS), "<a>{", None, schemas={})
     assert parser.inside
     parser.push("Hm.}")

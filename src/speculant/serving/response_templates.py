@@ -92,15 +92,20 @@ class TemplateParser:
         from transformers.utils.chat_parsing import ResponseParser
 
         functions = [{"function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
-        self._parser: Any = ResponseParser(template.loaded, prompt, tools=functions)
-        self._tools, self._reasons = tools, reasons
+        try:
+            self._parser: Any = ResponseParser(template.loaded, prompt, tools=functions)
+        except Exception:  # without its mark of an answer's beginning the whole prompt is parsed, whatever it says
+            self._parser = ResponseParser(template.loaded, "", tools=functions)
+        self._reasons = reasons
         self.inside = False
         self._field = ""
         self._unread = ""  # marks, text that may be one, and the current call
         self._fresh = True  # whether a mark may precede the next text
         self._broken = False  # whether a field could not be parsed, after which everything is text
-        self._space: str | None = None  # whitespace at the end of the text of a field; None before its first word
+        self._space: str | None = ""  # whitespace at the end of reasoning; None where whitespace is dropped
+        self._tools: ToolCallParser | None = None  # what the prompt says is no call
         list(self._read(self._parser.initial_events))
+        self._tools = tools
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -127,7 +132,7 @@ class TemplateParser:
         """Return what events say; a field that cannot be parsed is text."""
         try:
             events = feed()
-        except ValueError:
+        except Exception:  # what parsing raises depends on the template
             self._broken, self.inside = True, False
             return "", self._unread, []
         reasoning, content, calls = "", "", list[dict[str, Any]]()
@@ -145,12 +150,14 @@ class TemplateParser:
         for place, event in enumerate(events):
             kind, text = event["type"], event.get("text", "")
             if kind == "region_open":
-                self._field, self._space, self._fresh = event["field"], None, True
+                self._field, self._fresh = event["field"], True
                 self.inside = self._reasons and self._field in _REASONING
+                self._space = None if self.inside else self._space
             elif kind == "region_close":
                 if self._field == _CALLS:
                     behind = sum(len(each.get("text", "")) for each in events[place:])
                     yield from self._end_calls(event["value"], self._unread[: len(self._unread) - behind])
+                self._space = None if self.inside else ""
                 self._field, self.inside, self._fresh = "", False, True
                 self._unread = self._unread if events[place + 1 :] else ""
             elif self._field != _CALLS:
@@ -160,11 +167,11 @@ class TemplateParser:
                 yield "reasoning" if self.inside else "text", self._trimmed(text)
 
     def _trimmed(self, text: str) -> str:
-        """Return a part of a field's text without the whitespace around the field."""
+        """Return a part of a field's text without the whitespace around reasoning."""
         text = text.lstrip() if self._space is None else self._space + text
         if not text:
             return ""
-        kept = text.rstrip()
+        kept = text.rstrip() if self.inside else text
         self._space = text[len(kept) :]
         return kept
 
