@@ -1,4 +1,4 @@
-"""Draw the README's chart: mean accepted tokens per target pass on recorded outputs, from the raw results.
+"""Draw a chart of the figures: mean accepted tokens per target pass on recorded outputs, from the raw results.
 
 Trees and chains have a panel each, since different engines verify them. The recorded acceptance is of chains.
 
