@@ -56,6 +56,8 @@ class Sequence:
         filter: rules out drafted tokens that cannot follow; None for none.
         plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing.
         untaught: tokens committed during a pause of drafting, which its session learns at the end of the pause.
+        late: time that its sizing took to learn from the last round, in seconds of the work clock, which counts as
+            drafting time of the next one.
         rounds: its rounds that have not been collected yet, if it is watched; otherwise None.
     """
 
@@ -92,6 +94,7 @@ class Sequence:
         self.began: float | None = None
         self.plain = plain
         self.untaught: list[int] = []
+        self.late = 0.0
         self.rounds: list[Round] | None = [] if watched else None
         self._claimed = False
 

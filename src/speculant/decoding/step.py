@@ -188,15 +188,14 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
 
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting."""
-    clock, branches = parts.work_clock, parts.engine.capabilities.sequences - len(sequences)
+    branches, began = parts.engine.capabilities.sequences - len(sequences), parts.work_clock()
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
+    late = sum([each.late for each, maximum in zip(sequences, nodes, strict=True) if maximum])
     proposed: list[DraftTree | None] = [DraftTree.empty()] * len(sequences)
-    began = clock()
     if any(nodes):
         _propose(sequences, nodes, branches // len(sequences), parts, proposed)
     if parts.verifier.scored:
         _score(sequences, proposed)
-    seconds = clock() - began
     drafted = list[tuple[Sequence, DraftTree]]()
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
@@ -208,9 +207,8 @@ def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[S
             except Exception as error:
                 sequence.fail(error)
     sequences, drafts = [each for each, _ in drafted], fit_branches([draft for _, draft in drafted], branches)
-    began = clock()
     drafts = parts.sizing.trim([_state(each) for each in sequences], drafts)
-    return sequences, drafts, seconds + clock() - began
+    return sequences, drafts, late + parts.work_clock() - began
 
 
 def _propose(
@@ -350,6 +348,7 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         stats.seconds = parts.clock() - (sequence.began or 0.0)
     # The part of the pass that ran during drafting counts as time of the pass, not of drafting.
     drafting = rounds.draft_seconds + rounds.observe_seconds - rounds.early_seconds
+    began = parts.work_clock()
     parts.sizing.observe(
         [_state(sequence) for sequence in sequences],
         [done.draft for done in each],
@@ -357,6 +356,9 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         target_seconds=rounds.target_seconds + rounds.early_seconds,
         draft_seconds=max(0.0, drafting),
     )
+    late = (parts.work_clock() - began) / len(each)
+    for sequence in sequences:
+        sequence.late = late
 
 
 def _needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOutputs:

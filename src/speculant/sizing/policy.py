@@ -333,8 +333,10 @@ def _levels_of(draft: DraftTree) -> float:
 
 def warm_up() -> None:
     """Compile the functions that choose sizes, so that no request waits for it."""
-    sizing = AdaptiveSizing(LatencyModel(maximum=1), AcceptanceModel(), Throughput(), ExplorationBonus())
-    state, node = sizing.open(), DraftTree.from_paths([[0]])
+    bonus, node = ExplorationBonus(), DraftTree.from_paths([[0]])
+    bonus.bonus(node, 0)  # only rounds with queries call it alone
+    sizing = AdaptiveSizing(LatencyModel(maximum=1), AcceptanceModel(), Throughput(), bonus)
+    state = sizing.open()
     for _ in range(3):  # the number of rounds until a first node is allowed
         sizing.nodes([state])
         sizing.trim([state], [node])

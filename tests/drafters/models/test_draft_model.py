@@ -19,7 +19,7 @@ from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.models.draft_text import DraftText
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
-from speculant.drafters.models.sequoia import BestTree
+from speculant.drafters.models.sequoia import AdaptiveTrees, BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Level, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains, SiblingAcceptance
 from speculant.engines.hf.engine import HFEngine
@@ -39,7 +39,7 @@ SHAPES: dict[str, Any] = {
     "distinct": lambda: Widths([3, 2, 1], SiblingAcceptance(), replacement=False),
     "sequences": lambda: Sequences(3, LevelAcceptance()),
     "best first": lambda: BestFirst(LevelGains(), depth=4, top_k=3, min_probability=0.0),
-    "best tree": lambda: BestTree(SiblingAcceptance(), depth=4, siblings=3),
+    "best tree": lambda: BestTree(AdaptiveTrees(SiblingAcceptance(), depth=4, siblings=3)),
 }
 
 
@@ -249,7 +249,7 @@ def test_automatic_sizes_of_all_shapes(pair: tuple[Any, Any], method: str, verif
 
 def test_a_chain_is_as_deep_as_a_tree_may_be(pair: tuple[Any, Any]) -> None:
     """Guards Sequoia on models and rules that take chains alone: it goes on below the first node."""
-    session = opened(pair[1], PROMPT, BestTree(SiblingAcceptance(), depth=5, siblings=3))
+    session = opened(pair[1], PROMPT, BestTree(AdaptiveTrees(SiblingAcceptance(), depth=5, siblings=3)))
     assert len(session.propose(Budget(nodes=9, depth=9, trees=False))) == 5
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from speculant.core.tree import ROOT
-from speculant.drafters.models.sequoia import BestTree, BestTrees
+from speculant.drafters.models.sequoia import AdaptiveTrees, BestTree, BestTrees
 from speculant.drafters.models.shapes import Level
 from speculant.drafters.models.tree_acceptance import (
     DEPTHS,
@@ -67,8 +67,8 @@ def test_gains_grow_with_nodes_and_levels() -> None:
 
 def test_the_shape_is_the_solved_tree() -> None:
     """Guards drawing: each level has the nodes that the programme gives it, and only nodes with children are read."""
-    shape, random = BestTree(SiblingAcceptance(), depth=3, siblings=4), torch.Generator().manual_seed(2)
-    wanted = laid_out(shape._trees, 9, 3)
+    shape, random = BestTree(AdaptiveTrees(SiblingAcceptance(), depth=3, siblings=4)), torch.Generator().manual_seed(2)
+    wanted = laid_out(shape._trees.best, 9, 3)
     parents, level = list[int](), [ROOT]
     for depth in range(1, 4):
         q = torch.full((len(level), 7), 1 / 7)
@@ -79,6 +79,18 @@ def test_the_shape_is_the_solved_tree() -> None:
         level = [first + place for place in shape.select([1.0] * len(found))]
     assert sorted(parents) == sorted(wanted)
     assert set(level) == set()
+
+
+def test_requests_share_the_trees() -> None:
+    """Guards short requests: trees are not solved for each, and follow what any of them has learned."""
+    trees = AdaptiveTrees(SiblingAcceptance(), depth=3, siblings=4)
+    first, second = BestTree(trees), BestTree(trees)
+    before, draft = trees.best, make_tree([1], [-1])
+    assert BestTree(trees)._trees.best is before
+    for shape in [first, second] * 16:
+        shape.learn(draft, [])
+    assert trees.best is not before
+    assert second.forecast(4)[0, 0] == first.forecast(4)[0, 0] < before.gains[0, 0]
 
 
 def test_acceptance_follows_what_was_accepted() -> None:

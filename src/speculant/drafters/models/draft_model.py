@@ -22,7 +22,7 @@ from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.drawn_trees import Sequences, Widths
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.merged import MergedSession, UntaughtSession
-from speculant.drafters.models.sequoia import BestTree
+from speculant.drafters.models.sequoia import AdaptiveTrees, BestTree
 from speculant.drafters.models.shapes import BestFirst, Chain, Shape
 from speculant.drafters.models.tree_acceptance import LevelAcceptance, LevelGains, SiblingAcceptance
 
@@ -238,21 +238,12 @@ class OptTreeDrafter(DraftModelDrafter):
 
 
 class SequoiaDrafter(DraftModelDrafter):
-    """Drafter of the tree with the most expected accepted tokens: `sequoia`.
-
-    Attributes:
-        settings: limits of its trees.
-        acceptance: acceptance measured so far.
-    """
+    """Drafter of the tree with the most expected accepted tokens: `sequoia`."""
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
-        self.settings, self.acceptance = settings or BestTreeSettings(), SiblingAcceptance()
-        s = self.settings
-        self._setup(open_cache, vocabulary, self._tree, s.max_nodes)
-
-    def _tree(self) -> BestTree:
-        s = self.settings
-        return BestTree(self.acceptance, depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
+        s = settings or BestTreeSettings()
+        trees = AdaptiveTrees(SiblingAcceptance(), depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
+        self._setup(open_cache, vocabulary, lambda: BestTree(trees), s.max_nodes)
 
 
 def _widths(text: str) -> list[int]:

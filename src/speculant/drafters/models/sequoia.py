@@ -6,8 +6,8 @@ the k-th sibling at depth d is accepted if its parent was, the best m nodes belo
 
     G(d, m) = W(d, 1, m),    W(d, k, m) = max over 0 < j <= m of A(d + 1, k) (1 + G(d + 1, j - 1)) + W(d, k + 1, m - j)
 
-A is measured during decoding, so the tree adapts to the text. Siblings are drawn without replacement. The number of
-nodes and levels is decided elsewhere, from the measured cost of passes (section 3.3 there).
+A is measured during decoding, over all requests, so the tree adapts to the text. Siblings are drawn without
+replacement. The number of nodes and levels is decided elsewhere, from the measured cost of passes (section 3.3 there).
 """
 
 from __future__ import annotations
@@ -81,47 +81,72 @@ class BestTrees:
         return found
 
 
+class AdaptiveTrees:
+    """The best trees for the acceptance measured so far, shared by all requests of a drafter.
+
+    Attributes:
+        levels: maximum passes of the draft model per round.
+        max_nodes: maximum nodes per draft.
+        best: the trees, which are solved again every few rounds.
+    """
+
+    def __init__(self, acceptance: SiblingAcceptance, *, depth: int, siblings: int, max_nodes: int = MAX_NODES) -> None:
+        """Solve the first trees.
+
+        Args:
+            acceptance: acceptance statistics, which are updated.
+            depth: maximum passes of the draft model per round.
+            siblings: maximum siblings below one node.
+            max_nodes: maximum nodes per draft.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
+            raise UsageError(
+                f"depth must be from 1 to {DEPTHS} and siblings from 1 to {SIBLINGS}, not {depth} and {siblings}."
+            )
+        self._acceptance, self._siblings, self._rounds = acceptance, siblings, 0
+        self.levels, self.max_nodes = depth, check_max(max_nodes)
+        self.best = self._solve()
+
+    def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
+        """Learn which nodes of a draft were accepted."""
+        self._acceptance.observe(draft, path)
+        self._rounds += 1
+        if self._rounds % _EVERY == 0:
+            self.best = self._solve()
+
+    def _solve(self) -> BestTrees:
+        acceptance = self._acceptance.probabilities()
+        return BestTrees(acceptance, nodes=self.max_nodes, levels=self.levels, siblings=self._siblings)
+
+
 class BestTree(Shape):
     """The best tree for the budget, with siblings drawn without replacement."""
 
     drawn: Literal["iid", "distinct"] = "distinct"
     choosing = False
 
-    def __init__(self, acceptance: SiblingAcceptance, *, depth: int, siblings: int, max_nodes: int = MAX_NODES) -> None:
-        """Create the shape.
-
-        Args:
-            acceptance: acceptance statistics shared by all requests.
-            depth: maximum passes of the draft model per round.
-            siblings: maximum siblings below one node.
-            max_nodes: maximum nodes per draft.
-        """
-        if not (1 <= depth <= DEPTHS and 1 <= siblings <= SIBLINGS):
-            raise UsageError(
-                f"depth must be from 1 to {DEPTHS} and siblings from 1 to {SIBLINGS}, not {depth} and {siblings}."
-            )
-        self.passes, self._acceptance, self._siblings = depth, acceptance, siblings
-        self._maximum = check_max(max_nodes)
-        self._trees = self._solved()
-        self._rounds = 0
+    def __init__(self, trees: AdaptiveTrees) -> None:
+        """Create the shape of a request."""
+        self.passes, self._trees = trees.levels, trees
+        self._best = trees.best  # of the draft in progress
         self._below: list[int] = []  # number of nodes to place below each node of the level
 
-    def _solved(self) -> BestTrees:
-        acceptance = self._acceptance.probabilities()
-        return BestTrees(acceptance, nodes=self._maximum, levels=self.passes, siblings=self._siblings)
-
     def forecast(self, nodes: int) -> Float64:
-        return self._trees.gains[:, :nodes]
+        return self._trees.best.gains[:, :nodes]
 
     def expand(self, level: Level) -> list[Candidate]:
         if not level.trees:
             self._below = [level.levels - 1]
             return draw_below(level, 0, 1, distinct=True)
-        below = [min(level.room, self._maximum)] if level.depth == 1 else self._below
-        self._below = []
+        if level.depth == 1:
+            self._best, self._below = self._trees.best, [min(level.room, self._trees.max_nodes)]
+        below, self._below = self._below, []
         found = list[Candidate]()
         for place, nodes in enumerate(below):
-            shares = self._trees.children(nodes, level.depth - 1, level.levels)
+            shares = self._best.children(nodes, level.depth - 1, level.levels)
             drawn = draw_below(level, place, len(shares), distinct=True)
             self._below += [share - 1 for share in shares[: len(drawn)]]
             found += drawn
@@ -133,7 +158,4 @@ class BestTree(Shape):
         return places
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
-        self._acceptance.observe(draft, path)
-        self._rounds += 1
-        if self._rounds % _EVERY == 0:
-            self._trees = self._solved()
+        self._trees.learn(draft, path)

@@ -26,7 +26,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT
 from speculant.drafters.models.draft_text import DraftText, OpenCache
 from speculant.drafters.models.level_session import LevelSession, LevelText
-from speculant.drafters.models.sequoia import BestTree
+from speculant.drafters.models.sequoia import AdaptiveTrees, BestTree
 from speculant.drafters.models.tree_acceptance import SiblingAcceptance
 
 BuildInner = Callable[[str], Drafter]
@@ -102,9 +102,9 @@ class StagedDrafter(InnerMemory):
         Raises:
             UsageError: the inner method uses a draft model itself, or a number is out of range.
         """
-        self._settings, self._acceptance = settings or StagedSettings(), SiblingAcceptance()
-        check_inner_nodes(self._settings.inner_nodes)
-        self._shape()  # validates the settings before the first request
+        self._settings = s = settings or StagedSettings()
+        check_inner_nodes(s.inner_nodes)
+        self._trees = AdaptiveTrees(SiblingAcceptance(), depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
         self._open_cache, self._vocabulary = open_cache, vocabulary
         super().__init__(build_inner(self._settings.inner))
 
@@ -115,11 +115,7 @@ class StagedDrafter(InnerMemory):
     def open(self, start: SessionRequest) -> Session:
         text = DraftText.open(self._open_cache, start, self._vocabulary)
         staged = StagedText(text, self.inner.open(start), nodes=self._settings.inner_nodes)
-        return LevelSession(staged, start, self._shape())
-
-    def _shape(self) -> BestTree:
-        s = self._settings
-        return BestTree(self._acceptance, depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
+        return LevelSession(staged, start, BestTree(self._trees))
 
 
 class StagedText(LevelText):
