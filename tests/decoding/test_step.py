@@ -85,6 +85,27 @@ def test_text_and_cache_agree_where_learning_fails(model: Any, monkeypatch: pyte
     assert stream.result.cache.get_seq_length() == LENGTHS[0] + len(ids) - 1
 
 
+def test_rounds_are_plain_while_drafts_have_no_room(model: Any) -> None:
+    """Guards a full device: the draft model's prompt is read once there is room, and until then nothing is lost."""
+    text = Speculator.from_transformers(model, method="none").generate(prompts()[0], **GREEDY).ids
+    speculator = Speculator.from_transformers(model, method="draft-model", draft_model=model, nodes=3)
+    propose, left = speculator.drafter.propose, [4]
+
+    def full(*given: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OutOfMemoryError("no room")
+        return propose(*given)
+
+    speculator.drafter.propose = full
+    found = speculator.generate(prompts()[0], **GREEDY)
+    assert found.ids == text
+    assert [note for note in found.stats.notes if "no room" in note] == [
+        "rounds without drafts, since a drafting pass had no room: no room"
+    ]
+    assert found.stats.rounds == 2 + (len(text) - 3 + 3) // 4
+
+
 def test_a_stream_is_decoded_once(model: Any) -> None:
     """Guards a stream that is iterated again after it was left: it says so instead of going wrong."""
     stream = Speculator.from_transformers(model, method="none").stream(prompts()[0], **GREEDY)

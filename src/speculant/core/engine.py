@@ -150,11 +150,11 @@ class TargetCache(Protocol):
 
     @property
     def depth(self) -> int:
-        """Maximum depth of a draft now, limited by positions and rotary limits."""
+        """Maximum depth of a draft after the prompt and the committed tokens, by positions and rotary limits."""
 
     @property
     def room(self) -> int:
-        """Maximum number of rows that a pass may append besides the root's."""
+        """Maximum number of rows that a pass after the prompt may append besides the root's."""
         return UNLIMITED
 
     @property

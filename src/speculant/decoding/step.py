@@ -265,6 +265,11 @@ def _score(sequences: list[Sequence], proposed: list[DraftTree | None]) -> None:
 def _draft_alone(sequence: Sequence, budget: Budget, parts: DecodingComponents) -> DraftTree | None:
     try:
         return parts.drafter.propose([_session(sequence)], [budget])[0]
+    except OutOfMemoryError as error:
+        note = f"rounds without drafts, since a drafting pass had no room: {error}"
+        if note not in sequence.stats.notes:
+            sequence.stats.notes.append(note)
+        return DraftTree.empty()
     except Exception as error:
         sequence.fail(error)
         return None

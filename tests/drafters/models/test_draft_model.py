@@ -61,7 +61,6 @@ def plain(pair: tuple[Any, Any]) -> list[list[int]]:
 def opened(draft: Any, text: list[int], shape: Shape, temperature: float = 0.0) -> LevelSession:
     """Return a session after a text, whose last token is the root."""
     cache = HFEngine(draft).open(torch.tensor([text[:-1]]))
-    cache.prefill()
     start = SessionRequest(prompt=np.array(text[:-1], np.int32), sampling=Sampling(temperature=temperature))
     session = LevelSession(DraftText(cache, start.sampling, draft.config.vocab_size), start, shape)
     session.observe(verified(DraftTree.empty(), [], text[-1:]))

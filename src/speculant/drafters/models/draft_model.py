@@ -148,7 +148,7 @@ class DraftModelDrafter(Drafter):
         return RequestedOutputs(max_nodes=self._max_nodes)
 
     def open_text(self, start: SessionRequest) -> DraftText:
-        """Read a request's prompt and return its text on the draft model."""
+        """Return a request's text on the draft model."""
         return DraftText.open(self._open_cache, start, self._vocabulary)
 
     def open(self, start: SessionRequest) -> Session:

@@ -26,11 +26,12 @@ class OpenCache(Protocol):
 class DraftText:
     """Keeps a draft model's cache in step with the target's text.
 
-    Rows are identified by the tokens on the path to them, so a draft may contain other nodes as well, in any order.
+    The prompt is read when the first draft begins, so that a text for which no draft pays costs nothing. Rows are
+    identified by the tokens on the path to them, so a draft may contain other nodes as well, in any order.
     """
 
     def __init__(self, cache: TargetCache, sampling: Sampling, vocabulary: int) -> None:
-        """Wrap a cache whose prompt has been read.
+        """Wrap a cache.
 
         Args:
             cache: cache of the draft model.
@@ -46,7 +47,7 @@ class DraftText:
 
     @classmethod
     def open(cls, open_cache: OpenCache, start: SessionRequest, vocabulary: int) -> DraftText:
-        """Read a request's prompt and return its text.
+        """Return the text of a request.
 
         Args:
             open_cache: opens the draft model's cache.
@@ -54,11 +55,7 @@ class DraftText:
             vocabulary: V of the target.
         """
         cache = open_cache(start.prompt) if start.source is None else open_cache(start.prompt, start.source)
-        read = cache.prefill()
-        text = cls(cache, start.sampling, vocabulary)
-        if read is not None:
-            text._own, text._after = min(vocabulary, read.logits.shape[-1]), read.logits[-1:]
-        return text
+        return cls(cache, start.sampling, vocabulary)
 
     @property
     def depth(self) -> int:
@@ -76,8 +73,10 @@ class DraftText:
         return self._count
 
     def begin(self) -> Tensor:
-        """Drop all rows of the draft and read committed tokens; return q [1, V] after the root."""
+        """Drop all rows of the draft and read the prompt and committed tokens; return q [1, V] after the root."""
         self._drop()
+        if self._after is None:
+            self._read_prompt()
         if self._unread:
             read = self._known(self._unread)
             result = self._cache.forward(read, np.arange(-1, len(read) - 1, dtype=np.int32))
@@ -98,6 +97,11 @@ class DraftText:
         for row, parent, token in zip(rows, above, tokens, strict=True):
             self._rows.setdefault((parent, token), row)
         return rows, self.distributions(result.logits)
+
+    def _read_prompt(self) -> None:
+        read = self._cache.prefill()
+        assert read is not None  # all of it was asked for
+        self._own, self._after = min(self._vocabulary, read.logits.shape[-1]), read.logits[-1:]
 
     def _known(self, tokens: Sequence[int]) -> Int32:
         """Return tokens [n], with 0 for those that only the target knows, which are padding of its vocabulary."""

@@ -81,15 +81,16 @@ class PromptedCache(ABC):
         capabilities, depth = self._runner.capabilities, UNLIMITED
         if not capabilities.drafts:
             return 0
+        position = self.position + self.unread
         if capabilities.positions is not None:
-            taken = self._length if capabilities.by_slot else self.position  # padding takes slots too
+            taken = self._length + self.unread if capabilities.by_slot else position  # padding takes slots too
             depth = capabilities.positions - 1 - taken
-        return max(0, min(depth, self._limit.depth(self.position)))
+        return max(0, min(depth, self._limit.depth(position)))
 
     @property
     def room(self) -> int:
         slots = self._runner.capabilities.slots
-        return UNLIMITED if slots is None else max(0, slots - 1 - self._length)
+        return UNLIMITED if slots is None else max(0, slots - 1 - self._length - self.unread)
 
     @property
     def shares_prefixes(self) -> bool:

@@ -77,7 +77,7 @@ class LlamaTargetCache(TargetCache):
 
     @property
     def depth(self) -> int:
-        return max(0, self._context.positions - 1 - self._length)
+        return max(0, self._context.positions - 1 - self._length - self.unread)
 
     @property
     def shares_prefixes(self) -> bool:

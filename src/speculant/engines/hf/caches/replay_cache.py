@@ -92,7 +92,9 @@ class ReplayTargetCache:
         capabilities = self._runner.capabilities
         if not capabilities.drafts:
             return 0
-        return UNLIMITED if capabilities.positions is None else max(0, capabilities.positions - 1 - self.position)
+        if capabilities.positions is None:
+            return UNLIMITED
+        return max(0, capabilities.positions - 1 - self.position - self.unread)
 
     @property
     def room(self) -> int:
