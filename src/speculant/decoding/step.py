@@ -63,8 +63,8 @@ class Rounds:
 
     Attributes:
         each: the round of each sequence.
-        draft_seconds, target_seconds: time of drafting, and of the pass with choosing and committing its tokens, by the
-            work clock, both shared by all sequences.
+        draft_seconds, target_seconds: time of drafting with all that sizing does for it, and of the pass with choosing
+            and committing its tokens, by the work clock, both shared by all sequences.
         observe_seconds: total time of learning, by the same clock.
         early_seconds: time of the pass that was spent during drafting, see `core.engine.Pass.early`.
     """
@@ -187,7 +187,10 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
 
 
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
-    """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting."""
+    """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting.
+
+    These include what sizing takes: beside the passes of very small models, it is a tenth of a pass.
+    """
     branches, began = parts.engine.capabilities.sequences - len(sequences), parts.work_clock()
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     late = sum([each.late for each, maximum in zip(sequences, nodes, strict=True) if maximum])
