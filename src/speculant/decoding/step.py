@@ -189,9 +189,10 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting.
 
-    These include what sizing takes: beside the passes of very small models, it is a tenth of a pass.
+    These include what sizing takes, a tenth of a pass beside very small models, but nothing that plain rounds take too.
     """
-    branches, began = parts.engine.capabilities.sequences - len(sequences), parts.work_clock()
+    clock, branches = parts.work_clock, parts.engine.capabilities.sequences - len(sequences)
+    began = clock()
     nodes = parts.sizing.nodes([_state(sequence) for sequence in sequences])
     late = sum([each.late for each, maximum in zip(sequences, nodes, strict=True) if maximum])
     proposed: list[DraftTree | None] = [DraftTree.empty()] * len(sequences)
@@ -199,6 +200,7 @@ def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[S
         _propose(sequences, nodes, branches // len(sequences), parts, proposed)
     if parts.verifier.scored:
         _score(sequences, proposed)
+    seconds = late + clock() - began
     drafted = list[tuple[Sequence, DraftTree]]()
     for sequence, draft in zip(sequences, proposed, strict=True):
         if draft is not None:
@@ -210,8 +212,9 @@ def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[S
             except Exception as error:
                 sequence.fail(error)
     sequences, drafts = [each for each, _ in drafted], fit_branches([draft for _, draft in drafted], branches)
+    began = clock()
     drafts = parts.sizing.trim([_state(each) for each in sequences], drafts)
-    return sequences, drafts, late + parts.work_clock() - began
+    return sequences, drafts, seconds + clock() - began
 
 
 def _propose(
