@@ -5,9 +5,9 @@ on the machine has little effect. Runs of the same version are accumulated. To c
 them alternately, setting PYTHONPATH. `--head NAME=DIR` names heads other than the bundled ones, and `--fresh N` makes
 new systems for every N stories, so that what it costs to find out whether a head pays is counted:
 
-    python benchmarks/heads_auto.py --version after -o benchmarks/results/heads-auto.json
-    PYTHONPATH=BEFORE/src python benchmarks/heads_auto.py --version before -o benchmarks/results/heads-auto.json
-    python benchmarks/heads_auto.py --markdown benchmarks/results/heads-auto.json
+    python benchmarks/heads_auto.py --version after -o FILE
+    PYTHONPATH=BEFORE/src python benchmarks/heads_auto.py --version before -o FILE
+    python benchmarks/heads_auto.py --markdown FILE
 """
 
 # ruff: noqa: E402
