@@ -25,7 +25,7 @@ def build_whisper(*, multilingual: bool = False) -> tuple[Any, Any]:
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": END, "decoder_start_token_id": START}
-    limits = {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64}
+    limits = {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 44}
     config = WhisperConfig(vocab_size=VOCABULARY, **sizes, **heads, **tokens, **limits)
     config.suppress_tokens = config.begin_suppress_tokens = None
     model = WhisperForConditionalGeneration(config).eval()
@@ -37,7 +37,7 @@ def build_whisper(*, multilingual: bool = False) -> tuple[Any, Any]:
         **tokens,
         no_timestamps_token_id=NO_TIMES,
         begin_suppress_tokens=[7],
-        max_length=60,
+        max_length=40,
         is_multilingual=multilingual,
         return_timestamps=False,
         **({"lang_to_id": LANGUAGES, "task_to_id": TASKS} if multilingual else {}),
