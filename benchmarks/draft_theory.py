@@ -71,10 +71,10 @@ def sequoia(pair: Pair, prompts: Sequence[Int32], tokens: int, nodes: int) -> di
     drafter = speculator.drafter
     assert isinstance(drafter, SequoiaDrafter)
     trees = BestTrees(
-        drafter.acceptance.probabilities(),
+        drafter.trees.acceptance.probabilities(),
         nodes=nodes,
-        levels=drafter.settings.depth,
-        siblings=drafter.settings.siblings,
+        levels=drafter.trees.levels,
+        siblings=drafter.trees.siblings,
     )
     stats = decoded(speculator, second, tokens, 1)
     return {"nodes": nodes, **compared(efficiency(stats), 1 + float(trees.gains[-1, -1]))}

@@ -34,7 +34,9 @@ def parse(reasoning: str, tools: str, text: str, size: int, *, begun: bool = Fal
     else:
         form = REASONING_FORMATS.get(reasoning)
         thought = None if form is None else ReasoningParser(form, begun=begun)
-        parser = AnswerParser(thought, calls if tools != "none" else None, frames=form.frames if form else ())
+        parser = AnswerParser(
+            thought, calls if tools != "none" else None, framing=form if form and form.frames else None
+        )
     found = [parser.push(text[place : place + size]) for place in range(0, len(text), size)] + [parser.flush()]
     streamed = [delta for each in found for delta in each[2]]
     assert [delta["function"] for delta in streamed] == [call["function"] for call in parser.calls]

@@ -19,9 +19,11 @@ from speculant import Speculator
 from speculant.api import decoder
 from speculant.core.engine import Pass
 from speculant.core.errors import OutOfMemoryError, UsageError
+from speculant.core.tree import DraftTree
 from speculant.drafters.none import EmptySession
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.policy import AdaptiveSizing
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0}
@@ -85,25 +87,50 @@ def test_text_and_cache_agree_where_learning_fails(model: Any, monkeypatch: pyte
     assert stream.result.cache.get_seq_length() == LENGTHS[0] + len(ids) - 1
 
 
-def test_rounds_are_plain_while_drafts_have_no_room(model: Any) -> None:
-    """Guards a full device: the draft model's prompt is read once there is room, and until then nothing is lost."""
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_text_without_room_for_drafts_is_decoded_plainly(model: Any, rounds: int) -> None:
+    """Guards a full device: a draft model's passes that do not fit cost neither the text nor further attempts."""
     text = Speculator.from_transformers(model, method="none").generate(prompts()[0], **GREEDY).ids
-    speculator = Speculator.from_transformers(model, method="draft-model", draft_model=model, nodes=3)
-    propose, left = speculator.drafter.propose, [4]
+    speculator = Speculator.from_transformers(model, method="draft-model", draft_model=model, nodes=1)
+    usual, left = speculator.drafter._open_cache, [rounds]
 
-    def full(*given: Any) -> Any:
-        left[0] -= 1
-        if left[0] >= 0:
-            raise OutOfMemoryError("no room")
-        return propose(*given)
+    def full(cache: Any, name: str) -> Any:
+        own = getattr(cache, name)
 
-    speculator.drafter.propose = full
+        def run(*given: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise OutOfMemoryError("no room")
+            return own(*given, **options)
+
+        return run
+
+    def opened(prompt: Any) -> Any:
+        cache = usual(prompt)
+        cache.prefill, cache.forward = full(cache, "prefill"), full(cache, "forward")
+        return cache
+
+    speculator.drafter._open_cache = opened
     found = speculator.generate(prompts()[0], **GREEDY)
     assert found.ids == text
-    assert [note for note in found.stats.notes if "no room" in note] == [
-        "rounds without drafts, since a drafting pass had no room: no room"
-    ]
-    assert found.stats.rounds == 2 + (len(text) - 3 + 3) // 4
+    notes = [note for note in found.stats.notes if "no room" in note]
+    assert notes == ["decoded on without drafts, since a drafting pass had no room: no room"]
+    assert left == [0]
+
+
+def test_the_draft_model_reads_what_came_before_the_first_draft(model: Any) -> None:
+    """Guards prompts that draft models read late: the tokens committed meanwhile follow them."""
+    speculator = Speculator.from_transformers(model, method="draft-model", draft_model=model, nodes=4)
+    propose, left = speculator.drafter.propose, [3]
+
+    def late(sessions: Any, budgets: Any) -> Any:
+        left[0] -= 1
+        return propose(sessions, budgets) if left[0] < 0 else [DraftTree.empty() for _ in sessions]
+
+    speculator.drafter.propose = late
+    found = speculator.generate(prompts()[0], **GREEDY)
+    assert found.ids == Speculator.from_transformers(model, method="none").generate(prompts()[0], **GREEDY).ids
+    assert found.stats.accepted == found.stats.drafted > 0  # the same model drafts
 
 
 def test_a_stream_is_decoded_once(model: Any) -> None:
@@ -112,6 +139,26 @@ def test_a_stream_is_decoded_once(model: Any) -> None:
     next(iter(stream))
     with pytest.raises(UsageError, match="already been decoded"):
         list(stream)
+
+
+def test_the_time_of_sizing_is_time_of_drafts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards small models, beside whose passes it counts: choosing a size, and learning from the round before."""
+    now, seen, nodes = [0.0], list[float](), FixedSizing.nodes
+
+    def choosing(*given: Any) -> list[int]:
+        now[0] += 0.5
+        return nodes(*given)
+
+    def learning(*_: Any, target_seconds: float, draft_seconds: float) -> None:
+        seen.append(draft_seconds)
+        now[0] += 0.25
+
+    speculator = Speculator.from_transformers(model, method="lookup", nodes=3)
+    monkeypatch.setattr(decoder, "time", SimpleNamespace(thread_time=lambda: now[0], perf_counter=time.perf_counter))
+    monkeypatch.setattr(FixedSizing, "nodes", choosing)
+    monkeypatch.setattr(FixedSizing, "observe", learning)
+    stats = speculator.generate(prompts()[0], **GREEDY).stats
+    assert seen == [0.5] + [0.75] * (stats.rounds - 1)
 
 
 def test_sizes_follow_whole_passes(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,24 @@ def test_reasoning_before_calls() -> None:
         assert parse("think", "harmony", harmony, size) == ("Hm.", "Hi!", [("weather", ROME)])
 
 
+def test_frames_stand_around_an_answer() -> None:
+    """Guards marks that are ordinary text elsewhere: within a call and within the answer they stay."""
+    call = (
+        f'<tool_call>{{"name": "weather", "arguments": {as_json({"city": "<response> Rome</response>"})}}}</tool_call>'
+    )
+    text = f"<think>Hm.</think>\n<response>\nUse <response>x</response> here.</response>\n{call}"
+    for size in (1, 2, 7, len(text)):
+        found = parse("ernie", "hermes", text, size)
+        assert found == (
+            "Hm.",
+            "Use <response>x</response> here.",
+            [("weather", {"city": "<response> Rome</response>"})],
+        )
+    unseparated = find_formats("{{ tools }}<|open|><|close|><|sep|>", reasoning="none")
+    assert not unseparated.reasons
+    assert unseparated.framing is REASONING_FORMATS["kimi_k3"]
+
+
 def test_calls_beyond_the_limit_are_text() -> None:
     """Guards `parallel_tool_calls: false` and `allowed_tools` without a grammar."""
     call = "<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>"

@@ -15,7 +15,7 @@ from speculant.serving.response_templates import ResponseTemplate, TemplateParse
 from speculant.serving.tools import ToolCallParser
 from written_calls import OSLO, ROME, SCHEMAS, as_json
 
-TAGS = {
+TAGS: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<a>",
     "fields": {
@@ -95,8 +95,8 @@ def test_answers_by_a_template(template: Any, text: str, expected: Any) -> None:
 def test_the_prompt_may_begin_the_reasoning() -> None:
     """Guards templates that open the reasoning in the prompt, after the last mark of an answer."""
     assert _parse(TAGS, "Hm.}Hi", 2, prompt="<a>x<end>{y}<a>{") == ("Hm.", "Hi", [])
-    earlier = f"{_call(ROME)}<call>none</call>"  # without the mark of a beginning, all of the prompt is parsed
-    assert _parse(TAGS, "Hi", 2, prompt=_call(ROME)) == _parse(TAGS, "Hi", 2, prompt=earlier) == ("", "Hi", [])
+    for prompt in ("<a>\n", "<a>x <", f"{_call(ROME)}<call>", "<a><ca"):  # text of the prompt is none of the answer
+        assert _parse(TAGS, "Hi", 1, prompt=prompt) == ("", "Hi", []), prompt
     parser = TemplateParser(_load(TAGS), "<a>{", None, schemas={})
     assert parser.inside
     parser.push("Hm.}")
@@ -111,12 +111,24 @@ def test_the_prompt_may_begin_the_reasoning() -> None:
         "<call>[1]</call>",
         "<call>",
         '<call>{"name": "other", "arguments": {}}</call>',
+        '<<call>{"name": "other", "arguments": {}}</call>',
+        'H<call>{"name": "other", "arguments": {}}</call><<call>x</call>  <b',
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
-    """Guards calls that are cut, malformed or not allowed: nothing is lost, their marks included."""
+    """Guards calls that are cut, malformed or not allowed: nothing is lost or repeated, their marks included."""
+    calls = TAGS["fields"]["tool_calls"]
+    spaced = {key: value for key, value in calls.items() if key != "close"} | {"close_pattern": r"</call>\s*"}
     for size in (1, 3, 99):
-        assert _parse(TAGS, text, size, allowed=frozenset(["weather"])) == ("", text, [])
+        for form in (calls, spaced):
+            template = TAGS | {"fields": TAGS["fields"] | {"tool_calls": form}}
+            assert _parse(template, text, size, allowed=frozenset(["weather"])) == ("", text, []), (size, form)
+
+
+@pytest.mark.parametrize("text", ["<f=weather><p=city>Oslo</p><p=days>3", "<f=weather><p=city>Os", "<f=weather>"])
+def test_a_call_that_is_cut_is_text(text: str) -> None:
+    """Guards formats in which the part of a call reads like a whole one."""
+    assert _parse(XML, text, 1) == ("", text, [])
 
 
 def test_calls_without_tools_are_text() -> None:

@@ -275,6 +275,12 @@ CALLS = [
     ),
     (
         "minimax_m3",
+        f'{NS}<tool_call>{NS}<invoke name="weather">{NS}<where>{NS}<item>pen{NS}</item>{NS}</where>{NS}</invoke>',
+        "",
+        [{"where": {"item": "pen"}}],
+    ),
+    (
+        "minimax_m3",
         f'{NS}<tool_call>{NS}<invoke name="weather">{NS}<where>{NS}</where>{NS}</invoke>',
         "",
         [{"where": {}}],
@@ -439,6 +445,8 @@ def test_calls(form: str, text: str, content: str, arguments: list[Any]) -> None
         ),
         ("hunyuan", "<tool_calls><tool_call>weather<arg_key>city</arg_key></tool_call></tool_calls>"),
         ("hunyuan", "<tool_calls>none"),
+        ("hunyuan", f"<tool_calls><tool_call>w{' ' * 3000}<arg_key>a</arg_key><arg_value>b"),
+        ("minimax_m3", f'{NS}<tool_call>{NS}<invoke name="weather">' + f"{NS}<a>" * 99 + f"{NS}</a>" * 99),
         (
             "solar_open",
             "<|tool_calls|><|tool_call:begin|><|tool_call:name|>weather<|tool_call:args|>{x<|tool_call:end|>",

@@ -56,6 +56,7 @@ class Sequence:
         filter: rules out drafted tokens that cannot follow; None for none.
         plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing.
         untaught: tokens committed during a pause of drafting, which its session learns at the end of the pause.
+        crowded: whether there was no room for a drafting pass, so that the rest is decoded without drafts.
         late: time that its sizing took to learn from the last round, in seconds of the work clock, which counts as
             drafting time of the next one.
         rounds: its rounds that have not been collected yet, if it is watched; otherwise None.
@@ -95,6 +96,7 @@ class Sequence:
         self.plain = plain
         self.untaught: list[int] = []
         self.late = 0.0
+        self.crowded = False
         self.rounds: list[Round] | None = [] if watched else None
         self._claimed = False
 
@@ -116,7 +118,7 @@ class Sequence:
     @property
     def depth(self) -> int:
         """Maximum depth of a draft; the last token of the text needs none."""
-        return 0 if self.plain else min(self.sampler.room - 1, self.cache.depth)
+        return 0 if self.plain or self.crowded else min(self.sampler.room - 1, self.cache.depth)
 
     def claim(self) -> None:
         """Claim it for one decoding loop.

@@ -189,7 +189,8 @@ def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting.
 
-    These include what sizing takes, a tenth of a pass beside very small models, but nothing that plain rounds take too.
+    These include the time of choosing sizes and of learning from the last round, a tenth of a pass of a very small
+    model, but not the checks that plain rounds make too.
     """
     clock, branches = parts.work_clock, parts.engine.capabilities.sequences - len(sequences)
     began = clock()
@@ -237,8 +238,11 @@ def _propose(
     drafts: list[DraftTree | None]
     try:
         drafts = [*parts.drafter.propose([_session(sequence) for sequence in drafting], asked)]
-    except Exception:
-        drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
+    except Exception as error:
+        if len(drafting) == 1 and isinstance(error, OutOfMemoryError):
+            drafts = [_go_on_plainly(drafting[0], error)]
+        else:
+            drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
     for place, draft in zip(places, drafts, strict=True):
         proposed[place] = draft
 
@@ -272,13 +276,17 @@ def _draft_alone(sequence: Sequence, budget: Budget, parts: DecodingComponents) 
     try:
         return parts.drafter.propose([_session(sequence)], [budget])[0]
     except OutOfMemoryError as error:
-        note = f"rounds without drafts, since a drafting pass had no room: {error}"
-        if note not in sequence.stats.notes:
-            sequence.stats.notes.append(note)
-        return DraftTree.empty()
+        return _go_on_plainly(sequence, error)
     except Exception as error:
         sequence.fail(error)
         return None
+
+
+def _go_on_plainly(sequence: Sequence, error: OutOfMemoryError) -> DraftTree:
+    """Decode the rest of a text without drafts, since there is no room for drafting passes; return no draft."""
+    sequence.crowded = True
+    sequence.stats.notes.append(f"decoded on without drafts, since a drafting pass had no room: {error}")
+    return DraftTree.empty()
 
 
 def _forward(

@@ -33,6 +33,7 @@ class AnswerFormats:
         tools: format of tool calls; None if unknown.
         harmony: whether answers are messages on channels (harmony); reasoning and calls then have this format.
         template: response template of the checkpoint if answers are parsed by it; reasoning and calls are its fields.
+        framing: the format whose frames stand around the text, also if reasoning is not separated; None without frames.
         reasons: whether reasoning is separated from the answer.
     """
 
@@ -40,6 +41,7 @@ class AnswerFormats:
     tools: ToolFormat | None = None
     harmony: bool = False
     template: ResponseTemplate | None = None
+    framing: ReasoningFormat | None = None
     reasons: bool = False
 
     @property
@@ -56,6 +58,8 @@ class AnswerFormats:
         found = list[str]()
         if reasons and self.reasoning is not None:
             found += self.reasoning.marks
+        if self.framing is not None:
+            found += self.framing.frames + self.framing.tokens
         if tools and self.tools is not None:
             found += self.tools.marks
         return tuple(found)
@@ -80,9 +84,11 @@ def find_formats(
     asked = [name for name, each in TOOL_FORMATS.items() if "tools" in text and each.is_asked(text)]
     known = [name for name, each in REASONING_FORMATS.items() if each.is_asked(text)]
     own = None
-    if TEMPLATE in (reasoning, tools) or (tools == "auto" and reasoning == "auto" and not harmony and not asked):
+    unknown = tools == "auto" and reasoning in ("auto", "none") and not harmony and not asked
+    if TEMPLATE in (reasoning, tools) or unknown:
         own = load_template(tokenizer, required=TEMPLATE in (reasoning, tools))
-    whole = "harmony" if harmony else TEMPLATE if own is not None else None
+    named = [name for name in (reasoning, tools) if name in _WHOLE]
+    whole = named[0] if named else "harmony" if harmony else TEMPLATE if own is not None else None
     if reasoning == "auto":
         reasoning = whole or (known[0] if known else "none")
     if tools == "auto":
@@ -94,6 +100,7 @@ def find_formats(
                 "whole answers. Choose it for both, or for neither."
             )
     reasoning_format, tool_format = REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools)
+    framing = reasoning_format or (REASONING_FORMATS[known[0]] if known and reasoning == "none" else None)
     suffix = _HUNYUAN_SUFFIX.search(text)
     if suffix is not None:
         reasoning_format = make_hunyuan_reasoning(suffix[1]) if reasoning == "hunyuan" else reasoning_format
@@ -103,6 +110,7 @@ def find_formats(
         tools=tool_format,
         harmony="harmony" in (reasoning, tools),
         template=own if TEMPLATE in (reasoning, tools) else None,
+        framing=framing if framing is not None and framing.frames else None,
         reasons=reasoning != "none",
     )
 
@@ -111,11 +119,15 @@ class AnswerParser:
     """Separates a streamed answer into reasoning, text and tool calls."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, *, frames: Sequence[str] = ()
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolCallParser | None,
+        *,
+        framing: ReasoningFormat | None = None,
     ) -> None:
-        """Set the parsers of reasoning and of calls, None if the answer has none, and the marks around its text."""
+        """Set the parsers of reasoning and of calls, and the format of the frames; None if the answer has none."""
         self._reasoning, self._tools = reasoning, tools
-        self._frames = FrameFilter(frames) if frames else None
+        self._frames = None if framing is None else FrameFilter(framing)
 
     @property
     def inside(self) -> bool:
@@ -132,10 +144,10 @@ class AnswerParser:
         reasoning, calls = "", list[dict[str, Any]]()
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)
-        if self._frames is not None:
-            text = self._frames.push(text)
         if self._tools is not None:
             text, calls = self._tools.push(text)
+        if self._frames is not None:
+            text = self._frames.push(text)
         return reasoning, text, calls
 
     def flush(self) -> tuple[str, str, list[dict[str, Any]]]:
@@ -143,12 +155,12 @@ class AnswerParser:
         reasoning, text, calls = "", "", list[dict[str, Any]]()
         if self._reasoning is not None:
             reasoning, text = self._reasoning.flush()
-        if self._frames is not None:
-            text = self._frames.push(text) + self._frames.flush()
         if self._tools is not None:
             text, calls = self._tools.push(text)
             rest, more = self._tools.flush()
             text, calls = text + rest, calls + more
+        if self._frames is not None:
+            text = self._frames.push(text) + self._frames.flush()
         return reasoning, text, calls
 
 

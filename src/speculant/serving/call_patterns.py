@@ -128,12 +128,13 @@ def read_hunyuan(suffix: str) -> TagSection:
     return TagSection(
         end=re.compile(f"</tool_calls{end}>"),
         call=re.compile(
-            rf"<tool_call{end}>(?P<name>[^<\n]+?)\s*(?:<tool_sep{end}>)?\s*(?P<arguments>(?:<arg_key.*?)?)"
+            rf"<tool_call{end}>\s*(?P<name>[^<\s]+)(?:\s*<tool_sep{end}>)?\s*(?P<arguments>(?:<arg_key.*?)?)"
             rf"</tool_call{end}>",
             re.DOTALL,
         ),
         argument=re.compile(
-            rf"<arg_key{end}>(?P<name>.*?)</arg_key{end}>\s*<arg_value{end}>(?P<value>.*?)</arg_value{end}>", re.DOTALL
+            rf"<arg_key{end}>(?P<name>[^<]*)</arg_key{end}>\s*<arg_value{end}>(?P<value>.*?)</arg_value{end}>",
+            re.DOTALL,
         ),
         opens=f"<arg_value{suffix}>",
         closes=f"</arg_value{suffix}>",

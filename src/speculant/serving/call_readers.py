@@ -16,6 +16,7 @@ from typing import Any
 from speculant.serving.call_values import Schemas, read_value, schema_of
 
 _JSON = json.JSONDecoder()
+_SPACE = re.compile(r"\s*")
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 
 
@@ -65,14 +66,12 @@ class Section:
         if place < 0 and not final:
             return None
         inside, length = (text, len(text)) if place < 0 else (text[:place], place + len(self.end))
-        calls, rest = list[Call](), 0
-        for found in self.call.finditer(inside):
-            if inside[rest : found.start()].strip() or not _is_object(found["arguments"]):
+        calls = list[Call]()
+        for found in _joined(self.call, inside):
+            if found is None or not _is_object(found["arguments"]):
                 return length, []
-            groups = found.groupdict()
-            calls.append(Call(found["name"], found["arguments"].strip(), groups.get("id")))
-            rest = found.end()
-        return length, [] if inside[rest:].strip() else calls
+            calls.append(Call(found["name"], found["arguments"].strip(), found.groupdict().get("id")))
+        return length, calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +97,23 @@ class Tags:
 
     def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
         """Read a call."""
-        place = text.find(self.end)
-        while place >= 0 and text.count(self.opens, 0, place) > text.count(self.closes, 0, place):
-            place = text.find(self.end, place + 1)
-        if place < 0 and not (final and self.closed and self.call.fullmatch(text)):
+        end = _find_end(text, re.compile(re.escape(self.end)), self.opens, self.closes)
+        if end is None and not (final and self.closed and self.call.fullmatch(text)):
             return None
-        length, inside = (len(text), text) if place < 0 else (place + len(self.end), text[:place])
+        length, inside = (len(text), text) if end is None else (end.end(), text[: end.start()])
         found = self.call.fullmatch(inside)
         if found is None:
             return length, []
-        arguments, rest, name = dict[str, Any](), 0, found["name"].strip()
-        for each in self.argument.finditer(found["arguments"]):
-            if found["arguments"][rest : each.start()].strip():
+        arguments, name = dict[str, Any](), found["name"].strip()
+        for each in _joined(self.argument, found["arguments"]):
+            if each is None:
                 return length, []
             key = each["name"].strip()
             value = each["value"]
             if self.framed and len(value) > 1 and value[0] == value[-1] == "\n":
                 value = value[1:-1]
             arguments[key] = read_value(value, schema_of(schemas, name, key))
-            rest = each.end()
-        whole = name and not found["arguments"][rest:].strip()
-        return length, [Call(name, dump(arguments))] if whole else []
+        return length, [Call(name, dump(arguments))] if name else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,7 @@ class TagSection:
     """Reads consecutive calls whose arguments are tags that contain values verbatim.
 
     Attributes:
-        end: matches the mark that ends them; the end of the answer is accepted too.
+        end: matches the mark that ends them, without groups of its own; the end of the answer is accepted too.
         call: matches a call, with the groups `name` and `arguments`.
         argument: matches an argument, with the groups `name` and `value`, and optionally `kind`, which is "true" or
             "string" for text and anything else for JSON; without it, the tool's schema determines the type of a value.
@@ -145,12 +140,7 @@ class TagSection:
 
     def __call__(self, text: str, final: bool, schemas: Schemas) -> Reading:
         """Read a section."""
-        ends = (
-            each
-            for each in self.end.finditer(text)
-            if text.count(self.opens, 0, each.start()) <= text.count(self.closes, 0, each.start())
-        )
-        end = next(ends, None)
+        end = _find_end(text, self.end, self.opens, self.closes)
         if end is None and not final:
             return None
         inside, length = (text, len(text)) if end is None else (text[: end.start()], end.end())
@@ -181,16 +171,33 @@ class TagSection:
         return dump(arguments)
 
 
+def _find_end(text: str, end: re.Pattern[str], opens: str, closes: str) -> re.Match[str] | None:
+    """Return the first match of `end` that is not within a value; None if there is none."""
+    depth = 0
+    for found in re.finditer(f"(?P<opens>{re.escape(opens)})|(?P<closes>{re.escape(closes)})|{end.pattern}", text):
+        if found.lastgroup is not None:
+            depth += 1 if found.lastgroup == "opens" else -1
+        elif depth <= 0:
+            return found
+    return None
+
+
 def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | None]:
-    """Yield the matches that a text consists of, separated only by whitespace; finally None if other text is left."""
-    rest = 0
-    for found in pattern.finditer(text):
-        if text[rest : found.start()].strip():
-            break
+    """Yield the matches that a text consists of, separated only by whitespace; finally None if other text is left.
+
+    Each is tried only where the one before it ended: text without matches would otherwise be searched from every place.
+    """
+    place = 0
+    while True:
+        space = _SPACE.match(text, place)
+        place = place if space is None else space.end()
+        if place == len(text):
+            return
+        found = pattern.match(text, place)
         yield found
-        rest = found.end()
-    if text[rest:].strip():
-        yield None
+        if found is None:
+            return
+        place = found.end()
 
 
 def read_mistral(text: str, final: bool, _schemas: Schemas) -> Reading:

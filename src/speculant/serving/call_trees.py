@@ -15,6 +15,7 @@ from speculant.serving.call_readers import Call, Reading, dump
 from speculant.serving.call_values import Schemas, read_value
 
 NAMESPACE = "]<]minimax[>["
+_DEEPEST = 64  # tags within tags
 _END = re.compile(re.escape(NAMESPACE) + r"\s*</tool_call>")
 _TAG = re.compile(r'\s*<(?P<close>/?)(?P<tag>invoke name="(?P<name>[^"\n]+)"|[^<>"\n]+)>(?P<text>.*)', re.DOTALL)
 
@@ -51,12 +52,12 @@ class _Node:
 
     def value(self) -> Any:
         """Return its value, once it is closed."""
+        kind = self.schema.get("type") if isinstance(self.schema, dict) else None
         if not self.inner:
-            kind = self.schema.get("type") if isinstance(self.schema, dict) else None
             if not self.text.strip() and kind in ("array", "object"):
                 return [] if kind == "array" else {}
             return read_value(self.text, self.schema)
-        if all(tag == "item" for tag, _ in self.inner):
+        if kind != "object" and all(tag == "item" for tag, _ in self.inner):
             return [value for _, value in self.inner]
         return self.members()
 
@@ -77,7 +78,7 @@ def read_minimax_m3(text: str, final: bool, schemas: Schemas) -> Reading:
             return length, []
         tag, after = found["tag"], found["text"]
         if not found["close"]:
-            if bool(path) == bool(found["name"]):  # a call within a call, or an argument outside
+            if bool(path) == bool(found["name"]) or len(path) > _DEEPEST:  # a call in a call, or an argument outside
                 return length, []
             schema = path[-1].schema_within(tag) if path else schemas.get(found["name"])
             path.append(_Node(found["name"] or tag, schema, after))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from speculant.serving.stops import StopFilter
@@ -16,6 +16,7 @@ class ReasoningFormat:
         begin, end: the marks; if the prompt ends with `begin`, the answer begins within the reasoning.
         label: a label that may follow `begin` and is not part of the reasoning.
         frames: marks around the answer itself, which are not part of it.
+        outermost: whether frames stand only around the whole answer, since they are text elsewhere.
         tokens: special tokens that marks consist of, if they are not tokens themselves.
         asks: texts that the chat templates of its models contain; () for one of its marks.
     """
@@ -24,6 +25,7 @@ class ReasoningFormat:
     end: str
     label: str = ""
     frames: tuple[str, ...] = ()
+    outermost: bool = False
     tokens: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
 
@@ -61,7 +63,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {  # most specific first
         asks=("<|think|>", "<|content|>"),
     ),
     "ernie": ReasoningFormat(
-        begin="<think>", end="</think>", frames=("<response>", "</response>"), asks=("</think>", "<response>")
+        begin="<think>",
+        end="</think>",
+        frames=("<response>", "</response>"),
+        outermost=True,
+        asks=("</think>", "<response>"),
     ),
     "longcat": ReasoningFormat(begin="<longcat_think>", end="</longcat_think>"),
     "think": ReasoningFormat(begin="<think>", end="</think>"),  # Qwen3, DeepSeek, GLM, Kimi K2
@@ -78,28 +84,39 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {  # most specific first
 class FrameFilter:
     """Drops marks around an answer, and the whitespace after them."""
 
-    def __init__(self, frames: Sequence[str]) -> None:
-        """Begin an answer."""
-        self._frames, self._marks = frames, StopFilter(frames)
-        self._trim = False
+    def __init__(self, form: ReasoningFormat) -> None:
+        """Begin an answer whose marks are the frames of a format."""
+        self._form, self._marks = form, StopFilter(form.frames)
+        self._began = self._trim = False  # whether there was text, and whether whitespace is dropped before the next
+        self._held = ""  # a mark after text and what follows it, until more text shows that it is part of the text
 
     def push(self, text: str) -> str:
         """Add text; return the text that may be sent now."""
         passed = ""
         while True:
-            passed += self._after(self._marks.push(text))
+            passed += self._pass(self._marks.push(text))
             if not self._marks.stopped:
                 return passed
-            text, self._marks, self._trim = self._marks.rest, StopFilter(self._frames), True
+            mark, text, self._marks = self._marks.found or "", self._marks.rest, StopFilter(self._form.frames)
+            if self._began and self._form.outermost:
+                self._held += mark
+            else:
+                self._trim = True
 
     def flush(self) -> str:
         """Return the text that was held back, at the end of the answer."""
-        return self._after(self._marks.flush())
+        return self._pass(self._marks.flush())
 
-    def _after(self, text: str) -> str:
-        if self._trim:
+    def _pass(self, text: str) -> str:
+        if self._held:
+            self._held += text
+            if not text.strip():
+                return ""
+            text, self._held = self._held, ""
+        elif self._trim:
             text = text.lstrip()
             self._trim = not text
+        self._began = self._began or bool(text.strip())
         return text
 
 

@@ -7,9 +7,8 @@ whose format of calls is not one of `tool_formats`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from speculant.core.errors import UsageError
@@ -92,20 +91,18 @@ class TemplateParser:
         from transformers.utils.chat_parsing import ResponseParser
 
         functions = [{"function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
-        try:
-            self._parser: Any = ResponseParser(template.loaded, prompt, tools=functions)
-        except Exception:  # without its mark of an answer's beginning the whole prompt is parsed, whatever it says
-            self._parser = ResponseParser(template.loaded, "", tools=functions)
-        self._reasons = reasons
+        begins = template.loaded.start_anchor_re.search(prompt)  # else the parser would read the whole prompt
+        self._parser: Any = ResponseParser(template.loaded, prompt if begins else "", tools=functions)
+        self._form = template.loaded.fields.get(_CALLS)
+        self._tools, self._reasons = tools, reasons
         self.inside = False
         self._field = ""
-        self._unread = ""  # marks, text that may be one, and the current call
-        self._fresh = True  # whether a mark may precede the next text
+        self._raw = ""  # the current call so far, with the mark that began it
         self._broken = False  # whether a field could not be parsed, after which everything is text
-        self._space: str | None = ""  # whitespace at the end of reasoning; None where whitespace is dropped
-        self._tools: ToolCallParser | None = None  # what the prompt says is no call
-        list(self._read(self._parser.initial_events))
-        self._tools = tools
+        self._trim, self._space = False, ""  # whether whitespace is dropped before the next text; whitespace held back
+        for event in self._parser.initial_events:
+            self._turn(event)
+        self._theirs = len(self._pending)  # characters of the prompt that the parser still holds
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -118,72 +115,83 @@ class TemplateParser:
         for place, symbol in enumerate(text):
             if self._broken:
                 return reasoning, content + text[place:], calls
-            self._unread += symbol
             # Symbol by symbol, since the parser reports nothing of a text in which a field cannot be parsed.
-            more = self._try(partial(self._parser.feed, symbol))
+            more = self._feed(symbol)
             reasoning, content, calls = reasoning + more[0], content + more[1], calls + more[2]
         return reasoning, content, calls
 
     def flush(self) -> tuple[str, str, list[dict[str, Any]]]:
         """Return the parts that were held back, at the end of the answer; an incomplete call is text."""
-        return ("", "", []) if self._broken else self._try(lambda: self._parser.finalize()[1])
+        if self._broken:
+            return "", "", []
+        if self._form is not None and self._form.close_re is not None:
+            opens = self._form.open_re
+            begun = self._field == _CALLS or (opens is not None and opens.search(self._pending))
+            if begun and not self._form.close_re.search(self._pending):
+                return "", self._raw + self._pending[self._theirs :], []
+        return self._feed(None)
 
-    def _try(self, feed: Callable[[], Any]) -> tuple[str, str, list[dict[str, Any]]]:
-        """Return what events say; a field that cannot be parsed is text."""
+    @property
+    def _pending(self) -> str:
+        """Text that the parser holds back, since it may be a mark."""
+        return str(self._parser._buffer[self._parser._pos :])
+
+    def _feed(self, symbol: str | None) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return the additions of a symbol, or of the answer's end for None; what cannot be parsed is text."""
+        before = self._pending + (symbol or "")
         try:
-            events = feed()
+            events = self._parser.finalize()[1] if symbol is None else self._parser.feed(symbol)
         except Exception:  # what parsing raises depends on the template
             self._broken, self.inside = True, False
-            return "", self._unread, []
-        reasoning, content, calls = "", "", list[dict[str, Any]]()
-        for kind, value in self._read(events):
-            if kind == "call":
-                calls.append(value)
-            elif kind == "reasoning":
-                reasoning += value
-            else:
-                content += value
-        return reasoning, content, calls
+            return "", self._raw + before[self._theirs :], []
+        read = before if symbol is None else before[: len(before) - len(self._pending)]
+        read, self._theirs = read[self._theirs :], max(0, self._theirs - len(read))
+        return self._read(events, read)
 
-    def _read(self, events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the additions to an answer: "reasoning", "text" or "call", and the text or the call."""
+    def _read(self, events: Sequence[Mapping[str, Any]], read: str) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return the additions of events, which account for a text that was read."""
+        parts, calls, left = {True: "", False: ""}, list[dict[str, Any]](), read
         for place, event in enumerate(events):
-            kind, text = event["type"], event.get("text", "")
-            if kind == "region_open":
-                self._field, self._fresh = event["field"], True
-                self.inside = self._reasons and self._field in _REASONING
-                self._space = None if self.inside else self._space
-            elif kind == "region_close":
-                if self._field == _CALLS:
-                    behind = sum(len(each.get("text", "")) for each in events[place:])
-                    yield from self._end_calls(event["value"], self._unread[: len(self._unread) - behind])
-                self._space = None if self.inside else ""
-                self._field, self.inside, self._fresh = "", False, True
-                self._unread = self._unread if events[place + 1 :] else ""
-            elif self._field != _CALLS:
-                marked = self._fresh or not self._unread.startswith(text)
-                self._unread = self._unread.rpartition(text)[2] if marked else self._unread[len(text) :]
-                self._fresh = False
-                yield "reasoning" if self.inside else "text", self._trimmed(text)
+            text = event.get("text", "")
+            if event["type"] == "region_close" and self._field == _CALLS:
+                later = sum(len(each.get("text", "")) for each in events[place:])
+                found = self._end_calls(event["value"])
+                calls += found or []
+                parts[False] += "" if found else self._raw + left[: len(left) - later]
+                left, self._raw = left[len(left) - later :], ""
+            elif text and self._field != _CALLS:
+                text = text[max(0, len(text) - len(left)) :]  # what precedes this belongs to the prompt
+                left = left.partition(text)[2] if text else left
+                parts[self.inside] += self._trimmed(text)
+            self._turn(event)
+        self._raw += left if self._field == _CALLS else ""
+        return parts[True], parts[False], calls
+
+    def _turn(self, event: Mapping[str, Any]) -> None:
+        """Note the beginning or end of a field."""
+        if event["type"] == "region_open":
+            self._field = event["field"]
+            self.inside = self._reasons and self._field in _REASONING
+            self._trim = self._trim or self.inside
+        elif event["type"] == "region_close":
+            self._trim, self._space = self.inside, ""
+            self._field, self.inside = "", False
 
     def _trimmed(self, text: str) -> str:
         """Return a part of a field's text without the whitespace around reasoning."""
-        text = text.lstrip() if self._space is None else self._space + text
-        if not text:
-            return ""
+        text = text.lstrip() if self._trim else self._space + text
+        self._trim = self._trim and not text
         kept = text.rstrip() if self.inside else text
         self._space = text[len(kept) :]
         return kept
 
-    def _end_calls(self, value: Any, raw: str) -> Iterator[tuple[str, Any]]:
-        """Yield the calls of a field, or its raw text if they are not valid."""
+    def _end_calls(self, value: Any) -> list[dict[str, Any]] | None:
+        """Return the calls of a field; None if they are not valid."""
         found = [_read_call(each) for each in (value if isinstance(value, list) else [value])]
         calls = [call for call in found if call is not None]
-        if len(calls) < len(found) or self._tools is None or not self._tools.accepts(calls):
-            yield "text", raw
-            return
-        for call in calls:
-            yield "call", self._tools.add(call)
+        if not calls or len(calls) < len(found) or self._tools is None or not self._tools.accepts(calls):
+            return None
+        return [self._tools.add(call) for call in calls]
 
 
 def _read_call(value: Any) -> Call | None:

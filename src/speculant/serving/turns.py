@@ -67,8 +67,13 @@ class TurnPlan:
         """Whether the answer may contain reasoning: it is neither restricted to calls nor constrained to a format."""
         return self.format is None and not self.tools.forced
 
-    def make_parser(self, prompt: Sequence[int]) -> AnswerParser | HarmonyParser | TemplateParser:
-        """Return the parser that separates an answer into its parts."""
+    def make_parser(self, prompt: Sequence[int], before: str) -> AnswerParser | HarmonyParser | TemplateParser:
+        """Return the parser that separates an answer into its parts.
+
+        Args:
+            prompt: the prompt's ids.
+            before: its text, if answers are parsed by a response template.
+        """
         formats, plan = self.service.prompts.formats, self.tools
         tools, schemas = None, dict[str, Any]()
         if plan.offered:
@@ -80,18 +85,24 @@ class TurnPlan:
         if formats.harmony and self.free:
             return HarmonyParser(tools, reasons=formats.reasons)
         if formats.template is not None and self.free:
-            before = str(self.service.prompts.tokenizer.decode(list(prompt)))
             return TemplateParser(formats.template, before, tools, schemas=schemas, reasons=formats.reasons)
-        if formats.reasoning is None or not self.free:
+        if not self.free:
             return AnswerParser(None, tools)
-        reasoning = ReasoningParser(formats.reasoning, begun=self.service.prompts.begins_reasoning(prompt))
-        return AnswerParser(reasoning, tools, frames=formats.reasoning.frames)
+        reasoning = None
+        if formats.reasoning is not None:
+            reasoning = ReasoningParser(formats.reasoning, begun=self.service.prompts.begins_reasoning(prompt))
+        return AnswerParser(reasoning, tools, framing=formats.framing)
 
     def _marks(self) -> dict[int, str]:
         """Return the special tokens that are kept in the texts."""
         own = bool(self.tools.offered) and self.tools.own
         prompts = self.service.prompts
-        return prompts.shown(prompts.formats.marks(reasons=self.free, tools=own)) if self.free or own else {}
+        if not (self.free or own):
+            return {}
+        shown = prompts.shown(prompts.formats.marks(reasons=self.free, tools=own))
+        if prompts.formats.template is None:
+            return shown
+        return {token: text for token, text in shown.items() if token not in prompts.ends}  # its end ends all fields
 
     async def begin(self, exchange: Exchange, *, tenant: str) -> Turn:
         """Submit its texts.
@@ -188,14 +199,16 @@ class Turn:
         Raises:
             ApiError: a text failed.
         """
-        parsers = [self.plan.make_parser(self.prompt) for _ in range(self.plan.body.choices)]
+        prompts = self.plan.service.prompts
+        before = "" if prompts.formats.template is None else await prompts.decode(self.prompt)
+        parsers = [self.plan.make_parser(self.prompt, before) for _ in range(self.plan.body.choices)]
         async for index, delta in deltas(self.exchange, first):
             self.completion += delta.tokens
             parser, reasoning, text, calls = parsers[index], "", "", list[dict[str, Any]]()
             for piece, tokens in _pieces(delta):
-                before = parser.inside
+                inside = parser.inside
                 found = parser.push(piece)
-                self.reasoning += tokens if before or parser.inside else 0
+                self.reasoning += tokens if inside or parser.inside else 0
                 reasoning, text, calls = reasoning + found[0], text + found[1], calls + found[2]
             if delta.last:
                 found = parser.flush()

@@ -213,3 +213,15 @@ def test_a_cropped_cache_serves_another_prompt() -> None:
     prompt = torch.tensor([[*IDS[0].tolist(), 30, 31]])
     expected = plain_text(model, prompt, 12)
     assert greedy_texts(engine, [prompt], [expected], caches=[first.cache]) == [expected]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_room_for_drafts_is_that_after_the_prompt(name: str) -> None:
+    """Guards draft models, which read a prompt late: how deep a draft may be is known before."""
+    cache = HFEngine(tiny_model(name)).open(IDS)
+    before = cache.depth, cache.room
+    cache.prefill(2)
+    assert (cache.depth, cache.room) == before
+    cache.prefill()
+    assert (cache.depth, cache.room) == before
+    assert cache.depth == tiny_model(name).config.max_position_embeddings - 1 - IDS.shape[1]

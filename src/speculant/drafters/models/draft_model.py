@@ -238,12 +238,16 @@ class OptTreeDrafter(DraftModelDrafter):
 
 
 class SequoiaDrafter(DraftModelDrafter):
-    """Drafter of the tree with the most expected accepted tokens: `sequoia`."""
+    """Drafter of the tree with the most expected accepted tokens: `sequoia`.
+
+    Attributes:
+        trees: the best trees so far.
+    """
 
     def __init__(self, open_cache: OpenCache, *, vocabulary: int, settings: BestTreeSettings | None = None) -> None:
         s = settings or BestTreeSettings()
-        trees = AdaptiveTrees(SiblingAcceptance(), depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
-        self._setup(open_cache, vocabulary, lambda: BestTree(trees), s.max_nodes)
+        self.trees = AdaptiveTrees(SiblingAcceptance(), depth=s.depth, siblings=s.siblings, max_nodes=s.max_nodes)
+        self._setup(open_cache, vocabulary, lambda: BestTree(self.trees), s.max_nodes)
 
 
 def _widths(text: str) -> list[int]:

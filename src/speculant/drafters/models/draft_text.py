@@ -75,8 +75,7 @@ class DraftText:
     def begin(self) -> Tensor:
         """Drop all rows of the draft and read the prompt and committed tokens; return q [1, V] after the root."""
         self._drop()
-        if self._after is None:
-            self._read_prompt()
+        self.read_prompt()
         if self._unread:
             read = self._known(self._unread)
             result = self._cache.forward(read, np.arange(-1, len(read) - 1, dtype=np.int32))
@@ -98,10 +97,12 @@ class DraftText:
             self._rows.setdefault((parent, token), row)
         return rows, self.distributions(result.logits)
 
-    def _read_prompt(self) -> None:
-        read = self._cache.prefill()
-        assert read is not None  # all of it was asked for
-        self._own, self._after = min(self._vocabulary, read.logits.shape[-1]), read.logits[-1:]
+    def read_prompt(self) -> None:
+        """Read the prompt, unless that was done."""
+        if self._after is None:
+            read = self._cache.prefill()
+            assert read is not None  # all of it was asked for
+            self._own, self._after = min(self._vocabulary, read.logits.shape[-1]), read.logits[-1:]
 
     def _known(self, tokens: Sequence[int]) -> Int32:
         """Return tokens [n], with 0 for those that only the target knows, which are padding of its vocabulary."""

@@ -85,8 +85,9 @@ class PearlDrafter(Drafter):
         return NO_OUTPUTS
 
     def open(self, start: SessionRequest) -> Session:
-        opened = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary)
-        return PearlSession(opened.result(), start, self._worker, self._settings, self._lengths, self._vocabulary)
+        text = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary).result()
+        self._worker.submit(text.read_prompt).result()  # else it could be timed as drafting ahead
+        return PearlSession(text, start, self._worker, self._settings, self._lengths, self._vocabulary)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
         """Return a draft for each session before anything is drafted ahead."""

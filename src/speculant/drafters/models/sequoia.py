@@ -85,7 +85,9 @@ class AdaptiveTrees:
     """The best trees for the acceptance measured so far, shared by all requests of a drafter.
 
     Attributes:
+        acceptance: acceptance statistics.
         levels: maximum passes of the draft model per round.
+        siblings: maximum siblings below one node.
         max_nodes: maximum nodes per draft.
         best: the trees, which are solved again every few rounds.
     """
@@ -106,20 +108,20 @@ class AdaptiveTrees:
             raise UsageError(
                 f"depth must be from 1 to {DEPTHS} and siblings from 1 to {SIBLINGS}, not {depth} and {siblings}."
             )
-        self._acceptance, self._siblings, self._rounds = acceptance, siblings, 0
+        self.acceptance, self.siblings, self._rounds = acceptance, siblings, 0
         self.levels, self.max_nodes = depth, check_max(max_nodes)
         self.best = self._solve()
 
     def learn(self, draft: DraftTree, path: Sequence[int]) -> None:
         """Learn which nodes of a draft were accepted."""
-        self._acceptance.observe(draft, path)
+        self.acceptance.observe(draft, path)
         self._rounds += 1
         if self._rounds % _EVERY == 0:
             self.best = self._solve()
 
     def _solve(self) -> BestTrees:
-        acceptance = self._acceptance.probabilities()
-        return BestTrees(acceptance, nodes=self.max_nodes, levels=self.levels, siblings=self._siblings)
+        acceptance = self.acceptance.probabilities()
+        return BestTrees(acceptance, nodes=self.max_nodes, levels=self.levels, siblings=self.siblings)
 
 
 class BestTree(Shape):
