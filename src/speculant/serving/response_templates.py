@@ -48,11 +48,13 @@ def load_template(tokenizer: Any, *, required: bool = False) -> ResponseTemplate
             raise UsageError("the tokenizer has no response template. Choose another parser, or leave it out.")
         return None
     try:
+        from transformers.utils.chat_parsing import ResponseParser
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         # A field that is missing is no error of the answer: what was decoded is passed on.
         fields = {name: {**each, "optional": True} for name, each in given["fields"].items()}
         loaded = load_response_template({**given, "fields": fields})
+        _held_by(ResponseParser(loaded, ""))  # other versions may lack it
     except (ImportError, ValueError, TypeError, KeyError, AttributeError) as error:
         if required:
             raise UsageError(f"the tokenizer's response template cannot be used: {error}") from error
@@ -102,7 +104,7 @@ class TemplateParser:
         self._trim, self._space = False, ""  # whether whitespace is dropped before the next text; whitespace held back
         for event in self._parser.initial_events:
             self._turn(event)
-        self._theirs = len(self._pending)  # characters of the prompt that the parser still holds
+        self._theirs = len(_held_by(self._parser))  # characters of the prompt that the parser still holds
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -126,25 +128,21 @@ class TemplateParser:
             return "", "", []
         if self._form is not None and self._form.close_re is not None:
             opens = self._form.open_re
-            begun = self._field == _CALLS or (opens is not None and opens.search(self._pending))
-            if begun and not self._form.close_re.search(self._pending):
-                return "", self._raw + self._pending[self._theirs :], []
+            held = _held_by(self._parser)
+            begun = self._field == _CALLS or (opens is not None and opens.search(held))
+            if begun and not self._form.close_re.search(held):
+                return "", self._raw + held[self._theirs :], []
         return self._feed(None)
-
-    @property
-    def _pending(self) -> str:
-        """Text that the parser holds back, since it may be a mark."""
-        return str(self._parser._buffer[self._parser._pos :])
 
     def _feed(self, symbol: str | None) -> tuple[str, str, list[dict[str, Any]]]:
         """Return the additions of a symbol, or of the answer's end for None; what cannot be parsed is text."""
-        before = self._pending + (symbol or "")
+        before = _held_by(self._parser) + (symbol or "")
         try:
             events = self._parser.finalize()[1] if symbol is None else self._parser.feed(symbol)
         except Exception:  # what parsing raises depends on the template
             self._broken, self.inside = True, False
             return "", self._raw + before[self._theirs :], []
-        read = before if symbol is None else before[: len(before) - len(self._pending)]
+        read = before if symbol is None else before[: len(before) - len(_held_by(self._parser))]
         read, self._theirs = read[self._theirs :], max(0, self._theirs - len(read))
         return self._read(events, read)
 
@@ -192,6 +190,11 @@ class TemplateParser:
         if not calls or len(calls) < len(found) or self._tools is None or not self._tools.accepts(calls):
             return None
         return [self._tools.add(call) for call in calls]
+
+
+def _held_by(parser: Any) -> str:
+    """Return the text that a parser holds back, since it may be a mark; transformers has no public name for it."""
+    return str(parser._buffer[parser._pos :])
 
 
 def _read_call(value: Any) -> Call | None:
