@@ -15,6 +15,8 @@ from speculant.serving.response_templates import ResponseTemplate, TemplateParse
 from speculant.serving.tools import ToolCallParser
 from written_calls import OSLO, ROME, SCHEMAS, as_json
 
+pytest.importorskip("transformers.utils.chat_parsing", reason="older transformers have no such parser")
+
 TAGS: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<a>",
