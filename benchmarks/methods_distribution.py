@@ -28,8 +28,9 @@ from speculant.api.heads import own_head
 from speculant.core.drafter import SessionRequest
 from speculant.core.sampler import Sampling
 from speculant.core.stats import Stats
+from speculant.decoding.prefill import prefill
 from speculant.decoding.sequence import Sequence
-from speculant.decoding.step import DecodingComponents, prefill, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.hf.sampling.sampler import SamplingPlan, make_sampler
 from speculant.registry import METHODS, BuildContext, build_drafter, build_verifier
 from speculant.sizing.fixed import FixedSizing

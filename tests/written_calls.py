@@ -18,6 +18,8 @@ SCHEMAS: dict[str, Any] = {
 }
 ROME, OSLO = {"city": "Rom é 東"}, {"city": "Oslo", "days": 3}
 KIMI = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+NS = "]<]minimax[>["  # before every tag of MiniMax-M3; below, the special tokens of Kimi K3
+O, C, S = "<|open|>", "<|close|>", "<|sep|>"  # noqa: E741
 
 
 def as_json(arguments: Any) -> str:

@@ -10,8 +10,9 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree
+from speculant.decoding.prefill import prefill
 from speculant.decoding.sequence import Sequence
-from speculant.decoding.step import DecodingComponents, prefill, step
+from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
 from speculant.registry import BuildContext, build_drafter, build_verifier
 from speculant.sizing.fixed import FixedSizing

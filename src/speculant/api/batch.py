@@ -28,7 +28,8 @@ from speculant.api.result import Generation, Piece, Result
 from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import BatchStats
-from speculant.decoding.step import DecodingComponents, prefill, step
+from speculant.decoding.prefill import prefill
+from speculant.decoding.step import DecodingComponents, step
 
 if TYPE_CHECKING:
     pass

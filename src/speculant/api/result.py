@@ -14,8 +14,9 @@ from speculant.core.logprobs import TokenLogprobs
 from speculant.core.model_engine import RequestCache
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
+from speculant.decoding.prefill import prefill
 from speculant.decoding.sequence import Round, Sequence, Source
-from speculant.decoding.step import DecodingComponents, prefill, step
+from speculant.decoding.step import DecodingComponents, step
 
 if TYPE_CHECKING:
     from speculant.engines.hf.sampling.sampler import HostSampler

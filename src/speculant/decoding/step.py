@@ -31,7 +31,6 @@ from speculant.core.errors import DraftsRefusedError, OutOfMemoryError
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
 from speculant.decoding.sequence import Round, Sequence
-from speculant.drafters.none import EmptySession
 from speculant.sizing.contract import Sizing, SizingState
 
 
@@ -105,92 +104,15 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         for sequence in sequences:
             sequence.cache.rollback()
         raise
-    _raise_interrupt(sequences)
+    raise_interrupt(sequences)
     return result
-
-
-def prefill(sequences: Several[Sequence], parts: DecodingComponents, *, maximum: Several[int | None]) -> None:
-    """Read up to `maximum` more tokens of each prompt, for several sequences in one pass if the model can.
-
-    Once a prompt is complete, its first token is committed, the session is open, and rounds may begin.
-
-    Raises:
-        OutOfMemoryError: the pass does not fit; it may be retried.
-        KeyboardInterrupt: as in `step`.
-    """
-    clock, needs = parts.clock, _needs([*sequences], parts)
-    began = clock()
-    for sequence in sequences:
-        if sequence.began is None:
-            sequence.began = began
-    try:
-        if len(sequences) == 1:
-            results = [sequences[0].cache.prefill(maximum[0], needs=needs)]
-        else:
-            results = parts.engine.prefill(
-                [(each.cache, own) for each, own in zip(sequences, maximum, strict=True)], needs
-            )
-        seconds = clock() - began
-        for sequence, result in zip(sequences, results, strict=True):
-            sequence.stats.prefill_seconds += seconds
-            if result is not None:
-                _begin(sequence, result, parts)
-    except BaseException:
-        for sequence in sequences:  # a failed pass of a single sequence keeps the tokens that earlier passes read
-            if not sequence.sources and sequence.error is None and (len(sequences) > 1 or not sequence.cache.unread):
-                sequence.cache.restart()
-        raise
-    _raise_interrupt(sequences)
-
-
-def _begin(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
-    """Commit the token that a prompt's pass yields, and open the session; a failure ends the sequence.
-
-    Raises:
-        OutOfMemoryError: the device is full; it may be retried.
-    """
-    try:
-        _open(sequence, result, parts)
-    except OutOfMemoryError:
-        raise
-    except BaseException as error:
-        sequence.cache.restart()
-        sequence.fail(error)
-
-
-def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
-    clock, nothing = parts.clock, DraftTree.empty()
-    began = clock()
-    early = _open_session(sequence, parts) if parts.verifier.scored else None
-    try:
-        scores = nothing if early is None else early.empty_draft()
-        prepared = parts.verifier.prepare(scores, result, sequence.sampler)
-        read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
-        walk = parts.verifier.walk(scores, read, sequence.sampler)
-    except BaseException:
-        if early is not None:
-            early.close()
-        raise
-    sequence.sampler.end_round()
-    sequence.stats.prefill_seconds += clock() - began
-    began = parts.work_clock()
-    session = _open_session(sequence, parts) if early is None else early
-    session.observe(_make_verified(nothing, walk, result))
-    sizing = parts.sizing.open(session.forecast, plain=sequence.plain, start=sequence.start)
-    sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
-    sequence.stats.draft_seconds += parts.work_clock() - began
-    sequence.stats.seconds = clock() - (sequence.began or 0.0)
-
-
-def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:
-    return EmptySession() if sequence.plain else parts.drafter.open(sequence.start)
 
 
 def _draft(sequences: list[Sequence], parts: DecodingComponents) -> tuple[list[Sequence], list[DraftTree], float]:
     """Return the sequences whose drafter did not fail, the draft of each, and the seconds of drafting.
 
-    These include the time of choosing sizes and of learning from the last round, a tenth of a pass of a very small
-    model, but not the checks that plain rounds make too.
+    These include the time of choosing sizes and of learning from the last round, which counts beside the passes of very
+    small models, but not the checks that plain rounds make too.
     """
     clock, branches = parts.work_clock, parts.engine.capabilities.sequences - len(sequences)
     began = clock()
@@ -294,7 +216,7 @@ def _forward(
 ) -> tuple[list[DraftTree], list[Pass]]:
     """Run the target pass; return the verified drafts (empty ones if the engine refuses drafts) and their passes."""
     try:
-        return drafts, parts.engine.forward(_batch(sequences, drafts), _needs(sequences, parts))
+        return drafts, parts.engine.forward(_batch(sequences, drafts), find_needs(sequences, parts))
     except DraftsRefusedError as refusal:
         for sequence in sequences:
             sequence.cache.rollback()
@@ -345,7 +267,7 @@ def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Seque
                 sequence.untaught += done.walk.tokens
             else:
                 began = parts.work_clock()
-                sequence.teach(_make_verified(done.draft, done.walk, result))
+                sequence.teach(make_verified(done.draft, done.walk, result))
                 own = parts.work_clock() - began
                 sequence.stats.draft_seconds += own
                 seconds += own
@@ -380,7 +302,7 @@ def _observe(sequences: list[Sequence], rounds: Rounds, parts: DecodingComponent
         sequence.late = late
 
 
-def _needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOutputs:
+def find_needs(sequences: list[Sequence], parts: DecodingComponents) -> RequestedOutputs:
     """Return the outputs to request from a pass besides logits.
 
     Nothing is requested if all texts are plain, or if drafting pauses for all and the drafter does not always need it.
@@ -403,13 +325,15 @@ def _state(sequence: Sequence) -> SizingState:
     return sequence.sizing
 
 
-def _raise_interrupt(sequences: Several[Sequence]) -> None:
+def raise_interrupt(sequences: Several[Sequence]) -> None:
+    """Raise the interrupt, such as KeyboardInterrupt, that ended one of the sequences, if there is one."""
     for sequence in sequences:
         if sequence.error is not None and not isinstance(sequence.error, Exception):
             raise sequence.error
 
 
-def _make_verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
+def make_verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
+    """Return what a session learns from: a draft, what was accepted of it, and the outputs of the pass."""
     return Verified(
         tree=draft,
         path=np.array(walk.path, np.int32) if walk.path else EMPTY_PATH,
