@@ -68,6 +68,27 @@ def test_drafts_that_take_passes_are_given_up_soon() -> None:
     assert asked(pausing, 0.0, 1.75, 900, hoped=5.0) * 1.75 < 0.01 * 900
 
 
+def test_a_drafter_that_learns_gets_another_chance() -> None:
+    """Guards young memories: what they lost at first does not hold them back once they gain a little."""
+    shares = {True: 0.0, False: 0.0}
+    for learns in shares:
+        for seed in range(8):
+            pausing, random = Pausing.begun(1, learns=learns), np.random.default_rng(seed)
+            asked(pausing, 0.0, 0.3, 480, hoped=0.5)
+            for _ in range(600):
+                if pausing.left:
+                    pausing.skip()
+                else:
+                    pausing.observe(0.5, 0.3, 1.0, float(random.random() < 0.35) - 0.3)
+                    shares[learns] += 1 / 600 / 8
+    assert shares[True] > 0.8 > 0.7 > shares[False]
+
+
+def test_chances_of_a_drafter_that_never_gains_cost_a_small_share() -> None:
+    """Guards memories that stay useless: the credit of fresh beginnings is small beside the text that earns it."""
+    assert asked(Pausing.begun(1, learns=True), 0.0, 0.3, 10_000, hoped=0.5) * 0.3 < 0.01 * 10_000
+
+
 def test_a_new_request_may_find_out_for_itself() -> None:
     """Guards requests after a hopeless one: a few cheap drafts at once, which go on where they gain."""
     pausing = Pausing()

@@ -92,7 +92,8 @@ class Decoder:
         self.nodes = chosen if chosen is not None else 0 if method == "none" else AUTO
         self.bases = tuple(bases)
         known = stored_step_cost(self.engine, self._fast, maximum=max_rows(drafter.needs, 1))
-        self._sizes = Sizes(replace(asked, nodes=self.nodes), drafter.needs, known=known)
+        learns = isinstance(drafter, Persistent)
+        self._sizes = Sizes(replace(asked, nodes=self.nodes), drafter.needs, known=known, learns=learns)
         self.last_stats: Stats | None = None
         self._preparation = Preparation(self.engine, tokenizer, method=method, processor=processor)
 

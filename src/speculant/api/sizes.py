@@ -22,15 +22,18 @@ _EACH = 3  # nodes for which a pass has room, for each sequence of a large batch
 class Sizes:
     """Creates the sizing of streams and batches; they differ in the latency of a pass and in pauses of drafting."""
 
-    def __init__(self, options: DraftingOptions, needs: RequestedOutputs, *, known: StepCost | None) -> None:
+    def __init__(
+        self, options: DraftingOptions, needs: RequestedOutputs, *, known: StepCost | None, learns: bool = False
+    ) -> None:
         """Start without measurements.
 
         Args:
             options: options of the speculator; their `nodes` is a number or "auto".
             needs: outputs that the drafter requests.
             known: latency of a stream's passes, if it was measured before.
+            learns: whether the drafter keeps a memory of what it reads.
         """
-        self._options, self._needs = options, needs
+        self._options, self._needs, self._learns = options, needs, learns
         self._latencies = {1: LatencyModel(maximum=max_rows(needs, 1), known=known)}
         self._acceptance, self._throughput = AcceptanceModel(), Throughput()
         self._histories = dict[int, PausingHistory]()
@@ -46,7 +49,7 @@ class Sizes:
         if size not in self._latencies:
             self._latencies[size] = LatencyModel(maximum=max_rows(self._needs, size))
         if size not in self._histories:
-            self._histories[size] = PausingHistory(size)
+            self._histories[size] = PausingHistory(size, learns=self._learns)
         return AdaptiveSizing(
             self._latencies[size],
             self._acceptance,

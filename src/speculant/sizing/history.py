@@ -18,9 +18,14 @@ _PROMPTS = 1 << 14  # most recent prompts, of which a hash is kept: about 2 MB
 class PausingHistory:
     """The pauses of earlier requests, with new and with repeated prompts."""
 
-    def __init__(self, size: int = 1) -> None:
-        """Begin with the initial credit, which the `size` requests of a batch share on new prompts."""
-        self._new, self._repeated = Pausing.begun(size), Pausing()
+    def __init__(self, size: int = 1, *, learns: bool = False) -> None:
+        """Begin with the initial credit, which the `size` requests of a batch share on new prompts.
+
+        Args:
+            size: maximum number of requests of a batch; 1 for a stream.
+            learns: whether the drafter keeps a memory of what it reads.
+        """
+        self._new, self._repeated = Pausing.begun(size, learns=learns), Pausing.begun(1, learns=learns)
         self._prompts: OrderedDict[int, None] = OrderedDict()
 
     def of(self, start: SessionRequest | None) -> Pausing:

@@ -11,6 +11,10 @@ most twice as long as the last one. So drafts that are never accepted cost only 
 costs little. Where drafts lose more than chance explains, the first such pause is already so long that the draft after
 it costs a small share of the time: short pauses would multiply what a draft that takes two passes loses. A request
 inherits the balance of earlier ones that were like it (`history`), plus a small grant with which to probe for itself.
+
+All this judges the drafter as it was. One that keeps a memory may lose at first and gain later, and debt from its first
+rounds must not hold it back. So its balance, if overdrawn, begins afresh whenever the number of rounds has doubled: the
+credit is the same each time, and ever smaller relative to what was decoded since.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ _SHARE = 0.005  # tokens per round that drafts may lose
 _DOUBLINGS = 12  # maximum number of times that pauses due to debt double
 _FIRST_ASKS = 6  # drafts before expectations are trusted, unless they cost half of the initial balance before
 _START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: initial balance, grant of a new request, maximum balance
+_RENEWAL, _FIRST_RENEWAL = 4.0, 512  # tokens: balance of a fresh beginning; rounds until the first one
 
 
 @dataclass(slots=True)
@@ -40,7 +45,9 @@ class Pausing:
         credit: initial balance of the first request.
         balance: cumulative net gain of drafts, in tokens.
         debts: number of consecutive pauses due to an overdrawn balance.
-        seen: number of drafts asked for, over all requests.
+        seen: number of drafts asked for, over all requests or since the last fresh beginning.
+        rounds, due: number of rounds, and the number at which an overdrawn balance begins afresh; infinite if it never
+            does.
     """
 
     pause: float = 0
@@ -54,12 +61,19 @@ class Pausing:
     balance: float = _START
     debts: float = 0
     seen: float = 0
+    rounds: float = 0
+    due: float = math.inf
 
     @classmethod
-    def begun(cls, size: int) -> Pausing:
-        """Return the first state of a batch of `size` requests, which together have the initial balance."""
+    def begun(cls, size: int, *, learns: bool = False) -> Pausing:
+        """Return the first state of a batch of `size` requests, which together have the initial balance.
+
+        Args:
+            size: maximum number of requests.
+            learns: whether the drafter gets better with what it reads, so that earlier losses lose their meaning.
+        """
         credit = max(_GRANT, _START / size)
-        return cls(credit=credit, balance=credit)
+        return cls(credit=credit, balance=credit, due=_FIRST_RENEWAL if learns else math.inf)
 
     def begin(self) -> Pausing:
         """Return the state that a new request begins with."""
@@ -80,6 +94,7 @@ class Pausing:
             self.pause, self.left, self.debts, self.seen = other.pause, other.left, other.debts, other.seen
             self.gained, self.asks, self.balance = other.gained, other.asks, other.balance
             self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
+            self.rounds, self.due = other.rounds, other.due
         else:  # written out, since it runs in every round for every request of a batch
             self.pause += share * (other.pause - self.pause)
             self.left += share * (other.left - self.left)
@@ -91,6 +106,8 @@ class Pausing:
             self.earned += share * (other.earned - self.earned)
             self.squares += share * (other.squares - self.squares)
             self.drafts += share * (other.drafts - self.drafts)
+            self.rounds += share * (other.rounds - self.rounds)
+            self.due = other.due if math.isinf(self.due) else self.due + share * (other.due - self.due)
 
     def skip(self) -> None:
         """Count a round of a pause."""
@@ -137,4 +154,17 @@ class Pausing:
             self.debts = min(self.debts + 1, _DOUBLINGS)
 
     def _book(self, profit: float) -> None:
+        """Add a round that gained `profit` tokens to the balance."""
         self.balance = min(_LIMIT, self.balance + _SHARE + profit)
+        self.rounds += 1
+        if self.rounds >= self.due:
+            self.due = 2 * self.rounds
+            if self.balance < 0:
+                self._begin_afresh()
+
+    def _begin_afresh(self) -> None:
+        """Forget what earlier drafts lost, and end a pause soon."""
+        self.left = min(self.left, _USUAL)  # not 0: what a draft needs of a pass is requested before a pause ends
+        self.pause = self.debts = self.seen = 0
+        self.gained = self.asks = self.earned = self.squares = self.drafts = 0.0
+        self.credit = self.balance = _RENEWAL
