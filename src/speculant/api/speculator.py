@@ -40,22 +40,24 @@ class Speculator(Decoder):
             MemoryFileError: the memory file cannot be used.
         """
         from speculant.api.drafting import open_drafting  # imported here, since these load transformers
+        from speculant.api.first_start import compiled_beside, late_warm_ups
         from speculant.api.media_prompts import split_processor
 
         tokenizer, processor = split_processor(tokenizer)
         asked = DraftingOptions(**options)
-        drafting = open_drafting(model, tokenizer, asked)
-        speculator = cls(
-            model,
-            tokenizer,
-            drafting.drafter,
-            method=drafting.method,
-            options=asked,
-            verifier=drafting.verifier,
-            notes=drafting.notes,
-            bases=drafting.bases,
-            processor=processor,
-        )
+        with compiled_beside(*late_warm_ups(asked)):
+            drafting = open_drafting(model, tokenizer, asked)
+            speculator = cls(
+                model,
+                tokenizer,
+                drafting.drafter,
+                method=drafting.method,
+                options=asked,
+                verifier=drafting.verifier,
+                notes=drafting.notes,
+                bases=drafting.bases,
+                processor=processor,
+            )
         if asked.memory is not None and Path(asked.memory).exists():
             speculator.load(asked.memory)
         return speculator

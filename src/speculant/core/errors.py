@@ -64,6 +64,13 @@ class OutOfMemoryError(ModelError):
     """The device ran out of memory."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether PyTorch reports that a device is out of memory; for CPUs it has no error of its own."""
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+    )
+
+
 class MemoryFileError(SpeculantError):
     """A memory file cannot be used."""
 

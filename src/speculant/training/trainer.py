@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError
+from speculant.core.errors import OutOfMemoryError, SpeculantError, UsageError, is_out_of_memory
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.training.recipe import Recipe
 from speculant.training.batches import stream_seed
@@ -102,7 +102,7 @@ class Trainer:
                 while not self._advance(bool(interrupt)):
                     pass
         except RuntimeError as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+            if not is_out_of_memory(error):
                 raise
             if self._whole:
                 self.save()

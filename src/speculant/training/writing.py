@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from speculant.core.errors import FileError, OutOfMemoryError, UsageError
+from speculant.core.errors import FileError, OutOfMemoryError, UsageError, is_out_of_memory
 from speculant.training.answering import answer_sources
 from speculant.training.continuing import TokenPrompt, continue_texts
 from speculant.training.fingerprint import TargetIdentity
@@ -166,7 +165,7 @@ def _continue_shard(model: Any, prompts: Sequence[TokenPrompt], settings: Writin
         write = answer_sources if getattr(model.config, "is_encoder_decoder", False) else continue_texts
         return write(model, prompts, new_tokens=settings.new_tokens, seed=[settings.seed, number])
     except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+        if not is_out_of_memory(error):
             raise
         longest = max(len(prompt.ids) for prompt in prompts)
         raise OutOfMemoryError(

@@ -230,6 +230,37 @@ def test_bfloat16(method: str, name: str, options: dict[str, Any], half: Any) ->
     assert result.stats.drafted > 0
 
 
+def run_out_of_memory(head: Any, name: str, calls: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these calls of a head's pass fail, the first of them after others."""
+    passes, count = getattr(head, name), iter(range(1000))
+
+    def run(*args: Any) -> Any:
+        if next(count) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return passes(*args)
+
+    monkeypatch.setattr(head, name, run)
+
+
+@pytest.mark.parametrize("name", ["extend_all", "grow_all"])
+def test_a_head_without_room_costs_no_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards full devices: a text goes on plainly and says so; of several, each goes on, and drafts begin again."""
+    model = endless("llama", vocab_size=SMALL, num_hidden_layers=2)
+    asked, options = [[2, 0, 4, 1], [3, 1, 4]], GREEDY | {"max_new_tokens": 24}
+    plain = [plain_text(model, torch.tensor([each]), 24) for each in asked]
+    speculator = speculator_of(model, head := random_head(model), fast=False, settings={"depth": 3})
+    run_out_of_memory(head.head, name, range(2, 1000), monkeypatch)
+    alone = speculator.generate(asked[0], **options)
+    assert alone.ids == plain[0]
+    assert alone.stats.accepted > 0
+    assert "without drafts, since a drafting pass had no room: the device ran out" in "\n".join(alone.stats.notes)
+    monkeypatch.undo()
+    run_out_of_memory(head.head, name, range(2, 3), monkeypatch)
+    together = speculator.generate_batch(asked, **options)
+    assert [each.ids for each in together] == plain
+    assert all(each.stats.accepted > alone.stats.accepted and not each.stats.notes for each in together)
+
+
 def test_an_interrupted_request_leaves_nothing_behind() -> None:
     """Guards Ctrl-C at any line: text so far is right, the next turn goes on, and kept rows are whole."""
     model, line, reached = endless("llama", num_hidden_layers=1), 3, True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
 from speculant.core.drafter import SessionRequest, Verified
+from speculant.core.errors import OutOfMemoryError, is_out_of_memory
 from speculant.core.tree import ROOT
 from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
@@ -18,6 +20,7 @@ from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.models.together import Answer, NodeReading
 from speculant.drafters.models.warping import Warping
 
+_NO_ROOM = "the device ran out of memory in a pass of the head."
 _UNREAD = 1024  # maximum tokens whose states may wait to be read
 _TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
@@ -48,10 +51,13 @@ class HeadText(LevelText):
         self._unread: list[int] = []  # for each committed token without a row, the token that follows it
         self._hidden: list[Tensor] = []  # the target's states at these tokens, round by round
         self._drafts = False  # whether the head has read anything
+        self._lost = False  # whether a pass failed, so that there is no state before the next round
 
     @property
     def depth(self) -> int:
         """Maximum depth of a draft."""
+        if self._lost:
+            return 0
         deepest = [self.head.depth] if self.head.depth is not None else []
         if self._target.positions is not None:
             deepest.append(self._target.positions - len(self.tokens))
@@ -66,7 +72,13 @@ class HeadText(LevelText):
 
     @property
     def known_state(self) -> HeadState:
-        """The head's state, which the prompt's pass opened."""
+        """The head's state, which the prompt's pass opened.
+
+        Raises:
+            OutOfMemoryError: there was no room for a pass of the head in this round.
+        """
+        if self._lost:
+            raise OutOfMemoryError(_NO_ROOM)
         assert self.state is not None
         return self.state
 
@@ -116,7 +128,7 @@ class HeadText(LevelText):
             hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
         if self.state is None:  # for the part of the prompt that was not cached, or after a pause
             first = 0 if hidden is None else len(self.tokens) - (1 if len(verified.tree) else len(hidden))
-            self.state = self._states.open(self.tokens[: first + 1], self._cache, self._source)
+            self.state, self._lost = self._states.open(self.tokens[: first + 1], self._cache, self._source), False
             following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text itself
             hidden = torch.empty(len(following), 0, 0)
@@ -129,6 +141,14 @@ class HeadText(LevelText):
         if self.state is not None and not self.head.taps:
             self._wait(tokens, torch.empty(len(tokens), 0, 0))
             return
+        self._drop_state()
+
+    def forget(self) -> None:
+        """Give up the state, which a pass that failed may have left with some of its rows; the next round opens one."""
+        self._drop_state()
+        self._lost = True
+
+    def _drop_state(self) -> None:
         self.state, self._hidden, self._unread, self._rows = None, [], [], []
 
     def _wait(self, following: Sequence[int], hidden: Tensor) -> None:
@@ -137,7 +157,7 @@ class HeadText(LevelText):
         self._unread += following
         self._rows = []
         if len(self._unread) > _UNREAD:
-            with torch.inference_mode():
+            with suppress(OutOfMemoryError), _running([self]):
                 _catch_up([self])
 
     def take_unread(self) -> tuple[Tensor, Tensor] | None:
@@ -153,12 +173,11 @@ class HeadText(LevelText):
 
     def release(self) -> None:
         """Keep the state, if it can be reused, for a text that continues this one, if the head has drafted for it."""
-        state = self.state
-        if state is not None and self._drafts:
-            if self._states.lasting:
-                with torch.inference_mode():
-                    _catch_up([self])
-            self._states.keep(self.tokens, state)
+        if self.state is not None and self._drafts and self._states.lasting:
+            with suppress(OutOfMemoryError), _running([self]):
+                _catch_up([self])
+        if self.state is not None and self._drafts:
+            self._states.keep(self.tokens, self.state)
         self.state = None
 
     def distributions(self, logits: Tensor) -> Tensor:
@@ -172,7 +191,7 @@ class HeadText(LevelText):
 
 def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> list[Answer]:
     """Return the answers that drafts on several texts of one head wait for; their rows run together."""
-    with torch.inference_mode():
+    with _running(texts):
         _catch_up([text for text, reading in zip(texts, wanted, strict=True) if not reading.tokens])
         plans = [text.plan(reading.tokens, reading.above) for text, reading in zip(texts, wanted, strict=True)]
         found: list[list[Tensor]] = [[] for _ in texts]
@@ -208,7 +227,7 @@ def grow_whole(
         plans: growth plans of the drafts.
         temperatures: temperatures of their probabilities.
     """
-    with torch.inference_mode():
+    with _running(texts):
         _catch_up(texts)
         return texts[0].head.grow_whole_all([text.known_state for text in texts], plans, temperatures)
 
@@ -234,6 +253,24 @@ def measure_row_share(text: HeadText) -> float:
     root, narrow, wide = seconds(1, 1), seconds(_TIMED_LEVELS, 1), seconds(_TIMED_LEVELS, _TIMED_ROWS)
     level = narrow - root
     return min(1.0, max(0.0, (wide - narrow) / (_TIMED_ROWS - 1) / level)) if level > 0 else 0.0
+
+
+@contextmanager
+def _running(texts: Sequence[HeadText]) -> Iterator[None]:
+    """Run passes of the head on these texts, which lose their states if one fails.
+
+    Raises:
+        OutOfMemoryError: there was no room for a pass.
+    """
+    try:
+        with torch.inference_mode():
+            yield
+    except BaseException as error:
+        for text in texts:
+            text.forget()
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(_NO_ROOM) from error
+        raise
 
 
 def _catch_up(texts: Sequence[HeadText]) -> None:

@@ -258,18 +258,28 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 
 def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
-    narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
-    empty = Tables(narrow, wide, new_mixer(1), in_use(()), no_scorer()).flat()
-    request = new_request(1, 2)
-    text = np.zeros(2, np.int32)
+    empty, request, text = _smallest()
     learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
     learn_top_k(empty, text, 2, text[:0], text[:0], text[None], np.zeros((1, 2), np.float32), float(UNIT), UNIT)
-    most_probable(empty, request, text, 2, 1, 1, 1.0)
-    most_probable_chain(empty, request, text, 2, 1)
-    follow(request, text, 1, 2)
+    warm_up_searches()
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)
     crowded.facts[USED] = PLACES
     grow_cells(crowded, 2 * crowded.entries.nbytes)
+
+
+def warm_up_searches() -> None:
+    """Load the compiled kernels that search for drafts."""
+    empty, request, text = _smallest()
+    most_probable(empty, request, text, 2, 1, 1, 1.0)
+    most_probable_chain(empty, request, text, 2, 1)
+    follow(request, text, 1, 2)
+
+
+def _smallest() -> tuple[Arrays, Arrays, Int32]:
+    """Return empty tables, a request and its text, the smallest that kernels take."""
+    narrow, wide = new_cells(NARROW_ROW, 0, first_bits=0), new_cells(LONGEST_ROW, 0, first_bits=0)
+    empty = Tables(narrow, wide, new_mixer(1), in_use(()), no_scorer()).flat()
+    return empty, new_request(1, 2), np.zeros(2, np.int32)
 
 
 class MixSession(Session):

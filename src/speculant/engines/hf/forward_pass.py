@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
-from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
+from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError, is_out_of_memory
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import Bool, Int32, Int64
 from speculant.drafters.top_tokens import top_on_host
@@ -296,7 +296,7 @@ def out_of_memory(where: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
             f"the device ran out of memory at {where}. Draft fewer nodes, shorten the prompt, or use a smaller dtype."
