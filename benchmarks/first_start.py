@@ -1,4 +1,4 @@
-"""Measure the CPU time of a first start, which compiles the drafter's kernels, and of the next, for two versions.
+"""Measure the time of a first start, which compiles the drafter's kernels, and of the next, for two versions.
 
 Each turn runs one command with each version, twice: with an empty cache of kernels, and with what the first run kept.
 
@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 COMMAND = ("-m", "speculant", "generate", "Once upon a time", "--max-new-tokens", "20", "--temperature", "0")
@@ -27,27 +28,33 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
-    seconds: dict[str, dict[str, list[float]]] = {}
+    seconds: dict[str, dict[str, dict[str, list[float]]]] = {"cpu": {}, "wall": {}}
     texts = set()
     for _ in range(args.turns):
         for version, source in (("before", args.before), ("after", NOW)):
             with tempfile.TemporaryDirectory() as kernels:
                 for start in ("first", "next"):
-                    spent, text = run(source, Path(kernels))
-                    seconds.setdefault(version, {}).setdefault(start, []).append(round(spent, 2))
+                    *spent, text = run(source, Path(kernels))
+                    for kind, each in zip(seconds, spent, strict=True):
+                        seconds[kind].setdefault(version, {}).setdefault(start, []).append(round(each, 2))
                     texts.add(text)
     medians = {
-        version: {start: statistics.median(each) for start, each in starts.items()}
-        for version, starts in seconds.items()
+        kind: {
+            version: {start: statistics.median(each) for start, each in starts.items()}
+            for version, starts in versions.items()
+        }
+        for kind, versions in seconds.items()
     }
     found = {
-        "what": "CPU seconds of `speculant generate` with the bundled model on an empty cache of kernels and on a full "
-        f"one, {args.turns} turns of both versions",
+        "what": "seconds of `speculant generate` with the bundled model, CPU time of all its processes and wall time, "
+        f"on an empty cache of kernels and on a full one, {args.turns} turns of both versions",
+        "processors": len(os.sched_getaffinity(0)),
         "command": " ".join(["python", *COMMAND]),
         "seconds": seconds,
         "medians": medians,
         "after / before": {
-            start: round(medians["after"][start] / medians["before"][start], 3) for start in medians["after"]
+            kind: {start: round(each["after"][start] / each["before"][start], 3) for start in each["after"]}
+            for kind, each in medians.items()
         },
         "same_texts": len(texts) == 1,
     }
@@ -55,15 +62,15 @@ def main() -> None:
     print(json.dumps(found["medians"]), found["after / before"])
 
 
-def run(source: Path, kernels: Path) -> tuple[float, str]:
-    """Run the command; return the CPU seconds it took, with its children's, and what it wrote."""
+def run(source: Path, kernels: Path) -> tuple[float, float, str]:
+    """Run the command; return the CPU seconds it took, with its children's, the seconds on the wall, and its output."""
     variables = {"PYTHONPATH": str(source.resolve()), "NUMBA_CACHE_DIR": str(kernels), "OMP_NUM_THREADS": "1"}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
         [sys.executable, *COMMAND], env=os.environ | variables, check=True, capture_output=True, text=True
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall, done.stdout
 
 
 if __name__ == "__main__":
