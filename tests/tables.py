@@ -8,7 +8,7 @@ import numpy as np
 
 from speculant.drafters.aded.frozen import Frozen, empty_frozen
 from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, export, new_level
-from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
+from speculant.drafters.aded.table import LearningRule, TrigramTable, learn_rows, lookup
 
 Row = list[tuple[int, int]]
 COUNTS = LearningRule(gain=UNIT, ceiling=8191, memory=8 * UNIT, prior=16 * UNIT, longest=16, bigrams=True)
@@ -22,6 +22,16 @@ def table(rule: LearningRule = COUNTS, *, limit: int = 1 << 30, base: Frozen | N
 def ids(tokens: Iterable[int]) -> np.ndarray:
     """Return token ids as the drafters get them."""
     return np.array(list(tokens), np.int32)
+
+
+def learn_target_rows(held: TrigramTable, contexts: np.ndarray, best: np.ndarray, shares: np.ndarray) -> None:
+    """Let a table learn the shares [R, k] of the target's best tokens after contexts [R, 2]."""
+    start = 0
+    while True:
+        start = learn_rows(held.young, held.old, held.base, contexts, best, shares, start, held.rule)
+        if start == len(contexts):
+            return
+        held.make_room()
 
 
 def row_of(held: TrigramTable, a: int, b: int) -> Row:

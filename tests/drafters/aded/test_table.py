@@ -22,7 +22,7 @@ from speculant.drafters.aded.rows import (
     level_bytes,
 )
 from speculant.drafters.aded.table import LearningRule, TrigramTable
-from tables import COUNTS, NaiveTable, contexts_of, ids, row_of, table
+from tables import COUNTS, NaiveTable, contexts_of, ids, learn_target_rows, row_of, table
 
 PAPER_RULE = AdedPaperSettings().rule()
 RULES = {
@@ -95,7 +95,7 @@ def test_learns_the_targets_rows_as_the_naive_table(rule: LearningRule, k: int) 
         contexts = random.integers(0, 12, (rows, 2)).astype(np.int32)
         best = np.array([random.permutation(150)[:k] for _ in range(rows)], np.int32).reshape(rows, k)
         shares = np.sort(random.random((rows, k), np.float32), axis=1)[:, ::-1].copy() ** 4
-        held.learn_rows(contexts, best, shares)
+        learn_target_rows(held, contexts, best, shares)
         assert held.young.counts[TAIL] <= len(held.young.tokens)
         for (a, b), tokens, observations in zip(contexts.tolist(), best.tolist(), shares.tolist(), strict=True):
             for token, share in reversed(list(zip(tokens, observations, strict=True))):
@@ -104,6 +104,28 @@ def test_learns_the_targets_rows_as_the_naive_table(rule: LearningRule, k: int) 
                     if rule.bigrams:
                         naive.observe(NONE, b, token, share)
     rows_agree(held, naive)
+
+
+def test_a_round_is_its_rows_and_its_tokens() -> None:
+    """A round of a branching draft, also one that fills the level, learns each row after its own two tokens."""
+    random = np.random.default_rng(3)
+    whole, parts = table(), table()
+    for _ in range(200):
+        text, nodes = random.integers(0, 90, 4).astype(np.int32), random.integers(0, 90, 6).astype(np.int32)
+        parents = np.array([-1, 0, -1, 2, 1, 1], np.int32)
+        best = np.array([random.permutation(90)[:8] for _ in range(7)], np.int32)
+        logits = np.sort(random.random((7, 8), np.float32), axis=1)[:, ::-1] * np.float32(5)
+        whole.learn_round(text, nodes, parents, best, logits, 4.0)
+        above = [text[1] if parent < 0 else nodes[parent] for parent in parents]
+        shares = np.exp(logits - logits[:, :1])
+        shares *= np.float32(4) / shares.sum(1, keepdims=True)
+        learn_target_rows(parts, np.array([text[:2], *zip(above, nodes, strict=True)], np.int32), best, shares)
+        parts.learn(text, 2)
+    assert contexts_of(whole) == contexts_of(parts)
+    for a, b in contexts_of(parts):
+        own, expected = dict(row_of(whole, a, b)), dict(row_of(parts, a, b))
+        assert own.keys() == expected.keys()
+        assert all(abs(weight - expected[token]) <= 4 for token, weight in own.items())  # exp may round differently
 
 
 @pytest.mark.parametrize("limit", [0, 200_000])
@@ -115,7 +137,7 @@ def test_the_targets_rows_stay_within_the_limit(limit: int) -> None:
         for _ in range(60):
             contexts = random.integers(0, 500, (20, 2)).astype(np.int32)
             best = random.integers(0, 500, (20, k)).astype(np.int32)
-            held.learn_rows(contexts, best, np.full((20, k), 0.5, np.float32))
+            learn_target_rows(held, contexts, best, np.full((20, k), 0.5, np.float32))
             assert held.nbytes <= max(limit, 60_000)
             for level in (held.young, held.old):
                 assert level.counts[TAIL] <= len(level.tokens)

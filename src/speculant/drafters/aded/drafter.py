@@ -105,7 +105,8 @@ class TableDrafter(Drafter):
         scratch = TrigramTable(rule=self._table.rule, limit=0, base=empty_frozen())
         scratch.make_room()
         scratch.learn(np.zeros(3, np.int32))
-        scratch.learn_rows(np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
+        none, one = np.zeros(0, np.int32), np.zeros((1, 1), np.int32)
+        scratch.learn_round(np.zeros(3, np.int32), none, none, one, np.ones((1, 1), np.float32), 1.0)
         best_first(scratch.young, scratch.old, scratch.base, 0, 0, 1, 1, scratch.rule, 0.5, 0.0, 1.0)
 
     @property
@@ -162,12 +163,10 @@ class AdedDrafter(TableDrafter, Persistent):
             with self._lock:
                 self._table.learn(text[: at + _PIECE], at)
 
-    def learn_rows(self, contexts: Int32, ids: Int32, logits: Float32) -> None:
-        """Learn the target's distribution after contexts Int32[R, 2] from its top tokens, ids and logits [R, k]."""
-        shares = np.exp(logits - logits[:, :1])
-        shares *= self.settings.strength / shares.sum(axis=1, keepdims=True)
+    def learn_round(self, text: Int32, tree: DraftTree, ids: Int32, logits: Float32) -> None:
+        """Learn a round: T committed tokens, Int32[2 + T] after two others, and the target's top tokens [N + 1, k]."""
         with self._lock:
-            self._table.learn_rows(contexts, ids, shares)
+            self._table.learn_round(text, tree.tokens, tree.parents, ids, logits, self.settings.strength)
 
     def search(self, before: int, root: int, budget: Budget) -> DraftTree:
         """Return the best tree below `root`, which follows the token `before` (NONE if there is none)."""
@@ -230,14 +229,11 @@ class AdedSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Learn the committed tokens, and the target's top tokens at every row."""
-        if verified.top_ids is not None and verified.top_logits is not None and len(self._tail) > 1:
-            tokens = np.append(verified.tree.tokens, self._tail)  # index -1 is the root, -2 the token before it
-            parents = np.append(verified.tree.parents, [-2, -2]).astype(np.int32)
-            rows = np.append(-1, np.arange(len(verified.tree)))
-            contexts = np.stack([tokens[parents[rows]], tokens[rows]], axis=1)
-            self._drafter.learn_rows(contexts, verified.top_ids, verified.top_logits)
         text = np.concatenate([self._tail, verified.tokens])
-        self._drafter.learn(text, len(self._tail))
+        if verified.top_ids is not None and verified.top_logits is not None and len(self._tail) > 1:
+            self._drafter.learn_round(text, verified.tree, verified.top_ids, verified.top_logits)
+        else:
+            self._drafter.learn(text, len(self._tail))
         self._tail = text[-2:]
 
     def close(self) -> None:

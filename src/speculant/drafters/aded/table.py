@@ -222,6 +222,57 @@ def learn_rows(
     return len(contexts)
 
 
+@njit(cache=True, nogil=True)
+def learn_round(
+    young: TableLevel,
+    old: TableLevel,
+    base: Frozen,
+    text: Array,
+    nodes: Array,
+    parents: Array,
+    ids: Array,
+    logits: Array,
+    strength: float,
+    start: int,
+    rule: LearningRule,
+) -> int:
+    """Learn the target's distributions at the root and the N nodes of a round, then its committed tokens.
+
+    Args:
+        young, old, base, rule: levels and learning rule of the table.
+        text: Int32[2 + T], the last two tokens before the round, of which the second is the root, and T committed ones.
+        nodes, parents: Int32[N], tokens and parents of the draft.
+        ids, logits: [N + 1, k], the target's top tokens after the root and each node, best first.
+        strength: number of observations that such a distribution counts as.
+        start: number of rows and tokens that were learned before.
+
+    Return where it stopped: N + 1 + T, or earlier if young is full.
+    """
+    # 1. The last two tokens at each row.
+    rows = len(nodes) + 1
+    contexts = np.empty((rows, 2), np.int32)
+    contexts[0] = text[:2]
+    for node in range(rows - 1):
+        contexts[node + 1, 0] = text[1] if parents[node] < 0 else nodes[parents[node]]
+        contexts[node + 1, 1] = nodes[node]
+
+    # 2. The probabilities of the top tokens among each other.
+    shares = np.empty((rows, ids.shape[1]), np.float32)
+    for r in range(rows):
+        total = np.float32(0)
+        for i in range(ids.shape[1]):
+            shares[r, i] = np.exp(logits[r, i] - logits[r, 0])
+            total += shares[r, i]
+        shares[r] *= np.float32(strength) / total
+
+    # 3. Rows first: the token that was committed counts as the most recent successor.
+    if start < rows:
+        start = learn_rows(young, old, base, contexts, ids, shares, start, rule)
+        if start < rows:
+            return start
+    return rows - 2 + learn(young, old, base, text, 2 + start - rows, rule)
+
+
 class TrigramTable:
     """The three levels, which grow up to a limit. Not safe to share between threads without a lock."""
 
@@ -254,12 +305,16 @@ class TrigramTable:
         while (start := learn(self.young, self.old, self.base, text, start, self.rule)) < len(text):
             self.make_room()
 
-    def learn_rows(self, contexts: Array, ids: Array, shares: Array) -> None:
-        """Learn shares Float32[R, k] of the successors ids Int32[R, k] after contexts Int32[R, 2]."""
-        start, ids = 0, np.ascontiguousarray(ids)  # a view of more tokens would be a type of its own
+    def learn_round(
+        self, text: Array, nodes: Array, parents: Array, ids: Array, logits: Array, strength: float
+    ) -> None:
+        """Learn a round, see the function of this name."""
+        ids, logits, start = np.ascontiguousarray(ids), np.ascontiguousarray(logits), 0
         while True:
-            start = learn_rows(self.young, self.old, self.base, contexts, ids, shares, start, self.rule)
-            if start == len(contexts):
+            start = learn_round(
+                self.young, self.old, self.base, text, nodes, parents, ids, logits, strength, start, self.rule
+            )
+            if start == len(nodes) + len(text) - 1:
                 return
             self.make_room()
 
