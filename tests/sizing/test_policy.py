@@ -349,3 +349,19 @@ def test_expensive_drafts_are_paid_for_once(cost: float, rate: float) -> None:
     lengths = np.arange(0, 20)
     best = ((1 - rate ** (lengths + 1)) / (1 - rate) / (ALIKE.of(lengths) + cost * lengths)).max()
     assert tokens / seconds > 0.93 * best
+
+
+def test_a_drafter_without_room_is_rarely_asked() -> None:
+    """Guards texts too short for drafts: asking each round takes time, and once there is room, drafts begin soon."""
+    sizing, levels = adaptive(ALIKE), LevelAcceptance()
+    state = sizing.open(levels.chain_gains)
+    asked = []
+    for turn in range(300):
+        [nodes] = sizing.nodes([state])
+        asked.append(nodes > 0)
+        room = turn >= 200
+        [tree] = sizing.trim([state], [chain(*[0.9] * nodes) if nodes and room else DraftTree.empty()])
+        levels.observe(len(tree), len(tree))
+        observe(sizing, [state], [tree], [len(tree)], target=1.0, draft=0.01)
+    assert sum(asked[:200]) < 30
+    assert sum(asked[220:]) == 80

@@ -48,6 +48,7 @@ _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting tak
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
+_ROOMLESS = 16  # rounds: maximum pause while there is no room for drafts, as before texts are long enough for them
 _BEGIN = 8.0  # largest recent size that a request begins with: estimates at its beginning are the least reliable
 _SHRINK = 0.8  # decay of the largest recent size, per round
 
@@ -165,9 +166,15 @@ class AdaptiveSizing:
 
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
-            state.levels = _levels_of(draft) if state.by_level and state.asked else 0
-            if state.by_level and not len(draft) and not state.levels:
-                state.asked = 0  # there was no room for a node: neither its time nor its gain is representative
+            state.levels = 0
+            if not (state.by_level and state.asked):
+                continue
+            state.levels = _levels_of(draft)
+            if len(draft) or state.levels:
+                state.roomless = 0
+            else:  # there was no room for a node: neither its time nor its gain is representative
+                state.roomless += 1
+                state.asked, state.pausing.left = 0, min(state.roomless, _ROOMLESS)
         # In a large batch few texts may have a draft, so no more is done for the others than to find them.
         places = [place for place, draft in enumerate(drafts) if len(draft) or len(draft.queries)]
         if not places:
