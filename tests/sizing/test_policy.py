@@ -365,3 +365,19 @@ def test_a_drafter_without_room_is_rarely_asked() -> None:
         observe(sizing, [state], [tree], [len(tree)], target=1.0, draft=0.01)
     assert sum(asked[:200]) < 30
     assert sum(asked[220:]) == 80
+
+
+def test_passes_that_serve_drafts_are_not_taken_for_plain_ones() -> None:
+    """Guards heads whose passes take longer even without nodes: drafts that gain beside these alone are given up."""
+    sizing, random = adaptive(None), np.random.default_rng(0)
+    state = sizing.open()
+    drafted = 0
+    for turn in range(1500):
+        [nodes] = sizing.nodes([state])
+        found = nodes > 0 and random.random() < 0.7
+        [tree] = sizing.trim([state], [chain(0.5) if found else DraftTree.empty()])
+        right = int(len(tree) > 0 and random.random() < 0.5)
+        target = (1.5 if len(tree) else 1.4 if nodes else 1.0) * random.lognormal(0, 0.03)
+        observe(sizing, [state], [tree], [right], target=target, draft=0.05 * (nodes > 0))
+        drafted += len(tree) if turn >= 500 else 0
+    assert drafted < 50

@@ -34,6 +34,7 @@ from speculant.sizing.step_cost import StepCost
 SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)  # with the root's row: 1, 2, and blocks of 4 and more
 _SINGLE = 16  # draft rows up to which each number of rows has a cost of its own
 _WORTH, _SKIPPED = 4, 15  # nodes that a draft needs to pay, per plain pass that it takes; most nodes not tried in order
+_DEAREST, _EMPTY_SHARE = 2.0, 0.2  # maximum of the ratio of `observe_empty`, and the share by which it adapts
 _SHORTEST = 1e-9  # seconds: passes take longer, whatever the clock says
 
 
@@ -66,6 +67,7 @@ class LatencyModel:
         self._by_size[[DUE, PATIENCE]] = FORGET
         self._now[FIRST_DUE], self._now[LEVEL] = FORGET, plain
         self._maximum = int(self.sizes[-1 if known is not None else 0])
+        self._empty = 1.0  # time of a pass without nodes for which drafts were asked for, in plain passes
 
     @property
     def maximum(self) -> int:
@@ -104,6 +106,18 @@ class LatencyModel:
         )
         if not self._known and self._by_size[TRIED, size] == TRIES:
             self._allow(int(np.searchsorted(self.sizes, self._ends[size], side="right")))
+
+    def observe_empty(self, rows: int, seconds: float) -> float:
+        """Add the seconds of a pass for which drafts were asked for, but which has no node; return its cost.
+
+        It takes longer than a plain pass if it returns what drafts need, or continues from layers that drafting ran. If
+        it counted as a plain one, drafts would seem to cost less than they do.
+        """
+        plain = float(self._curve[min(rows, len(self._curve) - 1)])
+        ratio = min(_DEAREST, seconds / (self.level * plain))
+        self._empty = max(1.0, self._empty + _EMPTY_SHARE * (ratio - self._empty))
+        self.observe(rows, seconds / self._empty)
+        return plain * max(1.0, ratio)
 
     def observe_drafting(self, nodes: float, seconds: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the drafting and learning time of a sequence in a round; return the time charged, in units of `curve`.

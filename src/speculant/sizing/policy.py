@@ -239,11 +239,15 @@ class AdaptiveSizing:
         latency, asking = self._latency, sum([state.asked > 0 for state in states])
         nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
         rows = min(nodes + len(drafts), len(latency.curve)) - 1
-        latency.observe(rows, target_seconds)
+        if asking and not nodes:
+            costs = latency.observe_empty(rows, target_seconds)
+        else:
+            latency.observe(rows, target_seconds)
+            costs = float(latency.curve[rows])
+        plain = float(latency.curve[len(drafts) - 1])
         if all(state.plain for state in states):
             return
         drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
-        plain, costs = float(latency.curve[len(drafts) - 1]), float(latency.curve[rows])
         tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, costs + drafting)
@@ -265,7 +269,7 @@ class AdaptiveSizing:
             state.skipped += not len(draft)
             state.paused += not state.asked
             if not state.plain:
-                share = (len(draft) + len(draft.queries)) / max(1, rows + 1 - len(drafts))
+                share = (len(draft) + len(draft.queries)) / nodes if nodes else 1 / max(1, asking)
                 spent = share * (costs - plain) + drafting / max(1, asking)
                 self._plan(state, len(draft), len(states), len(walk.path) - spent * len(drafts) / plain)
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
