@@ -6,7 +6,6 @@ cache is empty, further processes compile what is needed last, while this one co
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -67,11 +66,10 @@ def _first() -> bool:
 
 
 def _start(warm_ups: Sequence[str]) -> subprocess.Popen[bytes]:
-    lines = [f"import {module}; {module}.{name}()" for module, name in (each.split(":") for each in warm_ups)]
-    paths = os.pathsep.join(path for path in sys.path if path)
+    lines = [f"import sys; sys.path[:] = {sys.path!r}"]  # or modules in the current folder would come first
+    lines += [f"import {module}; {module}.{name}()" for module, name in (each.split(":") for each in warm_ups)]
     return subprocess.Popen(
         [sys.executable, "-c", "\n".join(lines)],
-        env=os.environ | {"PYTHONPATH": paths},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
