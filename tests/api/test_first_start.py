@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +34,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 def set_misses(monkeypatch: pytest.MonkeyPatch, misses: int) -> None:
     class Kernel:
-        stats = SimpleNamespace(cache_misses=misses)
+        stats = SimpleNamespace(cache_misses=Counter[str]())
 
         def __call__(self, *args: Any) -> float:
+            self.stats.cache_misses["signature"] = misses  # misses are counted once for each signature
             return 0.0
 
     monkeypatch.setattr("speculant.sizing.division.limit_growth", Kernel())
@@ -59,15 +61,41 @@ def test_functions_run_beside_the_body(
     assert len(started) == 1
 
 
-def test_nothing_outlives_the_body(
+def test_processes_end_before_their_next_kernel(
     started: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards users' machines: processes end with the body, also when it fails."""
-    write_job(tmp_path, monkeypatch, "time.sleep(600)")
-    with pytest.raises(ValueError, match="the body"), compiled_beside("own_job:run", "own_job:run"):
+    """Guards users' machines: nothing compiles on for long when the body has ended, even by an error."""
+    compiling = "from numba import njit\n    while True: njit(lambda: 1)()"
+    write_job(tmp_path, monkeypatch, compiling)
+    with pytest.raises(ValueError, match="the body"), compiled_beside("own_job:run"):
         raise ValueError("the body")
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
+    assert started[0].wait(60) == 0
+
+
+def test_a_process_that_cannot_be_started_is_not_missed(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards limits on processes: the body runs as if there were nothing beside it."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    ran = False
+    with compiled_beside("own_job:run"):
+        ran = True
+    assert ran
+
+
+def test_only_the_first_start_of_a_process_compiles_beside(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards notebooks that open several models: the second finds compiled kernels in this process."""
+    write_job(tmp_path, monkeypatch, "pass")
+    for _ in range(3):
+        with compiled_beside("own_job:run"):
+            pass
+    assert len(started) == 1
 
 
 def test_one_process_does_the_work_of_several(

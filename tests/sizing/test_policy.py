@@ -369,15 +369,32 @@ def test_a_drafter_without_room_is_rarely_asked() -> None:
 
 def test_passes_that_serve_drafts_are_not_taken_for_plain_ones() -> None:
     """Guards heads whose passes take longer even without nodes: drafts that gain beside these alone are given up."""
-    sizing, random = adaptive(None), np.random.default_rng(0)
-    state = sizing.open()
     drafted = 0
-    for turn in range(1500):
+    for seed in range(4):
+        sizing, random, levels = adaptive(None), np.random.default_rng(seed), LevelAcceptance()
+        state = sizing.open(levels.chain_gains)
+        for turn in range(1500):
+            [nodes] = sizing.nodes([state])
+            found = nodes > 0 and random.random() < 0.7
+            draft = chain(0.5) if found else DraftTree.empty().with_levels(1) if nodes else DraftTree.empty()
+            [tree] = sizing.trim([state], [draft])
+            right = int(len(tree) > 0 and random.random() < 0.5)
+            target = (1.5 if len(tree) else 1.4 if nodes else 1.0) * random.lognormal(0, 0.03)
+            levels.observe(len(tree), right)
+            observe(sizing, [state], [tree], [right], target=target, draft=0.05 * (nodes > 0))
+            drafted += len(tree) if turn >= 500 else 0
+    assert drafted / 4 < 100
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_noise_of_passes_without_nodes_costs_no_drafts(noise: float) -> None:
+    """Guards memories that rarely find something: their passes without nodes are plain ones, however uneven."""
+    sizing, random, asked = adaptive(None), np.random.default_rng(1), 0
+    state = sizing.open()
+    for turn in range(1000):
         [nodes] = sizing.nodes([state])
-        found = nodes > 0 and random.random() < 0.7
-        [tree] = sizing.trim([state], [chain(0.5) if found else DraftTree.empty()])
-        right = int(len(tree) > 0 and random.random() < 0.5)
-        target = (1.5 if len(tree) else 1.4 if nodes else 1.0) * random.lognormal(0, 0.03)
-        observe(sizing, [state], [tree], [right], target=target, draft=0.05 * (nodes > 0))
-        drafted += len(tree) if turn >= 500 else 0
-    assert drafted < 50
+        [tree] = sizing.trim([state], [chain(0.9, 0.9) if nodes and random.random() < 0.2 else DraftTree.empty()])
+        target = (1 + 0.03 * len(tree)) * random.lognormal(0, noise)
+        observe(sizing, [state], [tree], [len(tree)], target=target, draft=0.003)
+        asked += nodes > 0 and turn >= 100
+    assert asked > 0.95 * 900

@@ -9,7 +9,7 @@ from typing import Any
 from speculant.cli.heartbeat import heartbeat
 from speculant.cli.terminal import count_noun, say
 
-NOTICE = "compiling the drafter's kernels: once, for half a minute or more; later starts load them from the cache."
+NOTICE = "compiling the drafter's kernels: once, up to a minute; later starts load them from the cache."
 
 
 @contextmanager

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speculant.bench.demo import DemoAnswer, Measured
 
 HELP = """\
-Show in about a minute what drafting does, on the bundled model. The first run also compiles kernels for half a minute.
+Show in about a minute what drafting does, on the bundled model. The first run also compiles kernels, up to a minute.
 
 It decodes a session whose memory fills, an edit, and stories with a base that already knows the language, each with and
 without drafts."""

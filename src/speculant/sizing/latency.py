@@ -67,7 +67,7 @@ class LatencyModel:
         self._by_size[[DUE, PATIENCE]] = FORGET
         self._now[FIRST_DUE], self._now[LEVEL] = FORGET, plain
         self._maximum = int(self.sizes[-1 if known is not None else 0])
-        self._empty = 1.0  # time of a pass without nodes for which drafts were asked for, in plain passes
+        self._empty = 1.0  # usual time of the passes of `observe_empty`, in plain passes
 
     @property
     def maximum(self) -> int:
@@ -108,16 +108,16 @@ class LatencyModel:
             self._allow(int(np.searchsorted(self.sizes, self._ends[size], side="right")))
 
     def observe_empty(self, rows: int, seconds: float) -> float:
-        """Add the seconds of a pass for which drafts were asked for, but which has no node; return its cost.
+        """Add the seconds of a pass with a model's draft that has no node; return its cost.
 
-        It takes longer than a plain pass if it returns what drafts need, or continues from layers that drafting ran. If
-        it counted as a plain one, drafts would seem to cost less than they do.
+        It takes longer than a plain pass if it returns hidden states, or continues from layers that drafting ran. If it
+        counted as a plain one, drafts would seem to cost less than they do.
         """
         plain = float(self._curve[min(rows, len(self._curve) - 1)])
         ratio = min(_DEAREST, seconds / (self.level * plain))
         self._empty = max(1.0, self._empty + _EMPTY_SHARE * (ratio - self._empty))
         self.observe(rows, seconds / self._empty)
-        return plain * max(1.0, ratio)
+        return plain * self._empty
 
     def observe_drafting(self, nodes: float, seconds: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the drafting and learning time of a sequence in a round; return the time charged, in units of `curve`.

@@ -48,7 +48,7 @@ _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting tak
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
-_ROOMLESS = 16  # rounds: maximum pause while there is no room for drafts, as before texts are long enough for them
+_ROOMLESS = 16  # rounds, this one included: maximum pause after drafts for which there was no room, as in short texts
 _BEGIN = 8.0  # largest recent size that a request begins with: estimates at its beginning are the least reliable
 _SHRINK = 0.8  # decay of the largest recent size, per round
 
@@ -172,7 +172,7 @@ class AdaptiveSizing:
             state.levels = _levels_of(draft)
             if len(draft) or state.levels:
                 state.roomless = 0
-            else:  # there was no room for a node: neither its time nor its gain is representative
+            else:  # no node and no level, as where there is no room: its time and gain are not representative
                 state.roomless += 1
                 state.asked, state.pausing.left = 0, min(state.roomless, _ROOMLESS)
         # In a large batch few texts may have a draft, so no more is done for the others than to find them.
@@ -239,7 +239,7 @@ class AdaptiveSizing:
         latency, asking = self._latency, sum([state.asked > 0 for state in states])
         nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
         rows = min(nodes + len(drafts), len(latency.curve)) - 1
-        if asking and not nodes:
+        if not nodes and any(state.by_level and state.asked for state in states):
             costs = latency.observe_empty(rows, target_seconds)
         else:
             latency.observe(rows, target_seconds)

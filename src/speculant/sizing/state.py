@@ -32,7 +32,7 @@ class SequenceSizing:
         rounds, spent, queried: counts of rounds, nodes and query rows.
         waited: whether the last round asked for no draft.
         resting: whether the last draft took no time for levels, although its drafter drafts by levels.
-        roomless: number of consecutive drafts for which there was no room.
+        roomless: number of consecutive drafts without nodes and levels, as where there is no room.
         skipped, paused: counts of rounds without nodes, and of rounds that asked for no draft.
         plain: whether no draft is ever asked for; nothing about drafts is learned from such a text.
     """

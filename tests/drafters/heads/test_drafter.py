@@ -259,6 +259,23 @@ def test_a_head_without_room_costs_no_text(name: str, monkeypatch: pytest.Monkey
     together = speculator.generate_batch(asked, **options)
     assert [each.ids for each in together] == plain
     assert all(each.stats.accepted > alone.stats.accepted and not each.stats.notes for each in together)
+    run_out_of_memory(head.head, name, range(2, 1000), monkeypatch)
+    never = speculator.generate_batch(asked, **options)
+    assert [each.ids for each in never] == plain
+    assert all("without drafts" in "\n".join(each.stats.notes) for each in never)
+
+
+def test_a_defect_of_a_head_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against heads that fail in every round, unseen: only full devices are put up with."""
+    model = endless("llama", num_hidden_layers=2)
+    head = random_head(model)
+
+    def fail(*args: Any) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(head.head, "grow_all", fail)
+    with pytest.raises(ValueError, match="a defect"):
+        speculator_of(model, head, fast=False).generate(PROMPT, **GREEDY)
 
 
 def test_an_interrupted_request_leaves_nothing_behind() -> None:

@@ -21,6 +21,7 @@ from speculant.drafters.models.together import Answer, NodeReading
 from speculant.drafters.models.warping import Warping
 
 _NO_ROOM = "the device ran out of memory in a pass of the head."
+_PATIENCE = 3  # rounds without room after which a text asks for no more passes and is decoded plainly
 _UNREAD = 1024  # maximum tokens whose states may wait to be read
 _TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
@@ -51,12 +52,18 @@ class HeadText(LevelText):
         self._unread: list[int] = []  # for each committed token without a row, the token that follows it
         self._hidden: list[Tensor] = []  # the target's states at these tokens, round by round
         self._drafts = False  # whether the head has read anything
-        self._lost = False  # whether a pass failed, so that there is no state before the next round
+        self._failed = 0  # number of rounds in which there was no room for a pass of the head
 
     @property
     def depth(self) -> int:
-        """Maximum depth of a draft."""
-        if self._lost:
+        """Maximum depth of a draft.
+
+        Raises:
+            OutOfMemoryError: there was no room for the head's passes in several rounds.
+        """
+        if self.state is None and self._failed:
+            if self._failed >= _PATIENCE:
+                raise OutOfMemoryError(_NO_ROOM)
             return 0
         deepest = [self.head.depth] if self.head.depth is not None else []
         if self._target.positions is not None:
@@ -77,7 +84,7 @@ class HeadText(LevelText):
         Raises:
             OutOfMemoryError: there was no room for a pass of the head in this round.
         """
-        if self._lost:
+        if self.state is None and self._failed:
             raise OutOfMemoryError(_NO_ROOM)
         assert self.state is not None
         return self.state
@@ -128,7 +135,7 @@ class HeadText(LevelText):
             hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
         if self.state is None:  # for the part of the prompt that was not cached, or after a pause
             first = 0 if hidden is None else len(self.tokens) - (1 if len(verified.tree) else len(hidden))
-            self.state, self._lost = self._states.open(self.tokens[: first + 1], self._cache, self._source), False
+            self.state = self._states.open(self.tokens[: first + 1], self._cache, self._source)
             following = self.tokens[first + 1 :] + following
         if hidden is None:  # the head reads the text itself
             hidden = torch.empty(len(following), 0, 0)
@@ -144,9 +151,9 @@ class HeadText(LevelText):
         self._drop_state()
 
     def forget(self) -> None:
-        """Give up the state, which a pass that failed may have left with some of its rows; the next round opens one."""
+        """Give up the state, of which a pass without room may have appended a part; the next round opens another."""
         self._drop_state()
-        self._lost = True
+        self._failed += 1
 
     def _drop_state(self) -> None:
         self.state, self._hidden, self._unread, self._rows = None, [], [], []
@@ -257,7 +264,7 @@ def measure_row_share(text: HeadText) -> float:
 
 @contextmanager
 def _running(texts: Sequence[HeadText]) -> Iterator[None]:
-    """Run passes of the head on these texts, which lose their states if one fails.
+    """Run passes of the head on these texts, which lose their states if there is no room for one.
 
     Raises:
         OutOfMemoryError: there was no room for a pass.
@@ -265,12 +272,12 @@ def _running(texts: Sequence[HeadText]) -> Iterator[None]:
     try:
         with torch.inference_mode():
             yield
-    except BaseException as error:
+    except Exception as error:
+        if not (isinstance(error, OutOfMemoryError) or is_out_of_memory(error)):
+            raise
         for text in texts:
             text.forget()
-        if is_out_of_memory(error):
-            raise OutOfMemoryError(_NO_ROOM) from error
-        raise
+        raise OutOfMemoryError(_NO_ROOM) from error
 
 
 def _catch_up(texts: Sequence[HeadText]) -> None:
