@@ -24,19 +24,20 @@ demo: setup
 # Processes keep the bytecode of what they import for those after them: PyTorch's alone takes ten seconds to compile.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A process per core, a thread per process.
-PYTEST := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+# A process per core, a thread per process; processes that find no kernels compile them alone.
+SERIAL := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest
+PYTEST := $(SERIAL) -n auto --dist worksteal
 
 # What is compiled once and kept in .pytest_cache: kernels of drafters and sizes, and the C++ code. Processes that begin
 # together would compile the same ones side by side, so `mix` compiles its own on one core, and the others on the other.
 kernels: setup
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text
+	$(SERIAL) tests/api/test_bases.py::test_a_named_base_is_used_and_changes_no_text
 
 further-kernels: setup
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest tests/drafters/test_contract.py::test_limits_waste_no_nodes -k 'not mix'
+	$(SERIAL) tests/drafters/test_contract.py::test_limits_waste_no_nodes -k 'not mix'
 
 native: setup
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone \
+	$(SERIAL) tests/engines/hf/cpu/test_accelerate.py::test_other_layers_are_left_alone \
 		tests/sizing/test_policy.py::test_no_round_waits_for_a_compiler
 
 checks: kernels lint further-kernels typecheck native
@@ -129,7 +130,7 @@ test-llamacpp: $(VENV)/.llamacpp
 	@touch $@
 
 test-sglang: .sglang/.ready
-	PYTHONPATH=.sglang OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/integrations/test_sglang.py \
+	PYTHONPATH=.sglang $(SERIAL) -m sglang tests/integrations/test_sglang.py \
 		tests/integrations/test_sglang_seam.py
 
 # vLLM in an environment of its own: 4 GB, a minute or two to install. The drafters that vLLM calls `suffix` are Arctic's
@@ -160,10 +161,10 @@ $(VENV)/.browser: $(VENV)/.ready
 	@touch $@
 
 test-browser: $(VENV)/.browser
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/browser
+	$(SERIAL) -m browser tests/serving/browser
 
 screenshots: $(VENV)/.browser
-	DOC_IMAGES=$(CURDIR)/docs/images OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/serving/browser
+	DOC_IMAGES=$(CURDIR)/docs/images $(SERIAL) -m browser tests/serving/browser
 
 # LangChain, `transformers chat`, lm-evaluation-harness and agents against the server; Codex and Claude Code where their
 # commands are installed.
@@ -172,7 +173,7 @@ $(VENV)/.clients: $(VENV)/.ready
 	@touch $@
 
 test-clients: $(VENV)/.clients
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest -m clients tests/serving/test_other_clients.py tests/serving/test_evaluation_harness.py \
+	$(SERIAL) -m clients tests/serving/test_other_clients.py tests/serving/test_evaluation_harness.py \
 		tests/serving/test_agents.py
 
 # The server against its own OpenAPI schema: some thousand generated requests, a minute or two.
@@ -181,7 +182,7 @@ $(VENV)/.fuzz: $(VENV)/.ready
 	@touch $@
 
 test-fuzz: $(VENV)/.fuzz
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/pytest -m fuzz tests/serving/test_fuzz.py
+	$(SERIAL) -m fuzz tests/serving/test_fuzz.py
 
 # The documentation as a site in build/site; a warning, such as of a link that leads nowhere, is an error. Notebooks call
 # `speculant`; the site executes those that are new or changed, `make notebooks` all of them.
