@@ -21,7 +21,9 @@
 #undef _tile_stored
 #define _tile_stored emulated_stored
 #undef _tile_dpbsud
-#define _tile_dpbsud emulated_dpbsud
+#define _tile_dpbsud(c, a, b) emulated_products<uint8_t>(c, a, b)
+#undef _tile_dpbssd
+#define _tile_dpbssd(c, a, b) emulated_products<int8_t>(c, a, b)
 
 struct EmulatedTiles {
   int columns[8], rows[8];
@@ -54,7 +56,9 @@ static void emulated_stored(int t, void *to, int64_t step) {
   for (int r = 0; r < tiles.rows[t]; r++)
     std::memcpy((uint8_t *)to + r * step, tiles.bytes[t][r], tiles.columns[t]);
 }
-static void emulated_dpbsud(int c, int a, int b) {
+// Byte: the type of the values of tile b.
+template <class Byte>
+static void emulated_products(int c, int a, int b) {
   EmulatedTiles &tiles = emulated();
   const bool fits = tiles.rows[a] == tiles.rows[c] && tiles.columns[a] == 4 * tiles.rows[b] &&
                     tiles.columns[b] == tiles.columns[c];
@@ -64,7 +68,7 @@ static void emulated_dpbsud(int c, int a, int b) {
       int32_t sum;
       std::memcpy(&sum, tiles.bytes[c][m] + 4 * n, 4);
       for (int k = 0; k < tiles.columns[a]; k++)
-        sum += (int8_t)tiles.bytes[a][m][k] * tiles.bytes[b][k / 4][4 * n + k % 4];
+        sum += (int8_t)tiles.bytes[a][m][k] * (Byte)tiles.bytes[b][k / 4][4 * n + k % 4];
       std::memcpy(tiles.bytes[c][m] + 4 * n, &sum, 4);
     }
 }

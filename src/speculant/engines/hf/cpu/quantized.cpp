@@ -38,18 +38,19 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   for (int i = 0; i < count; i++) {
     const Quantized &w = *ws[i];
     const Format format = formats[i] = format_of(w, rows);
-    const int subtracted = !tiles && (format == BYTES || format == TABLE) ? CENTRE : 0;
+    const int subtracted = tiles ? tile_centre(w, rows) : format == BYTES || format == TABLE ? CENTRE : 0;
     const Form form{keep != 0, w.group < STEP ? 2 : 1, keep ? 0 : w.offset - subtracted};
     form_of[i] = (int)(std::find(forms.begin(), forms.end(), form) - forms.begin());
     if (form_of[i] == (int)forms.size()) forms.push_back(form);
     if (!tiles && !keep) most = std::min(most, most_rows(format, rows));
   }
 
-  // 2. The place of each format's records: those of all rows, then those of the next format.
-  const int64_t row_blocks = (rows + most - 1) / most;
+  // 2. The place of each format's records: those of all rows, padded to whole tiles, then those of the next format.
+  const int64_t row_blocks = (rows + most - 1) / most, rows_padded = tiles ? row_blocks * TILE_ROWS : rows;
+  const auto first_row = [&](int64_t b) { return tiles ? std::min(b * TILE_ROWS, rows) : rows * b / row_blocks; };
   std::vector<int64_t> starts;
   int64_t bytes = 0;
-  for (const Form &form : forms) starts.push_back(bytes), bytes += rows * steps * form.bytes();
+  for (const Form &form : forms) starts.push_back(bytes), bytes += rows_padded * steps * form.bytes();
   uint8_t *records = scratch(bytes);
 
   // 3. The tasks: blocks of outputs, as many as keep their values in the second-level cache while they meet all rows.
@@ -66,9 +67,10 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
     std::vector<uint8_t *> to(forms.size());
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < row_blocks; b++) {
-      const int64_t row = rows * b / row_blocks, n = rows * (b + 1) / row_blocks - row;
+      const int64_t row = first_row(b), n = first_row(b + 1) - row;
       for (size_t f = 0; f < forms.size(); f++) to[f] = records + starts[f] + row * steps * forms[f].bytes();
-      (keep ? keep_rows : round_rows)(x + row * k, n, k, padded, forms.data(), (int)forms.size(), to.data());
+      if (keep) keep_rows(x + row * k, n, k, padded, forms.data(), (int)forms.size(), to.data());
+      else round_rows(x + row * k, n, tiles ? TILE_ROWS : n, k, padded, forms.data(), (int)forms.size(), to.data());
     }
 
     // 5. Products of each task with each block of rows.
@@ -78,19 +80,18 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
       const Quantized &w = *ws[task.which];
       const int form = form_of[task.which];
       const float *bias = biases ? biases[task.which] : nullptr;
+      if (tiles) {
+        const Tiles shapes(forms[form].sub);
+        for (int64_t block = task.first; block < task.last; block++)
+          multiply_tiles(w, panel_of(w, block, bias, ys[task.which], true), rows, records + starts[form]);
+        continue;
+      }
       for (int64_t b = 0; b < row_blocks; b++) {
-        const int64_t row = rows * b / row_blocks, n = rows * (b + 1) / row_blocks - row;
+        const int64_t row = first_row(b);
         const uint8_t *from = records + starts[form] + row * steps * forms[form].bytes();
-        float *y = ys[task.which] + row * w.outs;
-        if (tiles) {
-          const Tiles shapes((int)n, forms[form].sub);
-          for (int64_t block = task.first; block < task.last; block++)
-            multiply_tiles(w, panel_of(w, block, bias, y, b == 0), (int)n, from);
-        } else {
-          const Kernel kernel = choose_kernel(formats[task.which], forms[form].sub, n, keep);
-          for (int64_t block = task.first; block < task.last; block++)
-            kernel(panel_of(w, block, bias, y, b == 0), from);
-        }
+        const Kernel kernel = choose_kernel(formats[task.which], forms[form].sub, first_row(b + 1) - row, keep);
+        for (int64_t block = task.first; block < task.last; block++)
+          kernel(panel_of(w, block, bias, ys[task.which] + row * w.outs, b == 0), from);
       }
     }
   }

@@ -81,11 +81,13 @@ static inline void round_step(const float *x, float inverse, int8_t *q, int32_t 
 #endif
 }
 
-// Writes the records of `rows` rows of x, [rows, k], in each format.
-static void round_rows(const float *x, int64_t rows, int64_t k, int64_t padded, const Form *forms, int count,
-                       uint8_t *const *to) {
+// Writes the records of `rows` rows of x, [rows, k], in each format; a record has `size` rows, of which others are zero.
+static void round_rows(const float *x, int64_t rows, int64_t size, int64_t k, int64_t padded, const Form *forms,
+                       int count, uint8_t *const *to) {
   int8_t q[STEP];
   float last[STEP];
+  if (rows < size)
+    for (int f = 0; f < count; f++) std::memset(to[f], 0, padded / STEP * size * forms[f].bytes());
   for (int64_t r = 0; r < rows; r++, x += k)
     for (int64_t step = 0; step < padded / STEP; step++) {
       // 1. The inputs, padded with zeros.
@@ -107,14 +109,14 @@ static void round_rows(const float *x, int64_t rows, int64_t k, int64_t padded, 
       // 3. The records.
       for (int f = 0; f < count; f++) {
         const int sub = forms[f].sub;
-        uint8_t *record = to[f] + step * rows * forms[f].bytes();
+        uint8_t *record = to[f] + step * size * forms[f].bytes();
         std::memcpy(record + r * STEP, q, STEP);
-        float *numbers = (float *)(record + rows * STEP) + r;
+        float *numbers = (float *)(record + size * STEP) + r;
         numbers[0] = scale;
         for (int s = 0; s < sub; s++) {
           const int32_t sum = sub == 2 ? sums[s] : sums[0] + sums[1];
-          ((int32_t *)numbers)[(1 + s) * rows] = -forms[f].offset * sum;
-          numbers[(1 + sub + s) * rows] = scale * (float)sum;
+          ((int32_t *)numbers)[(1 + s) * size] = -forms[f].offset * sum;
+          numbers[(1 + sub + s) * size] = scale * (float)sum;
         }
       }
     }

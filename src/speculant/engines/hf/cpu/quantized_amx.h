@@ -1,17 +1,21 @@
-// The product of a block of 16 outputs with 8 to 16 rounded rows by AMX-INT8, where the processor has it.
+// The product of a block of 16 outputs with many rounded rows by AMX-INT8, where the processor has it.
 //
-// The weights are in the order of a tile: a row holds four inputs of 16 outputs. A tile of sums holds 16 rows and the
-// outputs of a block; it is scaled and added in float after each step, as in quantized_kernel.h.
+// The rows are in tiles of 16, the last one padded with zeros. The weights are in the order of a tile: a row holds four
+// inputs of 16 outputs. A few steps of a block at a time are copied as signed bytes, which all tiles of rows then meet in
+// the cache. The integer sums of each step are scaled and added in float, as in quantized_kernel.h.
 
 #pragma once
 
 #include "quantized_kernel.h"
 
+// Below this many rows, vectors are as fast as tiles.
+constexpr int LEAST_TILE_ROWS = 9;
+
 #if defined(__AMX_INT8__)
 #include <sys/syscall.h>
 #include <unistd.h>
 
-constexpr int TILE_ROWS = 16, LEAST_TILE_ROWS = 8;
+constexpr int TILE_ROWS = 16, FEW_ROWS = 12, TILES_AT_ONCE = 16, STEPS_AT_ONCE = 8;
 
 // Returns whether this process may use tiles; Linux requires a request.
 static bool has_tiles() {
@@ -24,10 +28,14 @@ static bool has_tiles() {
 #endif
 }
 
-// Configures the tile shapes while it exists, in two sets: sums 0 and 1, [rows, 16]; activations 2 and 3, [rows,
+// Stores are complete before tile instructions that follow: GCC does not know that these read memory, and of a
+// configuration it knows the first eight bytes.
+static inline void finish_stores(const void *stored) { asm volatile("" : : "r"(stored) : "memory"); }
+
+// Configures the tile shapes while it exists, in two sets: sums 0 and 1, [16 rows, 16]; activations 2 and 3, [16 rows,
 // bytes]; weights 4 and 5, [bytes / 4, 16, 4].
 struct Tiles {
-  Tiles(int rows, int sub) {
+  explicit Tiles(int sub) {
     struct alignas(64) {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t columns[16] = {};  // in bytes
@@ -35,90 +43,170 @@ struct Tiles {
     } shapes;
     const int bytes = STEP / sub;
     for (int set = 0; set < 2; set++) {
-      shapes.columns[set] = 64, shapes.rows[set] = rows;
-      shapes.columns[2 + set] = bytes, shapes.rows[2 + set] = rows;
+      shapes.columns[set] = 64, shapes.rows[set] = TILE_ROWS;
+      shapes.columns[2 + set] = bytes, shapes.rows[2 + set] = TILE_ROWS;
       shapes.columns[4 + set] = 64, shapes.rows[4 + set] = bytes / 4;
     }
+    finish_stores(&shapes);
     _tile_loadconfig(&shapes);
   }
   ~Tiles() { _tile_release(); }
 };
 
-// The integer sums of a step, or of half of one, [rows, 16]. Compilers require literal tile numbers.
-static inline void tile_sums(int set, const int8_t *q, const uint8_t *values, int32_t *sums) {
+// Whether tiles of weights are loaded from the matrix itself, unsigned: one tile of rows does not repay a copy of bytes.
+static bool loads_directly(const Quantized &w, int64_t rows) { return w.bits == 8 && rows <= TILE_ROWS; }
+
+// Subtracted from the values: the offset, if all of them then are signed bytes.
+static int tile_centre(const Quantized &w, int64_t rows) {
+  if (loads_directly(w, rows)) return 0;
+  const int largest = w.bits == 8 ? w.largest : w.table ? 255 : 15;
+  return w.offset >= 0 && w.offset <= 128 && largest - w.offset <= 127 ? w.offset : 128;
+}
+
+// A few steps of a block as all rows read them.
+struct alignas(64) Expanded {
+  int8_t values[STEPS_AT_ONCE][STEP * 16];
+  Floats scales[STEPS_AT_ONCE][2][PARTS], minima[STEPS_AT_ONCE][2][PARTS];
+};
+
+template <Format FORMAT>
+static void copy_values(const Panel &p, int64_t first, int64_t last, int centre, Expanded &to) {
+  typedef int8_t Bytes __attribute__((vector_size(LANES * 4), may_alias));
+  const Words table = load_table(p.table);
+  const Bytes subtracted = (int8_t)centre - Bytes{};
+  for (int64_t step = first; step < last; step++) {
+    const uint8_t *values = p.values + step * BYTES_OF_STEP<FORMAT>;
+    fetch_ahead<TILE_ROWS, FORMAT>(p, values, step);
+    for (int quad = 0; quad < STEP / 4; quad++)
+      for (int part = 0; part < PARTS; part++) {
+        const Words found = load_values<FORMAT>(values + part * LANES * 4, quad & ~1, quad % 2, table);
+        *(Bytes *)(to.values[step - first] + quad * 64 + part * LANES * 4) = (Bytes)found - subtracted;
+      }
+  }
+}
+
+static void expand_numbers(const Panel &p, int64_t first, int64_t last, int sub, Expanded &to) {
+  for (int64_t step = first; step < last; step++)
+    for (int s = 0; s < sub; s++)
+      for (int part = 0; part < PARTS; part++) {
+        const int64_t at = ((step >> p.shift) * sub + s) * 16 + part * LANES, factor_at = step / 8 * 16 + part * LANES;
+        to.scales[step - first][s][part] = read_numbers(p.scales, at, factor_at);
+        if (p.minima.numbers) to.minima[step - first][s][part] = read_numbers(p.minima, at, factor_at);
+      }
+}
+
+// Writes the integer sums of a step, or of half of one, [16 rows, 16]. Compilers require literal tile numbers.
+template <bool SIGNED>
+static inline void tile_sums(int set, const int8_t *q, const void *values, int32_t *sums) {
   if (set == 0) {
     _tile_zero(0);
     _tile_loadd(2, q, STEP);
     _tile_loadd(4, values, 64);
-    _tile_dpbsud(0, 2, 4);
+    if (SIGNED) _tile_dpbssd(0, 2, 4);
+    else _tile_dpbsud(0, 2, 4);
     _tile_stored(0, sums, 64);
   } else {
     _tile_zero(1);
     _tile_loadd(3, q, STEP);
     _tile_loadd(5, values, 64);
-    _tile_dpbsud(1, 3, 5);
+    if (SIGNED) _tile_dpbssd(1, 3, 5);
+    else _tile_dpbsud(1, 3, 5);
     _tile_stored(1, sums, 64);
   }
 }
 
-template <Format FORMAT>
-static void multiply_tiles(const Panel &p, int rows, int sub, const uint8_t *record) {
-  const int64_t size = rows * (STEP + 4 + 8 * sub);
-  const Words table = load_table(p.table);
-  const uint8_t *values = p.values;
-  Floats sums[TILE_ROWS][PARTS] = {};
-  alignas(64) uint8_t bytes[2][STEP * 16];
+// Adds the products of some steps with the first R rows of a tile to `kept`. STARTS: the rows have initial sums. COPIED:
+// `from` points to signed values in the cache, else to those of the matrix.
+template <int SUB, bool STARTS, bool COPIED, int R>
+static void add_tile(const Expanded &w, const void *from, int64_t steps, bool minima,
+                     const Rounded<TILE_ROWS, SUB> *rows, Floats (&kept)[TILE_ROWS][PARTS]) {
+  constexpr int INPUTS = STEP / SUB;
+  const uint8_t *values = (const uint8_t *)from;
   alignas(64) int32_t products[2][TILE_ROWS * 16];
-  for (int64_t step = 0; step < p.steps; step++, values += BYTES_OF_STEP<FORMAT>, record += size) {
-    fetch_ahead<TILE_ROWS, FORMAT>(p, values, step);
-    // 1. The weights as bytes.
-    const uint8_t *wide = values;
-    if (!in_bytes(FORMAT)) {
-      wide = bytes[step % 2];
-      for (int quad = 0; quad < STEP / 4; quad++)
-        for (int part = 0; part < PARTS; part++)
-          *(Words *)(bytes[step % 2] + quad * 64 + part * LANES * 4) =
-              load_values<FORMAT>(values + part * LANES * 4, quad & ~1, quad % 2, table);
-    }
-    const float *scale = (const float *)(record + rows * STEP), *total = scale + rows * (1 + sub);
-    const int32_t *start = (const int32_t *)scale + rows;
-    for (int s = 0; s < sub; s++) {
-      // 2. Integer sums, alternating between two sets of tiles, so that steps need not wait for each other.
-      const int8_t *q = (const int8_t *)record + s * (STEP / 2);
-      const uint8_t *from = wide + s * (STEP / 2 * 16);
-      const int set = (step * sub + s) % 2;
-      int32_t *found = products[set];
-      tile_sums(set, q, from, found);
-      // 3. Scales and minima.
-      for (int part = 0; part < PARTS; part++) {
-        const int64_t at = ((step >> p.shift) * sub + s) * 16 + part * LANES, factor_at = step / 8 * 16 + part * LANES;
-        const Floats number = read_numbers(p.scales, at, factor_at);
-        for (int r = 0; r < rows; r++) {
-          const Ints sum = *(const Ints *)(found + r * 16 + part * LANES) + spread(start[s * rows + r]);
-          sums[r][part] = multiply_add(to_floats(sum) * number, spread(scale[r]), sums[r][part]);
-        }
-        if (!p.minima.numbers) continue;
-        const Floats minimum = read_numbers(p.minima, at, factor_at);
-        for (int r = 0; r < rows; r++)
-          sums[r][part] = multiply_add(minimum, spread(total[s * rows + r]), sums[r][part]);
+  Floats sums[R][PARTS];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < PARTS; part++) sums[r][part] = kept[r][part];
+  tile_sums<COPIED>(0, rows->q[0], values, products[0]);
+  for (int64_t i = 0; i < steps * SUB; i++) {
+    // 1. The integer sums of the next step, while this one's are scaled.
+    const int64_t next = i + 1, step = i / SUB;
+    const int s = i % SUB;
+    for (int line = 0; !COPIED && line < INPUTS * 16; line += 64)
+      __builtin_prefetch(values + i * INPUTS * 16 + AHEAD + line, 0, 2);
+    if (next < steps * SUB)
+      tile_sums<COPIED>(next % 2, rows[next / SUB].q[0] + next % SUB * INPUTS, values + next * INPUTS * 16,
+                        products[next % 2]);
+    // 2. Scales.
+    const Rounded<TILE_ROWS, SUB> &row = rows[step];
+    for (int part = 0; part < PARTS; part++) {
+      const Floats scale = w.scales[step][s][part];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        Ints sum = *(const Ints *)(products[i % 2] + r * 16 + part * LANES);
+        if (STARTS) sum += spread(row.start[s][r]);
+        sums[r][part] = multiply_add(to_floats(sum) * scale, spread(row.scale[r]), sums[r][part]);
       }
     }
+    // 3. Minima.
+    if (!minima) continue;
+    for (int part = 0; part < PARTS; part++) {
+      const Floats minimum = w.minima[step][s][part];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        sums[r][part] = multiply_add(minimum, spread(row.total[s][r]), sums[r][part]);
+    }
   }
-  for (int r = 0; r < rows; r++) write_sums(p, r, sums[r]);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < PARTS; part++) kept[r][part] = sums[r][part];
 }
 
-static void multiply_tiles(const Quantized &w, const Panel &p, int rows, const uint8_t *records) {
-  const int sub = w.group < STEP ? 2 : 1;
-  if (w.bits == 8) multiply_tiles<BYTES>(p, rows, sub, records);
-  else if (w.table) multiply_tiles<TABLE>(p, rows, sub, records);
-  else multiply_tiles<NIBBLES>(p, rows, sub, records);
+template <int SUB, bool STARTS, bool COPIED>
+static void multiply_tiles(const Quantized &w, Panel p, int64_t rows, const uint8_t *records) {
+  const int centre = tile_centre(w, rows);
+  const auto *tiles = (const Rounded<TILE_ROWS, SUB> *)records;
+  alignas(64) Floats sums[TILES_AT_ONCE][TILE_ROWS][PARTS];
+  Expanded expanded;
+  for (int64_t first = 0; first < rows; first += TILES_AT_ONCE * TILE_ROWS) {
+    const int64_t now = std::min<int64_t>(TILES_AT_ONCE * TILE_ROWS, rows - first);
+    const int64_t count = (now + TILE_ROWS - 1) / TILE_ROWS;
+    std::memset(sums, 0, count * sizeof sums[0]);
+    for (int64_t step = 0; step < p.steps; step += STEPS_AT_ONCE) {
+      const int64_t last = std::min<int64_t>(step + STEPS_AT_ONCE, p.steps);
+      expand_numbers(p, step, last, SUB, expanded);
+      const auto copy = w.bits == 8 ? copy_values<BYTES> : w.table ? copy_values<TABLE> : copy_values<NIBBLES>;
+      if (COPIED) copy(p, step, last, centre, expanded);
+      finish_stores(&expanded);
+      for (int64_t t = 0; t < count; t++) {
+        const bool few = now - t * TILE_ROWS <= FEW_ROWS;
+        const auto add = few ? add_tile<SUB, STARTS, COPIED, FEW_ROWS> : add_tile<SUB, STARTS, COPIED, TILE_ROWS>;
+        const void *values = COPIED ? (const void *)expanded.values : p.values + step * STEP * 16;
+        add(expanded, values, last - step, p.minima.numbers, tiles + t * p.steps + step, sums[t]);
+      }
+    }
+    for (int64_t r = 0; r < now; r++) write_sums(p, r, sums[r / TILE_ROWS][r % TILE_ROWS]);
+    p.y += now * p.y_step, p.fetch = false;
+    tiles += count * p.steps;
+  }
+}
+
+template <int SUB>
+static void multiply_tiles(const Quantized &w, const Panel &p, int64_t rows, const uint8_t *records) {
+  if (loads_directly(w, rows)) multiply_tiles<SUB, true, false>(w, p, rows, records);
+  else if (tile_centre(w, rows) != w.offset) multiply_tiles<SUB, true, true>(w, p, rows, records);
+  else multiply_tiles<SUB, false, true>(w, p, rows, records);
+}
+static void multiply_tiles(const Quantized &w, const Panel &p, int64_t rows, const uint8_t *records) {
+  (w.group < STEP ? multiply_tiles<2> : multiply_tiles<1>)(w, p, rows, records);
 }
 
 #else  // without AMX
-constexpr int TILE_ROWS = ROWS, LEAST_TILE_ROWS = 8;
+constexpr int TILE_ROWS = ROWS;
 static bool has_tiles() { return false; }
 struct Tiles {
-  Tiles(int, int) {}
+  explicit Tiles(int) {}
 };
-static void multiply_tiles(const Quantized &, const Panel &, int, const uint8_t *) {}
+static int tile_centre(const Quantized &, int64_t) { return 0; }
+static void multiply_tiles(const Quantized &, const Panel &, int64_t, const uint8_t *) {}
 #endif
