@@ -12,6 +12,8 @@
 #define SPECULANT_EMULATE_AMX
 #undef _tile_loadconfig
 #define _tile_loadconfig emulated_loadconfig
+#undef _tile_storeconfig
+#define _tile_storeconfig emulated_storeconfig
 #undef _tile_release
 #define _tile_release emulated_release
 #undef _tile_zero
@@ -29,7 +31,7 @@ struct EmulatedTiles {
   int columns[8], rows[8];
   uint8_t bytes[8][16][64];
 };
-static EmulatedTiles &emulated() {
+inline EmulatedTiles &emulated() {
   static thread_local EmulatedTiles tiles;
   return tiles;
 }
@@ -40,6 +42,14 @@ static void emulated_loadconfig(const void *shapes) {
   for (int t = 0; t < 8; t++) {
     emulated().columns[t] = at[16 + 2 * t] | at[17 + 2 * t] << 8, emulated().rows[t] = at[48 + t];
     if (emulated().columns[t] > 64 || emulated().rows[t] > 16) std::abort();
+  }
+}
+static void emulated_storeconfig(void *shapes) {
+  uint8_t *at = (uint8_t *)shapes;
+  std::memset(at, 0, 64);
+  for (int t = 0; t < 8; t++) {
+    at[0] |= emulated().rows[t] != 0;
+    at[16 + 2 * t] = emulated().columns[t], at[48 + t] = emulated().rows[t];
   }
 }
 static void emulated_release() { std::memset(&emulated(), 0, sizeof(EmulatedTiles)); }
@@ -72,3 +82,7 @@ static void emulated_products(int c, int a, int b) {
       std::memcpy(tiles.bytes[c][m] + 4 * n, &sum, 4);
     }
 }
+
+// The shapes that another library of the thread sets, and finds afterwards.
+extern "C" __attribute__((weak)) void set_tile_shapes(const void *shapes) { emulated_loadconfig(shapes); }
+extern "C" __attribute__((weak)) void get_tile_shapes(void *shapes) { emulated_storeconfig(shapes); }

@@ -198,6 +198,20 @@ def test_lookups_agree(library: ctypes.CDLL) -> None:
         assert torch.equal(y, weight.dequantize()[rows])
 
 
+def test_tile_shapes_of_other_libraries_are_restored(library: ctypes.CDLL) -> None:
+    """Guards llama.cpp and others that configure the tiles of a thread once and rely on that."""
+    if not hasattr(library, "set_tile_shapes"):
+        pytest.skip("made without the emulation of tiles")
+    weight = pack(GroupedValues(values=torch.ones(16, 64, dtype=torch.uint8), bits=8, group=32, scales=_ones(16, 2)))
+    shapes, found = (torch.zeros(128, dtype=torch.uint8) for _ in range(2))
+    first = -shapes.data_ptr() % 64
+    shapes[first], shapes[first + 16 : first + 32 : 2], shapes[first + 48 : first + 56] = 1, 48, 7
+    library.set_tile_shapes(ctypes.c_void_p(shapes[first:].data_ptr()))
+    multiply(library, weight, torch.ones(20, 64), None, keep=False)
+    library.get_tile_shapes(ctypes.c_void_p(found[first:].data_ptr()))
+    assert torch.equal(found[first : first + 64], shapes[first : first + 64])
+
+
 def test_instructions_are_built_where_the_compiler_knows_them(tmp_path: Path) -> None:
     """Guards code for processors that are not here: it compiles, to the instruction that it is made for."""
     for flag, instruction in (("-mavxvnni", "vpdpbusd"), ("-mamx-int8", "tdpbsud")):

@@ -81,7 +81,7 @@ static inline void round_step(const float *x, float inverse, int8_t *q, int32_t 
 #endif
 }
 
-// Writes the records of `rows` rows of x, [rows, k], in each format; a record has `size` rows, of which others are zero.
+// Writes the records of `rows` rows of x, [rows, k], in each format. Records have `size` rows; those after are zero.
 static void round_rows(const float *x, int64_t rows, int64_t size, int64_t k, int64_t padded, const Form *forms,
                        int count, uint8_t *const *to) {
   int8_t q[STEP];

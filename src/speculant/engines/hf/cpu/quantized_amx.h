@@ -1,8 +1,8 @@
 // The product of a block of 16 outputs with many rounded rows by AMX-INT8, where the processor has it.
 //
 // The rows are in tiles of 16, the last one padded with zeros. The weights are in the order of a tile: a row holds four
-// inputs of 16 outputs. A few steps of a block at a time are copied as signed bytes, which all tiles of rows then meet in
-// the cache. The integer sums of each step are scaled and added in float, as in quantized_kernel.h.
+// inputs of 16 outputs. A few steps of a block at a time are copied as signed bytes, which all tiles of rows then meet
+// in the cache. The integer sums of each step are scaled and added in float, as in quantized_kernel.h.
 
 #pragma once
 
@@ -15,7 +15,7 @@ constexpr int LEAST_TILE_ROWS = 9;
 #include <sys/syscall.h>
 #include <unistd.h>
 
-constexpr int TILE_ROWS = 16, FEW_ROWS = 12, TILES_AT_ONCE = 16, STEPS_AT_ONCE = 8;
+constexpr int TILE_ROWS = 16, FEW_ROWS = 12, TILES_AT_ONCE = 16, COPIED_STEPS = 8, LOADED_STEPS = 32;
 
 // Returns whether this process may use tiles; Linux requires a request.
 static bool has_tiles() {
@@ -28,32 +28,43 @@ static bool has_tiles() {
 #endif
 }
 
-// Stores are complete before tile instructions that follow: GCC does not know that these read memory, and of a
-// configuration it knows the first eight bytes.
-static inline void finish_stores(const void *stored) { asm volatile("" : : "r"(stored) : "memory"); }
+// Stores are complete before the tile instructions that follow, and loads are made after those that precede: of what
+// these read and write, GCC knows the first eight bytes of a configuration alone.
+static inline void settle_memory(const void *at) { asm volatile("" : : "r"(at) : "memory"); }
+
+struct alignas(64) TileShapes {
+  uint8_t palette, start, reserved[14];
+  uint16_t columns[16];  // in bytes
+  uint8_t rows[16];
+};
 
 // Configures the tile shapes while it exists, in two sets: sums 0 and 1, [16 rows, 16]; activations 2 and 3, [16 rows,
-// bytes]; weights 4 and 5, [bytes / 4, 16, 4].
-struct Tiles {
+// bytes]; weights 4 and 5, [bytes / 4, 16, 4]. Other libraries configure a thread once, so their shapes are restored.
+class Tiles {
+  TileShapes found;
+
+ public:
   explicit Tiles(int sub) {
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t columns[16] = {};  // in bytes
-      uint8_t rows[16] = {};
-    } shapes;
+    _tile_storeconfig(&found);
+    TileShapes shapes = {};
+    shapes.palette = 1;
     const int bytes = STEP / sub;
     for (int set = 0; set < 2; set++) {
       shapes.columns[set] = 64, shapes.rows[set] = TILE_ROWS;
       shapes.columns[2 + set] = bytes, shapes.rows[2 + set] = TILE_ROWS;
       shapes.columns[4 + set] = 64, shapes.rows[4 + set] = bytes / 4;
     }
-    finish_stores(&shapes);
+    settle_memory(&shapes);
     _tile_loadconfig(&shapes);
   }
-  ~Tiles() { _tile_release(); }
+  ~Tiles() {
+    settle_memory(&found);
+    if (found.palette) _tile_loadconfig(&found);
+    else _tile_release();
+  }
 };
 
-// Whether tiles of weights are loaded from the matrix itself, unsigned: one tile of rows does not repay a copy of bytes.
+// Whether weights are loaded from the matrix itself, unsigned: one tile of rows does not repay a copy of bytes.
 static bool loads_directly(const Quantized &w, int64_t rows) { return w.bits == 8 && rows <= TILE_ROWS; }
 
 // Subtracted from the values: the offset, if all of them then are signed bytes.
@@ -65,8 +76,8 @@ static int tile_centre(const Quantized &w, int64_t rows) {
 
 // A few steps of a block as all rows read them.
 struct alignas(64) Expanded {
-  int8_t values[STEPS_AT_ONCE][STEP * 16];
-  Floats scales[STEPS_AT_ONCE][2][PARTS], minima[STEPS_AT_ONCE][2][PARTS];
+  int8_t values[COPIED_STEPS][STEP * 16];
+  Floats scales[LOADED_STEPS][2][PARTS], minima[LOADED_STEPS][2][PARTS];
 };
 
 template <Format FORMAT>
@@ -86,13 +97,17 @@ static void copy_values(const Panel &p, int64_t first, int64_t last, int centre,
 }
 
 static void expand_numbers(const Panel &p, int64_t first, int64_t last, int sub, Expanded &to) {
-  for (int64_t step = first; step < last; step++)
+  for (int64_t step = first; step < last; step++) {
+    const int64_t later = step + LOADED_STEPS;
+    __builtin_prefetch((const uint8_t *)p.scales.numbers + later * p.scales.step, 0, 2);
+    if (p.minima.numbers) __builtin_prefetch((const uint8_t *)p.minima.numbers + later * p.minima.step, 0, 2);
     for (int s = 0; s < sub; s++)
       for (int part = 0; part < PARTS; part++) {
         const int64_t at = ((step >> p.shift) * sub + s) * 16 + part * LANES, factor_at = step / 8 * 16 + part * LANES;
         to.scales[step - first][s][part] = read_numbers(p.scales, at, factor_at);
         if (p.minima.numbers) to.minima[step - first][s][part] = read_numbers(p.minima, at, factor_at);
       }
+  }
 }
 
 // Writes the integer sums of a step, or of half of one, [16 rows, 16]. Compilers require literal tile numbers.
@@ -115,8 +130,8 @@ static inline void tile_sums(int set, const int8_t *q, const void *values, int32
   }
 }
 
-// Adds the products of some steps with the first R rows of a tile to `kept`. STARTS: the rows have initial sums. COPIED:
-// `from` points to signed values in the cache, else to those of the matrix.
+// Adds the products of some steps with the first R rows of a tile to `kept`. STARTS: the rows have initial sums.
+// COPIED: `from` points to signed values in the cache, else to those of the matrix.
 template <int SUB, bool STARTS, bool COPIED, int R>
 static void add_tile(const Expanded &w, const void *from, int64_t steps, bool minima,
                      const Rounded<TILE_ROWS, SUB> *rows, Floats (&kept)[TILE_ROWS][PARTS]) {
@@ -172,12 +187,12 @@ static void multiply_tiles(const Quantized &w, Panel p, int64_t rows, const uint
     const int64_t now = std::min<int64_t>(TILES_AT_ONCE * TILE_ROWS, rows - first);
     const int64_t count = (now + TILE_ROWS - 1) / TILE_ROWS;
     std::memset(sums, 0, count * sizeof sums[0]);
-    for (int64_t step = 0; step < p.steps; step += STEPS_AT_ONCE) {
-      const int64_t last = std::min<int64_t>(step + STEPS_AT_ONCE, p.steps);
+    for (int64_t step = 0, last; step < p.steps; step = last) {
+      last = std::min<int64_t>(step + (COPIED ? COPIED_STEPS : LOADED_STEPS), p.steps);
       expand_numbers(p, step, last, SUB, expanded);
       const auto copy = w.bits == 8 ? copy_values<BYTES> : w.table ? copy_values<TABLE> : copy_values<NIBBLES>;
       if (COPIED) copy(p, step, last, centre, expanded);
-      finish_stores(&expanded);
+      settle_memory(&expanded);
       for (int64_t t = 0; t < count; t++) {
         const bool few = now - t * TILE_ROWS <= FEW_ROWS;
         const auto add = few ? add_tile<SUB, STARTS, COPIED, FEW_ROWS> : add_tile<SUB, STARTS, COPIED, TILE_ROWS>;
