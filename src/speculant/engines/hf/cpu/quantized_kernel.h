@@ -23,6 +23,8 @@ constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produc
 // Prefetch distance in bytes, and the minimum rows for prefetching.
 #if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
 constexpr int AHEAD = 4096, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // its processors gain from one row on
+#elif defined(__AMX_INT8__)
+constexpr int AHEAD = 8192, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // so do those of servers from 2023 on
 #else
 constexpr int AHEAD = 8192, FETCHED_BYTES = 5, FETCHED_HALVES = 2;
 #endif
