@@ -53,7 +53,7 @@ extern "C" void quantized_linears(const Quantized *const *ws, const float *const
   for (const Form &form : forms) starts.push_back(bytes), bytes += rows_padded * steps * form.bytes();
   uint8_t *records = scratch(bytes);
 
-  // 3. The tasks: blocks of outputs, as many as keep their values in the second-level cache while they meet all rows.
+  // 3. The tasks: as many blocks of outputs as stay in the second-level cache while blocks of rows meet them.
   std::vector<Task> tasks;
   for (int i = 0; i < count; i++) {
     const int64_t blocks = (ws[i]->outs + 15) / 16, share = TASK / std::max<int64_t>(padded * 2 * ws[i]->bits, 1);

@@ -17,7 +17,7 @@ template <int R, int SUB>
 struct Rounded {
   int8_t q[R][STEP];
   float scale[R];
-  int32_t start[SUB][R];  // initial integer sums: (CENTRE - offset) * sum of q, or -offset * sum of q for half-bytes
+  int32_t start[SUB][R];  // initial integer sums: (what is subtracted from values - offset) * sum of q
   float total[SUB][R];    // scale * sum of q
 };
 template <int R, int SUB>
@@ -81,7 +81,7 @@ static inline void round_step(const float *x, float inverse, int8_t *q, int32_t 
 #endif
 }
 
-// Writes the records of `rows` rows of x, [rows, k], in each format. Records have `size` rows; those after are zero.
+// Writes the records of `rows` rows of x, [rows, k], in each format. Records have `size` rows; the rest are zeros.
 static void round_rows(const float *x, int64_t rows, int64_t size, int64_t k, int64_t padded, const Form *forms,
                        int count, uint8_t *const *to) {
   int8_t q[STEP];

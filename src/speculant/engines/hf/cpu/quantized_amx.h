@@ -2,7 +2,8 @@
 //
 // The rows are in tiles of 16, the last one padded with zeros. The weights are in the order of a tile: a row holds four
 // inputs of 16 outputs. A few steps of a block at a time are copied as signed bytes, which all tiles of rows then meet
-// in the cache. The integer sums of each step are scaled and added in float, as in quantized_kernel.h.
+// in the cache; one tile reads bytes from the matrix itself. The integer sums of each step are scaled and added in
+// float, as in quantized_kernel.h.
 
 #pragma once
 
@@ -28,9 +29,9 @@ static bool has_tiles() {
 #endif
 }
 
-// Stores are complete before the tile instructions that follow, and loads are made after those that precede: of what
-// these read and write, GCC knows the first eight bytes of a configuration alone.
-static inline void settle_memory(const void *at) { asm volatile("" : : "r"(at) : "memory"); }
+// Makes GCC finish the stores before it: its tile instructions do not say what they read, except for the first eight
+// bytes of a configuration.
+static inline void finish_stores(const void *at) { asm volatile("" : : "r"(at) : "memory"); }
 
 struct alignas(64) TileShapes {
   uint8_t palette, start, reserved[14];
@@ -54,11 +55,11 @@ class Tiles {
       shapes.columns[2 + set] = bytes, shapes.rows[2 + set] = TILE_ROWS;
       shapes.columns[4 + set] = 64, shapes.rows[4 + set] = bytes / 4;
     }
-    settle_memory(&shapes);
+    finish_stores(&shapes);
     _tile_loadconfig(&shapes);
   }
   ~Tiles() {
-    settle_memory(&found);
+    finish_stores(&found);
     if (found.palette) _tile_loadconfig(&found);
     else _tile_release();
   }
@@ -82,9 +83,9 @@ struct alignas(64) Expanded {
 
 template <Format FORMAT>
 static void copy_values(const Panel &p, int64_t first, int64_t last, int centre, Expanded &to) {
-  typedef int8_t Bytes __attribute__((vector_size(LANES * 4), may_alias));
+  typedef uint8_t Bytes __attribute__((vector_size(LANES * 4), may_alias));  // differences may wrap
   const Words table = load_table(p.table);
-  const Bytes subtracted = (int8_t)centre - Bytes{};
+  const Bytes subtracted = (uint8_t)centre - Bytes{};
   for (int64_t step = first; step < last; step++) {
     const uint8_t *values = p.values + step * BYTES_OF_STEP<FORMAT>;
     fetch_ahead<TILE_ROWS, FORMAT>(p, values, step);
@@ -130,18 +131,18 @@ static inline void tile_sums(int set, const int8_t *q, const void *values, int32
   }
 }
 
-// Adds the products of some steps with the first R rows of a tile to `kept`. STARTS: the rows have initial sums.
+// Adds the products of some steps with the first R rows of a tile to `totals`. STARTS: the rows have initial sums.
 // COPIED: `from` points to signed values in the cache, else to those of the matrix.
 template <int SUB, bool STARTS, bool COPIED, int R>
 static void add_tile(const Expanded &w, const void *from, int64_t steps, bool minima,
-                     const Rounded<TILE_ROWS, SUB> *rows, Floats (&kept)[TILE_ROWS][PARTS]) {
+                     const Rounded<TILE_ROWS, SUB> *rows, Floats (&totals)[TILE_ROWS][PARTS]) {
   constexpr int INPUTS = STEP / SUB;
   const uint8_t *values = (const uint8_t *)from;
   alignas(64) int32_t products[2][TILE_ROWS * 16];
   Floats sums[R][PARTS];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
-    for (int part = 0; part < PARTS; part++) sums[r][part] = kept[r][part];
+    for (int part = 0; part < PARTS; part++) sums[r][part] = totals[r][part];
   tile_sums<COPIED>(0, rows->q[0], values, products[0]);
   for (int64_t i = 0; i < steps * SUB; i++) {
     // 1. The integer sums of the next step, while this one's are scaled.
@@ -174,34 +175,34 @@ static void add_tile(const Expanded &w, const void *from, int64_t steps, bool mi
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
-    for (int part = 0; part < PARTS; part++) kept[r][part] = sums[r][part];
+    for (int part = 0; part < PARTS; part++) totals[r][part] = sums[r][part];
 }
 
 template <int SUB, bool STARTS, bool COPIED>
 static void multiply_tiles(const Quantized &w, Panel p, int64_t rows, const uint8_t *records) {
   const int centre = tile_centre(w, rows);
+  const auto copy = w.bits == 8 ? copy_values<BYTES> : w.table ? copy_values<TABLE> : copy_values<NIBBLES>;
   const auto *tiles = (const Rounded<TILE_ROWS, SUB> *)records;
   alignas(64) Floats sums[TILES_AT_ONCE][TILE_ROWS][PARTS];
   Expanded expanded;
   for (int64_t first = 0; first < rows; first += TILES_AT_ONCE * TILE_ROWS) {
-    const int64_t now = std::min<int64_t>(TILES_AT_ONCE * TILE_ROWS, rows - first);
-    const int64_t count = (now + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t here = std::min<int64_t>(TILES_AT_ONCE * TILE_ROWS, rows - first);
+    const int64_t count = (here + TILE_ROWS - 1) / TILE_ROWS;
     std::memset(sums, 0, count * sizeof sums[0]);
     for (int64_t step = 0, last; step < p.steps; step = last) {
       last = std::min<int64_t>(step + (COPIED ? COPIED_STEPS : LOADED_STEPS), p.steps);
       expand_numbers(p, step, last, SUB, expanded);
-      const auto copy = w.bits == 8 ? copy_values<BYTES> : w.table ? copy_values<TABLE> : copy_values<NIBBLES>;
       if (COPIED) copy(p, step, last, centre, expanded);
-      settle_memory(&expanded);
+      finish_stores(&expanded);
       for (int64_t t = 0; t < count; t++) {
-        const bool few = now - t * TILE_ROWS <= FEW_ROWS;
+        const bool few = here - t * TILE_ROWS <= FEW_ROWS;
         const auto add = few ? add_tile<SUB, STARTS, COPIED, FEW_ROWS> : add_tile<SUB, STARTS, COPIED, TILE_ROWS>;
         const void *values = COPIED ? (const void *)expanded.values : p.values + step * STEP * 16;
         add(expanded, values, last - step, p.minima.numbers, tiles + t * p.steps + step, sums[t]);
       }
     }
-    for (int64_t r = 0; r < now; r++) write_sums(p, r, sums[r / TILE_ROWS][r % TILE_ROWS]);
-    p.y += now * p.y_step, p.fetch = false;
+    for (int64_t r = 0; r < here; r++) write_sums(p, r, sums[r / TILE_ROWS][r % TILE_ROWS]);
+    p.y += here * p.y_step, p.fetch = false;
     tiles += count * p.steps;
   }
 }
