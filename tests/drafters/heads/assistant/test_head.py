@@ -278,12 +278,15 @@ def test_needs_the_targets_cache() -> None:
 def test_is_what_transformers_computes(
     name: str, clusters: dict[str, Any], length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards the formula by Google's own: release 5.23 cannot build an assistant until a property is patched."""
-    model, text = gemma(name, vocab_size=VOCABULARY), TEXT[:length]
+    """Guards the formula by Google's own, in float64, since float32 rounds by processor.
+
+    Release 5.23 cannot build an assistant until a property is patched.
+    """
+    model, text = gemma(name, vocab_size=VOCABULARY).double(), TEXT[:length]
     given = assistant_config(model, **clusters)
-    weights = assistant_tensors(given)
+    weights = {key: each.double() for key, each in assistant_tensors(given).items()}
     state = begun(loaded_assistant(model, given, weights), model, text)
-    theirs = transformers_assistant(given, monkeypatch)
+    theirs = transformers_assistant(given, monkeypatch).double()
     theirs.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
     cache, kinds = lent_cache(model, torch.tensor(text[:-1])), {SLIDING: -2, FULL: -1}
     rows = {kind: cache.layer_rows(place) for kind, place in kinds.items()}
@@ -303,7 +306,7 @@ def test_is_what_transformers_computes(
             )
             hidden = want.last_hidden_state
             chosen = ~got[0].isneginf()
-            torch.testing.assert_close(got[0][chosen], want.logits[0, 0][chosen], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(got[0][chosen], want.logits[0, 0][chosen], atol=1e-12, rtol=0)
             assert (want.logits[0, 0][~chosen] < got[0][chosen].min()).all()
 
 
