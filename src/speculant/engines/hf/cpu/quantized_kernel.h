@@ -24,7 +24,7 @@ constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produc
 #if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
 constexpr int AHEAD = 4096, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // its processors gain from one row on
 #elif defined(__AMX_INT8__)
-constexpr int AHEAD = 8192, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // servers from 2023 on gain likewise
+constexpr int AHEAD = 8192, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // so did the one processor with AMX measured
 #else
 constexpr int AHEAD = 8192, FETCHED_BYTES = 5, FETCHED_HALVES = 2;
 #endif
@@ -54,8 +54,8 @@ template <int R, Format FORMAT, bool KEEP>
 constexpr int TOGETHER = REGISTERS<R, FORMAT, KEEP> <= (FORMAT == NIBBLES && !KEEP ? 12 : 8) ? PARTS : 1;
 
 // Hardware prefetches a memory stream by itself, and on processors with VNNI but no AMX works best undisturbed if a
-// product is memory-bound, as with few rows. With more computation it does not run far enough ahead: then values and scales, two
-// streams, are prefetched by the same distance in inputs.
+// product is memory-bound, as with few rows. With more computation it does not run far enough ahead: then values and
+// scales, two streams, are prefetched by the same distance in inputs.
 template <Format FORMAT>
 constexpr int FETCHED = in_bytes(FORMAT) ? FETCHED_BYTES : FETCHED_HALVES;
 template <int R, Format FORMAT>
