@@ -20,13 +20,14 @@ template <Format>
 constexpr int ROUNDED_ROWS = ROWS;
 #endif
 constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produce long code
-// Prefetch distance in bytes, and the minimum rows for prefetching.
+// Prefetch distance in bytes, and the minimum rows for prefetching. NEAR, the distance for just these rows, is into the
+// first-level cache; 0: as for more rows.
 #if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
-constexpr int AHEAD = 4096, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // its processors gain from one row on
+constexpr int AHEAD = 4096, NEAR = 0, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // its processors gain from one row on
 #elif defined(__AMX_INT8__)
-constexpr int AHEAD = 8192, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // so did the one processor with AMX measured
+constexpr int AHEAD = 8192, NEAR = 0, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // so did the one with AMX measured
 #else
-constexpr int AHEAD = 8192, FETCHED_BYTES = 5, FETCHED_HALVES = 2;
+constexpr int AHEAD = 8192, NEAR = 4096, FETCHED_BYTES = 4, FETCHED_HALVES = 1;
 #endif
 
 // 16 outputs of a matrix.
@@ -61,11 +62,14 @@ constexpr int FETCHED = in_bytes(FORMAT) ? FETCHED_BYTES : FETCHED_HALVES;
 template <int R, Format FORMAT>
 INLINE static void fetch_ahead(const Panel &p, const uint8_t *values, int64_t step) {
   if (R < FETCHED<FORMAT> || !p.fetch) return;
+  constexpr bool IS_NEAR = NEAR && R == FETCHED<FORMAT>;
+  constexpr int DISTANCE = IS_NEAR ? NEAR : AHEAD, LOCALITY = IS_NEAR ? 3 : 2;
 #pragma GCC unroll 8
-  for (int line = 0; line < BYTES_OF_STEP<FORMAT>; line += 64) __builtin_prefetch(values + AHEAD + line, 0, 2);
-  const int64_t later = step + AHEAD / BYTES_OF_STEP<FORMAT>;
-  __builtin_prefetch((const uint8_t *)p.scales.numbers + later * p.scales.step, 0, 2);
-  if (p.minima.numbers) __builtin_prefetch((const uint8_t *)p.minima.numbers + later * p.minima.step, 0, 2);
+  for (int line = 0; line < BYTES_OF_STEP<FORMAT>; line += 64)
+    __builtin_prefetch(values + DISTANCE + line, 0, LOCALITY);
+  const int64_t later = step + DISTANCE / BYTES_OF_STEP<FORMAT>;
+  __builtin_prefetch((const uint8_t *)p.scales.numbers + later * p.scales.step, 0, LOCALITY);
+  if (p.minima.numbers) __builtin_prefetch((const uint8_t *)p.minima.numbers + later * p.minima.step, 0, LOCALITY);
 }
 
 // The last outputs of a matrix, fewer than 16.
