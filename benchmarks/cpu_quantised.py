@@ -25,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,11 @@ import torch
 
 from llamacpp import make_files
 from quantised_systems import EngineSystem, Run, System, open_systems
-from speculant.bench.replay.traces import read_recordings
+from speculant.bench.replay.traces import Recording, read_recordings
 from speculant.bench.systems.forced import fit_vocabulary
 from speculant.cli.env import environment
 from speculant.core.tree import Int32
+from speculant.drafters.mix.base import read_base
 
 OPENVINO = {"q8_0": "openvino-int8", "q4_0": "openvino-int4", "q4_k": "openvino-int4"}
 SYSTEMS = ("speculant", "llama.cpp", "openvino")
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--files", default=",".join(FILES), help="recorded outputs in $SPECULANT_DATA/traces")
     parser.add_argument("--methods", default="", help="methods to decode with, where a system has them; all by default")
+    parser.add_argument("--base", type=Path, help="base for Speculant's method `mix+base`; from quantised_base.py")
     parser.add_argument("--requests", type=int, default=20, help="requests per file")
     parser.add_argument("--tokens", type=int, default=120, help="maximum tokens per output")
     parser.add_argument("--max-prompt", type=int, default=1024, help="maximum prompt tokens; longer ones are skipped")
@@ -76,6 +78,8 @@ def main() -> None:
     rows = [int(each) for each in args.rows.split(",")]
     if args.step_cost and (len(formats), len(names), rows[0]) != (1, 1, 1):
         parser.error("--step-cost is the curve of one system and format, from 1 row on")
+    vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
+    base = read_base(args.base, vocabulary=vocabulary, tokenizer="") if args.base else None
     make_files(args.shape, args.folder, formats)
     report: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"formats": {}}
     report["environment"] = environment() | {"commit": commit(), "packages": versions()}
@@ -87,7 +91,7 @@ def main() -> None:
         if "prompt" in parts:
             found["prompt"] = {name: run_first_token(name, kind, args) for name in names}
             args.out.write_text(json.dumps(report, indent=1) + "\n")
-        systems = open_systems(gguf, openvino, args.threads, names)
+        systems = open_systems(gguf, openvino, args.threads, names, base)
         if "passes" in parts:
             found["passes"] = time_passes(systems, rows, args.rounds)
             if args.step_cost:
@@ -145,7 +149,7 @@ def step_cost(passes: Mapping[int, Mapping[str, float]], of: str, args: argparse
 def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Decode along the outputs of a file; after each, yield the results so far, by system and method."""
     path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{file}.jsonl"
-    short = [each for each in read_recordings(path) if len(each.prompt) <= args.max_prompt]
+    short = select_short(read_recordings(path), args.max_prompt)
     vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
     recordings, _ = fit_vocabulary(short[: args.requests], vocabulary)
     wanted = args.methods.split(",") if args.methods else None
@@ -164,6 +168,11 @@ def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespac
             totals[label].add(systems[name].decode(method, each.prompt, output))
         print(file, place + 1, {label: round(run.tokens / run.cpu, 1) for label, run in totals.items()}, flush=True)
         yield {"requests": place + 1, "systems": {label: rates(run) for label, run in totals.items()}}
+
+
+def select_short(recordings: Iterable[Recording], max_prompt: int) -> list[Recording]:
+    """Return the recordings whose prompts have at most `max_prompt` tokens."""
+    return [each for each in recordings if len(each.prompt) <= max_prompt]
 
 
 def rates(run: Run) -> dict[str, float]:

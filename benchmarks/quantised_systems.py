@@ -27,6 +27,7 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
+from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.quantized.gguf.loading import plan_model
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
@@ -72,12 +73,13 @@ class EngineSystem:
     """One of Speculant's engines: its own passes, or llama.cpp's.
 
     Attributes:
-        methods: "none", method names, and "lookup:N" for llama-cpp-python's prompt lookup with N tokens.
+        methods: "none", method names, also with "+base", and "lookup:N" for llama-cpp-python's prompt lookup with N
+            tokens.
     """
 
-    def __init__(self, model: Any, methods: Sequence[str]) -> None:
+    def __init__(self, model: Any, methods: Sequence[str], base: MixBase | None = None) -> None:
         self.methods = methods
-        self._speculators = {name: _speculator(model, name) for name in methods if ":" not in name}
+        self._speculators = {name: _speculator(model, name, base) for name in methods if ":" not in name}
         self._engine = self._speculators["none"].engine
         self._text: Any = None
 
@@ -198,11 +200,14 @@ def verify_chains(
     return Run(len(output) - 1, passes, time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def open_systems(gguf: Path, openvino: Path | None, threads: int, names: Sequence[str]) -> Mapping[str, System]:
-    """Load and return the systems of a format."""
+def open_systems(
+    gguf: Path, openvino: Path | None, threads: int, names: Sequence[str], base: MixBase | None = None
+) -> Mapping[str, System]:
+    """Load and return the systems of a format; Speculant's with method "mix+base" if there is a base."""
     found: dict[str, System] = {}
     if "speculant" in names:
-        found["speculant"] = EngineSystem(plan_model(gguf).load()[0], ("none", "mix"))
+        methods = ("none", "mix") if base is None else ("none", "mix", "mix+base")
+        found["speculant"] = EngineSystem(plan_model(gguf).load()[0], methods, base)
     if "llama.cpp" in names:
         model = load_gguf(gguf, LlamaCppOptions(threads=threads, context=POSITIONS))[0]
         found["llama.cpp"] = EngineSystem(model, ("none", "mix", f"lookup:{LLAMACPP_LOOKUP}"))
@@ -211,12 +216,17 @@ def open_systems(gguf: Path, openvino: Path | None, threads: int, names: Sequenc
     return found
 
 
-def _speculator(model: Any, method: str) -> Speculator:
+def _speculator(model: Any, name: str, base: MixBase | None) -> Speculator:
     """Return a speculator for a method on a model, compiled, with an empty memory."""
-    speculator = Speculator.from_transformers(model, method=method)
+    method, _, with_base = name.partition("+")
+
+    def load() -> Speculator:
+        return Speculator.from_transformers(model, method=method, base=base if with_base else None)
+
+    speculator = load()
     if method != "none":
         replay(speculator.drafter, [Recording(WARM_UP_TEXT, WARM_UP_TEXT)], nodes=MAX_NODES)
-        speculator.drafter = Speculator.from_transformers(model, method=method).drafter
+        speculator.drafter = load().drafter
     return speculator
 
 
