@@ -1,7 +1,7 @@
-"""Draw the chart of quantised weights on a CPU, from cpu-quantised.json and quantised-replay.json.
+"""Draw the chart of quantised weights on a CPU, from cpu-quantised.json.
 
-Top: CPU time of a pass by number of rows. Bottom: tokens per second along recorded outputs at these costs, relative to
-llama.cpp without drafts.
+Top: CPU time of a pass by number of rows. Bottom: tokens per second along recorded outputs, relative to llama.cpp
+without drafts.
 
     python benchmarks/quantised_chart.py -o docs/images/quantised.svg
 """
@@ -28,7 +28,8 @@ PASSES = {
 DECODING = {
     "speculant none": ("Speculant, plain", "#7fb0e8"),
     "speculant mix": ("Speculant, mix", "#2463b0"),
-    "llama.cpp lookup:10": ("llama.cpp, its prompt lookup", "#d9d9d9"),
+    "speculant mix+base": ("Speculant, mix with a base", "#123c6e"),
+    "llama.cpp mix": ("Speculant's mix on llama.cpp", "#b5b5b5"),
     "openvino none": ("OpenVINO, plain", "#f0c99a"),
     "openvino lookup:5": ("OpenVINO, its prompt lookup", "#d98a2b"),
 }
@@ -39,15 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
-    measured, replayed = (
-        json.loads((RESULTS / name).read_text())["formats"] for name in ("cpu-quantised.json", "quantised-replay.json")
-    )
+    measured = json.loads((RESULTS / "cpu-quantised.json").read_text())["formats"]
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "quantised", "font.family": "sans-serif", "font.size": 9}
     with matplotlib.rc_context(options):
         figure = Figure(figsize=(8.2, 6.4), layout="constrained")
         for column, (kind, title) in zip(figure.subplots(2, 2).T, FORMATS.items(), strict=True):
             draw_passes(column[0], measured[kind]["passes"], title)
-            draw_decoding(column[1], replayed[kind])
+            draw_decoding(column[1], measured[kind]["forced"])
         figure.savefig(args.out, format="svg", metadata={"Date": None})
 
 
@@ -71,7 +70,8 @@ def draw_decoding(axes: Axes, found: dict[str, Any]) -> None:
     """Draw a group of bars per file: tokens per second relative to llama.cpp without drafts."""
     width = 0.84 / len(DECODING)
     for place, (system, (label, color)) in enumerate(DECODING.items()):
-        values = [found[file][system] / found[file][BASE] for file in FILES]
+        rates = [{name: run["tokens_per_cpu_second"] for name, run in found[file]["systems"].items()} for file in FILES]
+        values = [each[system] / each[BASE] for each in rates]
         left = [i + (place - (len(DECODING) - 1) / 2) * width for i in range(len(FILES))]
         bars = axes.bar(left, values, width, label=label, color=color)
         axes.bar_label(bars, fmt="%.1f", fontsize=6, padding=1)

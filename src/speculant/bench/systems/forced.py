@@ -27,6 +27,7 @@ from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.decoding.step import DecodingComponents
+from speculant.drafters.top_tokens import best_token
 from speculant.engines.hf.sampling.sampler import HostSampler, SamplingPlan
 from speculant.registry import METHODS, find_method
 
@@ -55,7 +56,7 @@ class ForcedSampler(HostSampler):
         """Return the recorded token, at the cost of computing the target's own."""
         assert self._loaded is not None
         if not self._loaded.is_cuda:
-            self._loaded[row].argmax().item()
+            best_token(self._loaded[row : row + 1]).item()
         return self._output[len(self.tokens)]
 
     def commit(self, token: int) -> bool:
