@@ -29,7 +29,6 @@ DECODING = {
     "speculant none": ("Speculant, plain", "#7fb0e8"),
     "speculant mix": ("Speculant, mix", "#2463b0"),
     "speculant mix+base": ("Speculant, mix with a base", "#123c6e"),
-    "llama.cpp mix": ("Speculant's mix on llama.cpp", "#b5b5b5"),
     "openvino none": ("OpenVINO, plain", "#f0c99a"),
     "openvino lookup:5": ("OpenVINO, its prompt lookup", "#d98a2b"),
 }
