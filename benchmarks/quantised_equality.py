@@ -18,6 +18,7 @@ from typing import Any
 
 from speculant import Speculator
 from speculant.cli.env import environment
+from speculant.core.stats import Stats
 from stories import cut_prompts
 
 TOKENS, TOGETHER = 60, 8
@@ -51,10 +52,7 @@ def main() -> None:
 
 def decode_alone(speculator: Speculator, prompts: list[str], sampling: dict[str, Any]) -> tuple[list[list[int]], float]:
     """Return the texts, decoded one after the other, and the tokens per pass."""
-    results = [
-        speculator.generate(prompt, max_new_tokens=TOKENS, **sampling, **seeded(sampling, place))
-        for place, prompt in enumerate(prompts)
-    ]
+    results = [speculator.generate(prompt, **options(sampling, place)) for place, prompt in enumerate(prompts)]
     return [each.ids for each in results], mean_tokens([each.stats for each in results])
 
 
@@ -63,22 +61,19 @@ def decode_together(
 ) -> tuple[list[list[int]], float]:
     """Return the texts, decoded in batches, and the tokens per pass."""
     batch = speculator.batch(TOGETHER)
-    generations = [
-        batch.add(prompt, max_new_tokens=TOKENS, **sampling, **seeded(sampling, place))
-        for place, prompt in enumerate(prompts)
-    ]
+    generations = [batch.add(prompt, **options(sampling, place)) for place, prompt in enumerate(prompts)]
     for _ in batch:
         pass
     results = [generation.result for generation in generations]
     return [each.ids for each in results], mean_tokens([each.stats for each in results])
 
 
-def seeded(sampling: dict[str, Any], place: int) -> dict[str, int]:
-    """Return the seed of a prompt's text, if it is sampled."""
-    return {"seed": place} if sampling["temperature"] else {}
+def options(sampling: dict[str, Any], place: int) -> dict[str, Any]:
+    """Return the options of a prompt's text; a sampled one has a seed."""
+    return {"max_new_tokens": TOKENS, **sampling} | ({"seed": place} if sampling["temperature"] else {})
 
 
-def mean_tokens(stats: list[Any]) -> float:
+def mean_tokens(stats: list[Stats]) -> float:
     """Return the tokens per pass of all texts."""
     return 1 + sum(each.accepted for each in stats) / max(1, sum(each.rounds for each in stats))
 
