@@ -78,8 +78,7 @@ def main() -> None:
     rows = [int(each) for each in args.rows.split(",")]
     if args.step_cost and (len(formats), len(names), rows[0]) != (1, 1, 1):
         parser.error("--step-cost is the curve of one system and format, from 1 row on")
-    vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
-    base = read_base(args.base, vocabulary=vocabulary, tokenizer="") if args.base else None
+    base = read_base(args.base, vocabulary=vocabulary_of(args.shape), tokenizer="") if args.base else None
     make_files(args.shape, args.folder, formats)
     report: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"formats": {}}
     report["environment"] = environment() | {"commit": commit(), "packages": versions()}
@@ -150,8 +149,7 @@ def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespac
     """Decode along the outputs of a file; after each, yield the results so far, by system and method."""
     path = Path(os.environ["SPECULANT_DATA"]) / "traces" / f"llama31-8b-{file}.jsonl"
     short = select_short(read_recordings(path), args.max_prompt)
-    vocabulary = json.loads((args.shape / "config.json").read_text())["vocab_size"]
-    recordings, _ = fit_vocabulary(short[: args.requests], vocabulary)
+    recordings, _ = fit_vocabulary(short[: args.requests], vocabulary_of(args.shape))
     wanted = args.methods.split(",") if args.methods else None
     totals = {
         f"{name} {method}": Run()
@@ -168,6 +166,12 @@ def decode_all(systems: Mapping[str, System], file: str, args: argparse.Namespac
             totals[label].add(systems[name].decode(method, each.prompt, output))
         print(file, place + 1, {label: round(run.tokens / run.cpu, 1) for label, run in totals.items()}, flush=True)
         yield {"requests": place + 1, "systems": {label: rates(run) for label, run in totals.items()}}
+
+
+def vocabulary_of(shape: Path) -> int:
+    """Return the number of token ids of a shape."""
+    size: int = json.loads((shape / "config.json").read_text())["vocab_size"]
+    return size
 
 
 def select_short(recordings: Iterable[Recording], max_prompt: int) -> list[Recording]:

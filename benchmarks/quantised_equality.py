@@ -18,7 +18,7 @@ from typing import Any
 
 from speculant import Speculator
 from speculant.cli.env import environment
-from speculant.core.stats import Stats
+from speculant.core.stats import Stats, compute_mat
 from stories import cut_prompts
 
 TOKENS, TOGETHER = 60, 8
@@ -75,7 +75,7 @@ def options(sampling: dict[str, Any], place: int) -> dict[str, Any]:
 
 def mean_tokens(stats: list[Stats]) -> float:
     """Return the tokens per pass of all texts."""
-    return 1 + sum(each.accepted for each in stats) / max(1, sum(each.rounds for each in stats))
+    return compute_mat(sum(each.tokens for each in stats), sum(each.rounds for each in stats), texts=len(stats))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.drafters.mix.base import MixBase
+from speculant.drafters.top_tokens import best_token
 from speculant.engines.hf.quantized.gguf.loading import plan_model
 from speculant.engines.llamacpp.options import LlamaCppOptions
 from speculant.engines.llamacpp.request_model import load_gguf
@@ -191,10 +192,10 @@ def verify_chains(
         found = draft(ids[:end])[: len(output) - done]
         logits = forward(np.concatenate([ids[end - 1 : end], found]))
         accepted, right = 0, ids[end : end + len(found)]
-        logits[0].argmax().item()
+        best_token(logits[:1]).item()
         while accepted < min(len(found), len(output) - done - 1) and found[accepted] == right[accepted]:
             accepted += 1
-            logits[accepted].argmax().item()
+            best_token(logits[accepted : accepted + 1]).item()
         keep(accepted + 1)
         done, passes = done + accepted + 1, passes + 1
     return Run(len(output) - 1, passes, time.process_time() - cpu, time.perf_counter() - wall)

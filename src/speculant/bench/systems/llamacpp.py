@@ -20,6 +20,7 @@ from speculant.bench.suite.tasks import TaskRequest, TaskSampling
 from speculant.bench.systems.hf import eos_ids
 from speculant.bench.systems.system import RequestOutcome
 from speculant.core.errors import UnsupportedError
+from speculant.drafters.top_tokens import best_token
 from speculant.engines.llamacpp.gguf_file import check_architecture, write_gguf
 from speculant.engines.llamacpp.library import load_library
 from speculant.engines.llamacpp.opening import open_sequence
@@ -122,7 +123,7 @@ class LlamaCpp:
         prefill = time.perf_counter() - start
         try:
             while True:
-                chosen = int(logits[0].argmax())
+                chosen = int(best_token(logits[:1]))
                 token = chosen if forced is None else forced[len(ids)]
                 ids.append(token)
                 if len(ids) == request.max_new_tokens or (forced is None and token in self._ending):

@@ -20,8 +20,8 @@ template <Format>
 constexpr int ROUNDED_ROWS = ROWS;
 #endif
 constexpr int UNROLLED = LANES == 4 ? 1 : 8;  // generic compiler vectors produce long code
-// Prefetch distance in bytes, and the minimum rows for prefetching. NEAR, the distance for just these rows, is into the
-// first-level cache; 0: as for more rows.
+// Prefetch distance in bytes, and the minimum rows for prefetching. NEAR is the distance for exactly these rows, into
+// the first-level cache; 0 if it is that of more rows.
 #if defined(QUANTIZED_AVX2) && !defined(QUANTIZED_VNNI)
 constexpr int AHEAD = 4096, NEAR = 0, FETCHED_BYTES = 1, FETCHED_HALVES = 1;  // its processors gain from one row on
 #elif defined(__AMX_INT8__)
@@ -54,9 +54,10 @@ constexpr int REGISTERS = R * PARTS * (KEEP ? 2 : sizeof(Sum<FORMAT>) / sizeof(I
 template <int R, Format FORMAT, bool KEEP>
 constexpr int TOGETHER = REGISTERS<R, FORMAT, KEEP> <= (FORMAT == NIBBLES && !KEEP ? 12 : 8) ? PARTS : 1;
 
-// Hardware prefetches a memory stream by itself, and on processors with VNNI but no AMX works best undisturbed if a
-// product is memory-bound, as with few rows. With more computation it does not run far enough ahead: then values and
-// scales, two streams, are prefetched by the same distance in inputs.
+// Hardware prefetches a memory stream by itself, and on processors with VNNI but no AMX works best undisturbed while a
+// product is memory-bound, as for few rows of bytes. With more computation it does not run far enough ahead: then
+// values and scales, two streams, are prefetched by the same distance in inputs. At the limit between the two, which
+// half-bytes reach with one row, prefetching nearby is faster.
 template <Format FORMAT>
 constexpr int FETCHED = in_bytes(FORMAT) ? FETCHED_BYTES : FETCHED_HALVES;
 template <int R, Format FORMAT>
