@@ -39,3 +39,16 @@ def test_the_usual_time_is_that_of_recent_undisturbed_rounds() -> None:
     for time in [9.0] * 20 + [0.4, 0.2, 0.3, 7.0, 0.1] * 3:
         drafting.observe(4, time)
     assert drafting.usual == pytest.approx(0.2)
+
+
+def test_what_reading_takes_is_told_from_drafting() -> None:
+    """Guards what drafts are charged: the first draft of a text reads its prompt, which says nothing of the next."""
+    drafting = DraftingTime()
+    for _ in range(4):
+        drafting.observe(4, 1.0)
+    assert drafting.excess == 0
+    charged = drafting.observe(4, 9.0, usual=False)
+    assert charged + drafting.excess == pytest.approx(9.0)
+    assert charged < 2
+    drafting.observe(4, 1.0)
+    assert (drafting.excess, drafting.usual) == (0, pytest.approx(1.0))

@@ -188,7 +188,9 @@ def test_drafts_that_take_passes_are_tried_at_sizes_that_may_pay() -> None:
     assert len(sizes) <= 12
 
 
-def run(*, first: float, further: float, rate: float, requests: int) -> tuple[float, float]:
+def run(
+    *, first: float, further: float, rate: float, requests: int, reading: float = 0.0, base: float = 0.0
+) -> tuple[float, float]:
     """Decode with trees that end where a level does not pay; return the time of plain decoding per time, and levels.
 
     Args:
@@ -196,13 +198,15 @@ def run(*, first: float, further: float, rate: float, requests: int) -> tuple[fl
         further: for each further one.
         rate: of acceptance, of one node a level.
         requests: of 48 rounds each.
+        reading: what it takes to read the prompt, and as much for every 32 rounds without a draft.
+        base: what a draft adds to the pass, beside its nodes.
     """
     latency, acceptance, throughput = LatencyModel(maximum=64), AcceptanceModel(), Throughput()
     history, random, truth = PausingHistory(), np.random.default_rng(1), curve(0.02)
     tokens, seconds, levels = 0, 0.0, list[int]()
     for _ in range(requests):
         sizing = AdaptiveSizing(latency, acceptance, throughput, None, history)
-        state = sizing.open(forecast)
+        state, unread = sizing.open(forecast), 32
         for _ in range(48):
             [nodes] = sizing.nodes([state])
             depth = min(nodes, 1)
@@ -210,10 +214,9 @@ def run(*, first: float, further: float, rate: float, requests: int) -> tuple[fl
                 depth += 1
             [tree] = sizing.trim([state], [chain(*rate ** np.arange(1, depth + 1)) if depth else DraftTree.empty()])
             right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
-            target, drafting = (
-                float(truth.of(np.array([len(tree)]))[0]),
-                bool(depth) * first + further * max(0, depth - 1),
-            )
+            target = float(truth.of(np.array([len(tree)]))[0]) + bool(depth) * base
+            drafting = bool(depth) * (first + reading * unread / 32) + further * max(0, depth - 1)
+            unread = 0 if depth else unread + 1
             observe(sizing, [state], [tree], [right], target=target, draft=drafting)
             tokens, seconds = tokens + right + 1, seconds + target + drafting
             levels += [depth] if depth else []
@@ -223,6 +226,22 @@ def run(*, first: float, further: float, rate: float, requests: int) -> tuple[fl
 def test_drafting_that_does_not_pay_costs_next_to_nothing() -> None:
     """Guards "never slower": levels that take nearly a pass each and are seldom right, over short requests."""
     assert run(first=0.9, further=0.9, rate=0.4, requests=40)[0] > 0.97
+
+
+def test_what_a_head_reads_counts_as_its_cost() -> None:
+    """Guards "never slower": each text's first draft reads the prompt, and each pause leaves text to be read."""
+    assert run(first=0.4, further=0.3, rate=0.5, requests=80, reading=2.0, base=0.25)[0] > 0.98
+    assert run(first=0.2, further=0.1, rate=0.85, requests=20, reading=2.0, base=0.25)[0] > 1.7
+
+
+def test_long_prompts_do_not_end_a_head_that_gains() -> None:
+    """Guards heads that repay in a text what reading took: debt from reading is no reason for a pause."""
+    assert run(first=0.2, further=0.1, rate=0.85, requests=20, reading=10.0)[0] > 1.5
+
+
+def test_lucky_drafts_do_not_shorten_the_pauses_of_a_head_that_loses() -> None:
+    """Guards sampled heads: half of the drafts gain, but what all of them lose stays a small share."""
+    assert run(first=0.4, further=0.3, rate=0.55, requests=80, reading=2.0, base=0.25)[0] > 0.98
 
 
 def test_levels_that_take_no_time_are_found() -> None:

@@ -24,7 +24,7 @@ _LEVEL_SPREAD = 1.0  # levels: the same for the time of one more level
 # What is kept of recent rounds: times; times divided by nodes + `_START`, of rounds without and with nodes (or levels);
 # times of drafts without levels that take time.
 _TIMES, _WITHOUT, _WITH, _FREE = range(4)
-_NODE, _LEVEL, _USUAL, _LEVEL_START = range(4)  # what is known
+_NODE, _LEVEL, _USUAL, _LEVEL_START, _EXCESS = range(5)  # what is known
 
 
 class DraftingTime:
@@ -34,7 +34,7 @@ class DraftingTime:
         self._recent: Float64 = np.zeros((4, _WINDOW))
         self._counts: Int64 = np.zeros(4, np.int64)
         self._line: Float64 = np.zeros(5)  # decayed sums: rounds, nodes, nodes squared, time, nodes times time
-        self._found: Float64 = np.zeros(4)
+        self._found: Float64 = np.zeros(5)
 
     @property
     def per_node(self) -> float:
@@ -56,6 +56,11 @@ class DraftingTime:
         """Fixed time of drafting by levels, in excess of a draft without levels."""
         return float(self._found[_LEVEL_START])
 
+    @property
+    def excess(self) -> float:
+        """Time of the last round that was not charged because it was not representative, as for reading a prompt."""
+        return float(self._found[_EXCESS])
+
     def observe(self, nodes: float, time: float, *, even: bool = False, usual: bool = True) -> float:
         """Add the drafting and learning time of a sequence in a round; return the time charged.
 
@@ -73,7 +78,9 @@ class DraftingTime:
 
 @njit(cache=True)
 def _observe(recent, counts, line, found, nodes, time, even, usual):  # type: ignore[no-untyped-def]
+    known = counts[_WITH if nodes > 0 else _WITHOUT] > 1
     charged = _charge(recent, counts, line, found, nodes, time, even, usual)
+    found[_EXCESS] = time - charged if known and not usual else 0.0
     found[_USUAL] = _lower_quartile(recent, counts, _TIMES) if counts[_TIMES] > 1 else 0.0
     if line[0]:
         free = _lower_quartile(recent, counts, _FREE) if counts[_FREE] else 0.0

@@ -45,6 +45,7 @@ from speculant.sizing.throughput import Throughput
 
 _MIN_ASKED = 4
 _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting takes longer than this, in plain passes
+_STALL = 1.5  # times its predicted time: maximum time of a pass charged to drafts, since it may have been interrupted
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
@@ -238,7 +239,7 @@ class AdaptiveSizing:
             return
         latency, asking = self._latency, sum([state.asked > 0 for state in states])
         nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
-        rows = min(nodes + len(drafts), len(latency.curve)) - 1
+        rows, level = min(nodes + len(drafts), len(latency.curve)) - 1, latency.level
         if not nodes and any(state.by_level and state.asked for state in states):
             costs = latency.observe_empty(rows, target_seconds)
         else:
@@ -247,7 +248,10 @@ class AdaptiveSizing:
         plain = float(latency.curve[len(drafts) - 1])
         if all(state.plain for state in states):
             return
+        # The curve forgets what sizes cost that are rarely tried, so drafts are charged what their pass took.
+        took = min(target_seconds / level, _STALL * costs)
         drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
+        reading = latency.drafting.excess * len(drafts) / plain if asking else 0.0
         tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, costs + drafting)
@@ -270,8 +274,8 @@ class AdaptiveSizing:
             state.paused += not state.asked
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / nodes if nodes else 1 / max(1, asking)
-                spent = share * (costs - plain) + drafting / max(1, asking)
-                self._plan(state, len(draft), len(states), len(walk.path) - spent * len(drafts) / plain)
+                spent = share * (took - plain) + drafting / max(1, asking)
+                self._plan(state, len(draft), len(states), len(walk.path) - spent * len(drafts) / plain, reading)
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
     def _observe_drafting(
@@ -301,8 +305,8 @@ class AdaptiveSizing:
         state.pausing.skip()
         state.earlier.follow(state.pausing, self._share)
 
-    def _plan(self, state: SequenceSizing, nodes: int, sequences: int, profit: float) -> None:
-        """Decide how much to ask for next, and whether to ask at all; `profit` is as in `Pausing.observe`."""
+    def _plan(self, state: SequenceSizing, nodes: int, sequences: int, profit: float, reading: float) -> None:
+        """Decide how much to ask for next, and whether to ask at all; the last two are as in `Pausing.observe`."""
         if state.pausing.left:
             state.pausing.skip()
         elif state.asked:
@@ -316,7 +320,7 @@ class AdaptiveSizing:
             # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.drafting.usual
-            state.pausing.observe(state.gain, took, plain, profit, resumed=state.waited)
+            state.pausing.observe(state.gain, took, plain, profit, reading, resumed=state.waited)
         state.earlier.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:
