@@ -83,6 +83,14 @@ def test_a_slow_first_pass_does_not_end_drafting() -> None:
     assert model.curve[1] < 1.15
 
 
+def test_the_first_pass_of_a_process_does_not_set_the_scale() -> None:
+    """Guards "never slower": kernels are loaded in the first pass; plain passes would look expensive ever after."""
+    model = LatencyModel(maximum=64)
+    for rows, seconds in ((0, 300.0), (0, 1.0), *[(rows, 1.0 + 0.05 * rows) for rows in (1, 1, 3, 3, 7, 7)] * 3):
+        model.observe(rows, seconds)
+    assert model.seconds(np.array([0, 1, 7])) == pytest.approx([1.0, 1.05, 1.35], rel=0.03)
+
+
 def test_no_size_costs_more_than_its_rows_one_by_one() -> None:
     """Guards the largest believable cost: a pass over a node takes at most two plain passes, whatever was measured."""
     model = LatencyModel(maximum=64)
