@@ -83,11 +83,15 @@ def test_a_slow_first_pass_does_not_end_drafting() -> None:
     assert model.curve[1] < 1.15
 
 
-def test_the_first_pass_of_a_process_does_not_set_the_scale() -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_the_first_pass_of_a_process_does_not_set_the_scale(known: bool) -> None:
     """Guards "never slower": kernels are loaded in the first pass; plain passes would look expensive ever after."""
-    model = LatencyModel(maximum=64)
-    for rows, seconds in ((0, 300.0), (0, 1.0), *[(rows, 1.0 + 0.05 * rows) for rows in (1, 1, 3, 3, 7, 7)] * 3):
-        model.observe(rows, seconds)
+    model = LatencyModel(maximum=64, known=curve(0.05) if known else None)
+    model.observe(0, 300.0)
+    if not known:
+        model.observe(0, 1.0)
+    for rows in (1, 1, 3, 3, 7, 7) * 3:
+        model.observe(rows, 1.0 + 0.05 * rows)
     assert model.seconds(np.array([0, 1, 7])) == pytest.approx([1.0, 1.05, 1.35], rel=0.03)
 
 

@@ -63,18 +63,18 @@ def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds
     sizes[ROWS, i] += (rows - sizes[ROWS, i]) / min(tried + 1, _WINDOW)
 
     # 2. Part of it moves the cost of the size, at most to that of computing its rows one by one, and part the level. If
-    # a size has few passes, the error may be in its cost rather than in the level; of the only size it is in the level,
-    # which a faster pass sets at once, since the first pass of a process may take a hundred times as long.
-    alone = now[SIZES_TRIED] == 1
-    if not alone:
+    # a size has few passes, the error may be in its cost rather than in the level; while there is nothing to compare it
+    # with, it is in the level, which a faster pass sets at once: a process's first may take a hundred times as long.
+    begun = now[SIZES_TRIED] > 1 and now[TURN] > 1
+    if begun:
         factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * known))
     if i:
         mean = sizes[ROWS, i]
         factor = min(factor, sizes[FACTOR, 0] + math.log((mean + 1) / base[round(mean)]) + 2 * _SAME)
     sizes[FACTOR, i] = factor
-    if alone and error < 0:
+    if error < 0 and not begun:
         now[LEVEL] *= math.exp(error)
-    elif alone or evidence >= TRIES:
+    elif evidence >= TRIES or not begun:
         now[LEVEL] *= math.exp(_FOLLOW * counted)
 
     # 3. Sizes that were not tried for long lose half of their excess cost; the curve follows what changed.
