@@ -248,8 +248,9 @@ class AdaptiveSizing:
         plain = float(latency.curve[len(drafts) - 1])
         if all(state.plain for state in states):
             return
-        # The curve forgets what sizes cost that are rarely tried, so drafts are charged what their pass took.
-        took = min(target_seconds / level, _STALL * costs)
+        # The curve forgets what sizes cost that are rarely tried, so drafts are charged what their pass took; in a batch
+        # only the share of those that drafted, since the noise of a pass over many texts is no cost of a few drafts.
+        took = costs + (min(target_seconds / level, _STALL * costs) - costs) * asking / len(states)
         drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
         reading = latency.drafting.excess * len(drafts) / plain if asking else 0.0
         tokens = sum([len(walk.tokens) for walk in walks])
