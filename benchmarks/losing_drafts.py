@@ -6,8 +6,8 @@ random, with the machine's speed, and one in a hundred is 1.5 times as long; the
 a new process. Every request continues what earlier ones learned. To compare two versions of the package, run both,
 setting PYTHONPATH:
 
-    python benchmarks/losing_drafts.py --version after -o FILE
     PYTHONPATH=BEFORE/src python benchmarks/losing_drafts.py --version before -o FILE
+    python benchmarks/losing_drafts.py --version after -o FILE
     python benchmarks/losing_drafts.py --markdown FILE
 """
 
@@ -81,6 +81,7 @@ LOADS = {
     "short": Load(prompt=32, text=60, reading=0.06, requests=80),
     "long text": Load(prompt=32, text=400, reading=0.06, requests=20),
     "long prompt": Load(prompt=1000, text=100, reading=0.02, requests=80),
+    "short answer": Load(prompt=1000, text=20, reading=0.02, requests=80),
 }
 FIRST = 5  # requests of the beginning, which are reported apart
 
@@ -95,6 +96,8 @@ def main() -> None:
     if args.markdown:
         print(table(json.loads(args.markdown.read_text("utf-8"))))
         return
+    if not args.out or not args.version:
+        parser.error("name a file for the results by -o and the version by --version")
     results: dict[str, Any] = {
         "environment": environment(),
         "heads": {name: asdict(head) for name, head in HEADS.items()},

@@ -29,6 +29,7 @@ _STEEP = 0.5  # assumed cost of each further row, relative to a row's average co
 _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
 _JUMP = math.log(2)  # errors are clipped to this
+_READABLE = 1e-6  # seconds: shorter passes are readings of a coarse clock, which set no level at once
 _SAME = 0.004  # smaller changes of a size's cost do not recompute the curve
 
 
@@ -64,7 +65,7 @@ def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds
 
     # 2. Part of it moves the cost of the size, at most to that of computing its rows one by one, and part the level. If
     # a size has few passes, the error may be in its cost rather than in the level; while there is nothing to compare it
-    # with, it is in the level, which a faster pass sets at once: a process's first may take a hundred times as long.
+    # with, it is in the level, which a far faster pass sets at once: a first pass may take 100 times as long.
     begun = now[SIZES_TRIED] > 1 and now[TURN] > 1
     if begun:
         factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * known))
@@ -72,7 +73,7 @@ def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds
         mean = sizes[ROWS, i]
         factor = min(factor, sizes[FACTOR, 0] + math.log((mean + 1) / base[round(mean)]) + 2 * _SAME)
     sizes[FACTOR, i] = factor
-    if error < 0 and not begun:
+    if not begun and error < -_JUMP and seconds > _READABLE:
         now[LEVEL] *= math.exp(error)
     elif evidence >= TRIES or not begun:
         now[LEVEL] *= math.exp(_FOLLOW * counted)

@@ -8,11 +8,12 @@ Expectations can also be too high, and the cost of learning may never be recover
 costs is kept as well: it is credited with what they gain, up to a limit, and with a small share of every round. While
 it is overdrawn, a draft that loses is followed by a pause, which lasts until that share has repaid the debt, but at
 most twice as long as the last one. So drafts that are never accepted cost only that share in the long run, and bad luck
-costs little. Pauses go on doubling where single drafts gain, since one in two may where all of them lose; they end
-where drafts gain more than chance explains, even if these have yet to repay what reading a long prompt took. Where
-drafts lose more than chance explains, the first such pause is already so long that the draft after it costs a small
-share of the time: short pauses would multiply what a draft that takes two passes loses. A request inherits the balance
-of earlier ones that were like it (`history`), plus a small grant with which to probe for itself.
+costs little. A draft that gains does not shorten these pauses, since every second draft may gain although drafts lose
+on balance. Drafts that gain more than chance explains are not paused until the debt exceeds that limit: they may repay
+what reading a long prompt took. Where drafts lose more than chance explains, the first such pause is already so long
+that the draft after it costs a small share of the time: short pauses would multiply what a draft that takes two passes
+loses. A request inherits the balance of earlier ones that were like it (`history`), plus a small grant with which to
+probe for itself.
 
 All this judges the drafter as it was. One that keeps a memory may lose at first and gain later, and debt from its first
 rounds must not hold it back. So its balance, if overdrawn, begins afresh whenever the number of rounds has doubled: the
@@ -32,7 +33,7 @@ _SHARE = 0.005  # tokens per round that drafts may lose
 _DOUBLINGS = 12  # maximum number of times that pauses due to debt double
 _FIRST_ASKS = 6  # drafts before expectations are trusted, unless they cost half of the initial balance before
 _START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: initial balance, grant of a new request, maximum balance
-_READING = 8.0  # tokens: maximum debt from reading once, which an interruption may have prolonged
+_READING = 8.0  # tokens: maximum debt from one reading, whose time an interruption may have prolonged
 _RENEWAL, _FIRST_RENEWAL = 4.0, 512  # tokens: balance of a fresh beginning; rounds until the first one
 
 
@@ -128,7 +129,7 @@ class Pausing:
             gain: tokens that the draft was expected to gain.
             took: tokens that the usual drafting time would have yielded elsewhere.
             price: tokens that a plain pass would have yielded.
-            profit: tokens that the draft gained, minus those that its usual time would have yielded without drafts.
+            profit: tokens that the draft gained, minus those that the time charged would have yielded without drafts.
             reading: tokens that the rest of its time would have yielded, in which the drafter read what was committed
                 before, such as the prompt. It adds to the debt but tells nothing about the next draft.
             resumed: whether no draft was asked for in the previous round.
@@ -154,7 +155,7 @@ class Pausing:
         self.seen += 1
         trusted = self.seen >= _FIRST_ASKS or (self.seen > 1 and self.balance < self.credit / 2)
         self.left = self.pause if trusted else 0
-        if self.balance >= 0 or mean - doubt > 0:
+        if self.balance >= 0 or (mean - doubt > 0 and self.balance > -_LIMIT):
             self.debts = 0
         elif profit < 0:
             first = max(_USUAL, math.ceil(-profit / (_VAIN * price))) if mean + doubt < 0 else _USUAL
