@@ -45,7 +45,7 @@ from speculant.sizing.throughput import Throughput
 
 _MIN_ASKED = 4
 _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting takes longer than this, in plain passes
-_STALL = 1.5  # times its predicted time, or less by it: limits of what a pass is charged, since it may be interrupted
+_BOOKED = 1.5  # maximum ratio of the time charged for a pass to its predicted time, and the reverse, against stalls
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
@@ -250,11 +250,12 @@ class AdaptiveSizing:
             return
         # The curve forgets the cost of rarely tried sizes, so drafts are charged what their pass took: in a batch only
         # their share of the difference, since the noise of a pass over many texts is no cost of a few drafts.
-        drafted = sum([bool(len(draft) or len(draft.queries)) for draft in drafts])
-        if not nodes:
+        if nodes:
+            drafted = sum([bool(len(draft) or len(draft.queries)) for draft in drafts])
+        else:
             drafted = sum([state.by_level and state.asked > 0 for state in states])
-        took = min(max(target_seconds / level, costs / _STALL), _STALL * costs)
-        took = costs + (took - costs) * drafted / len(states)
+        measured = min(max(target_seconds / level, costs / _BOOKED), _BOOKED * costs)
+        took = costs + (measured - costs) * drafted / len(states)
         drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
         reading = latency.drafting.excess * len(drafts) / plain if asking else 0.0
         tokens = sum([len(walk.tokens) for walk in walks])
