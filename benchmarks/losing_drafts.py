@@ -60,12 +60,24 @@ class Load:
         prompt, text: tokens of each request.
         reading: passes that the head takes to read a token.
         requests: number of requests.
+        tenth: tokens of each tenth request's text; None if all are alike.
     """
 
     prompt: int
     text: int
     reading: float
     requests: int
+    tenth: int | None = None
+
+
+@dataclass(slots=True)
+class Unread:
+    """The tokens of a text that the head has not read."""
+
+    tokens: int
+
+    def count(self) -> int:
+        return self.tokens
 
 
 HEADS = {
@@ -82,6 +94,7 @@ LOADS = {
     "long text": Load(prompt=32, text=400, reading=0.06, requests=20),
     "long prompt": Load(prompt=1000, text=100, reading=0.02, requests=80),
     "short answer": Load(prompt=1000, text=20, reading=0.02, requests=80),
+    "mostly short": Load(prompt=1000, text=20, reading=0.02, requests=80, tenth=400),
 }
 FIRST = 5  # requests of the beginning, which are reported apart
 
@@ -121,8 +134,9 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
     random, pace, drafts, seconds, tokens, first = np.random.default_rng(seed), 0.0, 0, 0.0, 0, 0.0
     for request in range(load.requests):
         sizing = AdaptiveSizing(latency, acceptance, throughput, None, history)
-        state = sizing.open(forecast_nothing)
-        unread, end = load.prompt, tokens + load.text
+        unread = Unread(load.prompt)
+        state = sizing.open(forecast_nothing, unread.count)
+        end = tokens + (load.tenth if load.tenth and request % 10 == 9 else load.text)
         while tokens < end:
             # 1. Draft as deep as the head's estimate pays.
             [nodes] = sizing.nodes([state])
@@ -135,10 +149,10 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
             # 2. Verify, at the true cost.
             accepted = int(np.argmin(np.append(random.random(len(draft)) < head.rate, False)))
             verifying = 1 + (ROWS + ROW * len(draft) if depth else 0)
-            drafting = head.first + head.further * (depth - 1) + load.reading * unread if depth else PLAIN
+            drafting = head.first + head.further * (depth - 1) + load.reading * unread.tokens if depth else PLAIN
             start = 1 if tokens else START
             seconds, tokens = seconds + verifying + drafting, tokens + accepted + 1
-            unread, drafts = 0 if depth else unread + 1, drafts + bool(depth)
+            unread.tokens, drafts = 0 if depth else unread.tokens + 1, drafts + bool(depth)
             # 3. The policy sees times that fluctuate.
             pace = 0.98 * pace + 0.03 * random.normal()
             seen = np.exp(pace + 0.04 * random.normal(size=2)) * np.where(random.random(2) < 0.01, 1.5, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -174,6 +176,16 @@ def forecast(_nodes: int) -> np.ndarray:
     return np.empty(0)
 
 
+@dataclass(slots=True)
+class Unread:
+    """The tokens of a text that the head has not read."""
+
+    tokens: int
+
+    def count(self) -> int:
+        return self.tokens
+
+
 def test_drafts_that_take_passes_are_tried_at_sizes_that_may_pay() -> None:
     """Guards heads that draft a block in one pass: trees fill whatever is allowed, and small ones cannot pay."""
     sizing, sizes = adaptive(None), list[int]()
@@ -189,7 +201,14 @@ def test_drafts_that_take_passes_are_tried_at_sizes_that_may_pay() -> None:
 
 
 def run(
-    *, first: float, further: float, rate: float, requests: int, reading: float = 0.0, base: float = 0.0
+    *,
+    first: float,
+    further: float,
+    rate: float,
+    requests: int,
+    rounds: int = 48,
+    reading: float = 0.0,
+    base: float = 0.0,
 ) -> tuple[float, float]:
     """Decode with trees that end where a level does not pay; return the time of plain decoding per time, and levels.
 
@@ -197,7 +216,7 @@ def run(
         first: what drafting takes for the first level, in plain passes.
         further: for each further one.
         rate: of acceptance, of one node a level.
-        requests: of 48 rounds each.
+        requests, rounds: their number, and that of rounds in each.
         reading: what it takes to read the prompt, and as much for every 32 rounds without a draft.
         base: what a draft adds to the pass, beside its nodes.
     """
@@ -205,9 +224,9 @@ def run(
     history, random, truth = PausingHistory(), np.random.default_rng(1), curve(0.02)
     tokens, seconds, levels = 0, 0.0, list[int]()
     for _ in range(requests):
-        sizing = AdaptiveSizing(latency, acceptance, throughput, None, history)
-        state, unread = sizing.open(forecast), 32
-        for _ in range(48):
+        sizing, unread = AdaptiveSizing(latency, acceptance, throughput, None, history), Unread(32)
+        state = sizing.open(forecast, unread.count)
+        for _ in range(rounds):
             [nodes] = sizing.nodes([state])
             depth = min(nodes, 1)
             while 0 < depth < min(nodes, 7) and rate**depth * rate > state.level_price:
@@ -215,8 +234,8 @@ def run(
             [tree] = sizing.trim([state], [chain(*rate ** np.arange(1, depth + 1)) if depth else DraftTree.empty()])
             right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
             target = float(truth.of(np.array([len(tree)]))[0]) + bool(depth) * base
-            drafting = bool(depth) * (first + reading * unread / 32) + further * max(0, depth - 1)
-            unread = 0 if depth else unread + 1
+            drafting = bool(depth) * (first + reading * unread.tokens / 32) + further * max(0, depth - 1)
+            unread.tokens = 0 if depth else unread.tokens + 1
             observe(sizing, [state], [tree], [right], target=target, draft=drafting)
             tokens, seconds = tokens + right + 1, seconds + target + drafting
             levels += [depth] if depth else []
@@ -237,6 +256,28 @@ def test_what_a_head_reads_counts_as_its_cost() -> None:
 def test_long_prompts_do_not_end_a_head_that_gains() -> None:
     """Guards heads that repay in a text what reading took: debt is no reason for a pause where drafts gain."""
     assert run(first=0.2, further=0.1, rate=0.85, requests=20, reading=10.0)[0] > 2.0
+
+
+def test_answers_that_do_not_repay_the_prompt_are_decoded_plainly() -> None:
+    """Guards "never slower": a head that gains much, but must read as long as twenty passes for a few tokens."""
+    assert run(first=0.2, further=0.1, rate=0.85, requests=200, rounds=12, reading=20.0)[0] > 0.97
+    assert run(first=0.9, further=0.9, rate=0.4, requests=200, rounds=12, reading=20.0)[0] > 0.97
+
+
+def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
+    """Guards batches: a text whose drafter reads its prompt while others draft owes what that took, the others not."""
+    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=3)
+    states = [sizing.open() for _ in range(2)]
+    for _ in range(20):
+        sizing.nodes(states)
+        observe(sizing, states, sizing.trim(states, [chain(0.9)] * 2), [1, 1], target=1.06, draft=0.02)
+    states.append(sizing.open(None, Unread(400).count))
+    before = [state.pausing.balance for state in states]
+    sizing.nodes(states)
+    observe(sizing, states, sizing.trim(states, [chain(0.9)] * 3), [1, 1, 1], target=1.1, draft=2.03)
+    after = [state.pausing.balance for state in states]
+    assert after[2] < before[2] - 1
+    assert after[:2] >= before[:2]
 
 
 def test_lucky_drafts_do_not_shorten_the_pauses_of_a_head_that_loses() -> None:

@@ -39,7 +39,8 @@ class Budget:
             nodes are cut to fit afterwards, so only queries and sampled drafts must respect it.
         level_price: tokens that the time of one more draft level would yield if spent elsewhere. A draft of chosen
             tokens that grows level by level stops when it expects to gain less; 0 never stops it.
-        start_price: the same for starting to draft by levels at all, for drafters that can do without.
+        start_price: the same for starting to draft by levels at all, for drafters that can do without. It includes a
+            round's share of the time of reading the text, see `Session.unread`.
         node_price: the same for verifying one more node; nodes below this probability need not be expanded.
     """
 
@@ -154,6 +155,15 @@ class Session(Protocol):
         """Learn the tokens committed in a pause of drafting, one per round; called at its end, instead of `observe`."""
         for place in range(len(tokens)):
             self.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens[place : place + 1]))
+
+    @property
+    def selective(self) -> bool:
+        """Whether it can draft without the model that must read a text; it then decides by `Budget.start_price`."""
+        return False
+
+    def unread(self) -> int:
+        """Return how many committed tokens, such as the prompt's, a model of the drafter must read before it drafts."""
+        return 0
 
     def close(self) -> None:
         """End the request; the drafter keeps what it learned."""

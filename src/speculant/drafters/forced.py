@@ -74,6 +74,13 @@ class ForcedSession(Session):
     def forecast(self, nodes: int) -> Float64 | None:
         return self._inner.forecast(nodes)
 
+    @property
+    def selective(self) -> bool:
+        return self._inner.selective
+
+    def unread(self) -> int:
+        return self._inner.unread()
+
     def close(self) -> None:
         self._inner.close()
 

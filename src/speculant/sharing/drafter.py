@@ -125,6 +125,13 @@ class SharingSession(Session):
     def forecast(self, nodes: int) -> Float64 | None:
         return self.inner.forecast(nodes)
 
+    @property
+    def selective(self) -> bool:
+        return self.inner.selective
+
+    def unread(self) -> int:
+        return self.inner.unread()
+
     def close(self) -> None:
         if not self._open:
             return

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from speculant.core.drafter import SessionRequest
-from speculant.core.tree import DraftTree, Float64
+from speculant.core.tree import UNLIMITED, DraftTree, Float64
 from speculant.core.verifier import Walk
 
 Forecast = Callable[[int], Float64 | None]
+Unread = Callable[[], int]
 
 
 class SizingState(Protocol):
@@ -42,12 +43,22 @@ class Sizing(Protocol):
     """Decides how many nodes to draft per round for one or more sequences, whose states its `open` returned."""
 
     def open(
-        self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
+        self,
+        forecast: Forecast | None = None,
+        unread: Unread | None = None,
+        *,
+        selective: bool = False,
+        room: int = UNLIMITED,
+        plain: bool = False,
+        start: SessionRequest | None = None,
     ) -> SizingState:
         """Return the state of a new sequence.
 
         Args:
             forecast: the session's forecast of what drafts gain, see `core.drafter.Session.forecast`.
+            unread: the session's number of tokens to read before a draft, see `core.drafter.Session.unread`.
+            selective: whether the session can draft without reading them.
+            room: maximum number of tokens that the text may gain.
             plain: whether the sequence is decoded without drafts; nothing about drafts is then learned from it.
             start: inputs of its session; None if nothing is known about its prompt.
         """

@@ -80,7 +80,7 @@ class DraftingTime:
 def _observe(recent, counts, line, found, nodes, time, even, usual):  # type: ignore[no-untyped-def]
     known = counts[_WITH if nodes > 0 else _WITHOUT] > 1
     charged = _charge(recent, counts, line, found, nodes, time, even, usual)
-    found[_EXCESS] = time - charged if known and not usual else 0.0
+    found[_EXCESS] = time - charged if known else 0.0
     found[_USUAL] = _lower_quartile(recent, counts, _TIMES) if counts[_TIMES] > 1 else 0.0
     if line[0]:
         free = _lower_quartile(recent, counts, _FREE) if counts[_FREE] else 0.0

@@ -8,7 +8,7 @@ from speculant.core.drafter import SessionRequest
 from speculant.core.tree import UNLIMITED, DraftTree
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast
+from speculant.sizing.contract import Forecast, Unread
 from speculant.sizing.division import gains_of, heads, share
 from speculant.sizing.state import SequenceSizing
 
@@ -20,7 +20,14 @@ class FixedSizing:
         self._nodes, self._depth = nodes, depth
 
     def open(
-        self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
+        self,
+        forecast: Forecast | None = None,
+        unread: Unread | None = None,
+        *,
+        selective: bool = False,
+        room: int = UNLIMITED,
+        plain: bool = False,
+        start: SessionRequest | None = None,
     ) -> SequenceSizing:
         return SequenceSizing(AcceptanceModel(), depth=self._depth, plain=plain)
 

@@ -11,12 +11,17 @@ from collections import OrderedDict
 
 from speculant.core.drafter import SessionRequest
 from speculant.sizing.pausing import Pausing
+from speculant.sizing.reading import Reading
 
 _PROMPTS = 1 << 14  # most recent prompts, of which a hash is kept: about 2 MB
 
 
 class PausingHistory:
-    """The pauses of earlier requests, with new and with repeated prompts."""
+    """The pauses of earlier requests, with new and with repeated prompts.
+
+    Attributes:
+        reading: what reading a text takes, and whether its rest repays it.
+    """
 
     def __init__(self, size: int = 1, *, learns: bool = False) -> None:
         """Begin with the initial credit, which the `size` requests of a batch share on new prompts.
@@ -26,6 +31,7 @@ class PausingHistory:
             learns: whether the drafter keeps a memory of what it reads.
         """
         self._new, self._repeated = Pausing.begun(size, learns=learns), Pausing.begun(1, learns=learns)
+        self.reading = Reading(size)
         self._prompts: OrderedDict[int, None] = OrderedDict()
 
     def of(self, start: SessionRequest | None) -> Pausing:

@@ -44,8 +44,9 @@ class Pausing:
     Attributes:
         pause, left: rounds without a draft: length of a pause, and rounds that remain of the current one.
         gained, asks: decayed sums of the tokens that drafts were expected to gain, and of the drafts asked for.
-        earned, squares, drafts: slowly decayed sums of the net gains of drafts in tokens (beyond what their time would
-            have yielded elsewhere), of the squares of these gains, and of the number of drafts; over all requests.
+        earned, squares, drafts, tokens: slowly decayed sums of the net gains of drafts in tokens (beyond what their
+            time would have yielded elsewhere), of the squares of these gains, of the number of drafts, and of the
+            tokens committed in their rounds; over all requests.
         credit: initial balance of the first request.
         balance: cumulative net gain of drafts, in tokens.
         debts: number of consecutive pauses due to an overdrawn balance.
@@ -61,6 +62,7 @@ class Pausing:
     earned: float = 0.0
     squares: float = 0.0
     drafts: float = 0.0
+    tokens: float = 0.0
     credit: float = _START
     balance: float = _START
     debts: float = 0
@@ -98,7 +100,7 @@ class Pausing:
             self.pause, self.left, self.debts, self.seen = other.pause, other.left, other.debts, other.seen
             self.gained, self.asks, self.balance = other.gained, other.asks, other.balance
             self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
-            self.rounds, self.due = other.rounds, other.due
+            self.tokens, self.rounds, self.due = other.tokens, other.rounds, other.due
         else:  # written out, since it runs in every round for every request of a batch
             self.pause += share * (other.pause - self.pause)
             self.left += share * (other.left - self.left)
@@ -110,8 +112,19 @@ class Pausing:
             self.earned += share * (other.earned - self.earned)
             self.squares += share * (other.squares - self.squares)
             self.drafts += share * (other.drafts - self.drafts)
+            self.tokens += share * (other.tokens - self.tokens)
             self.rounds += share * (other.rounds - self.rounds)
             self.due = other.due if math.isinf(self.due) else self.due + share * (other.due - self.due)
+
+    @property
+    def tokens_per_draft(self) -> float:
+        """Tokens that a round with a draft commits."""
+        return self.tokens / self.drafts if self.drafts else 1.0
+
+    @property
+    def profit_per_token(self) -> float:
+        """Tokens that drafts gain for each token of a text, if chance explains some losses; infinite if not known."""
+        return sum(self._profit()) * self.drafts / self.tokens if self.drafts else math.inf
 
     def skip(self) -> None:
         """Count a round of a pause."""
@@ -119,7 +132,15 @@ class Pausing:
         self._book(0.0)
 
     def observe(
-        self, gain: float, took: float, price: float, profit: float, reading: float = 0.0, *, resumed: bool = False
+        self,
+        gain: float,
+        took: float,
+        price: float,
+        profit: float,
+        reading: float = 0.0,
+        *,
+        tokens: int = 1,
+        resumed: bool = False,
     ) -> None:
         """Add a round in which a draft was asked for.
 
@@ -132,6 +153,7 @@ class Pausing:
             profit: tokens that the draft gained, minus those that the time charged would have yielded without drafts.
             reading: tokens that the rest of its time would have yielded, in which the drafter read what was committed
                 before, such as the prompt. It adds to the debt but tells nothing about the next draft.
+            tokens: number of tokens committed in the round.
             resumed: whether no draft was asked for in the previous round.
         """
         spent = min(reading, _READING)
@@ -144,8 +166,8 @@ class Pausing:
         self.earned = _SLOW_DECAY * self.earned + profit
         self.drafts = _SLOW_DECAY * self.drafts + 1
         self.squares = _SLOW_DECAY * self.squares + profit * profit
-        mean = self.earned / self.drafts
-        doubt = math.sqrt(max(0.0, self.squares / self.drafts - mean * mean) / self.drafts)
+        self.tokens = _SLOW_DECAY * self.tokens + tokens
+        mean, doubt = self._profit()
         lost = min(took - self.gained / self.asks, -mean - doubt)
         longest = min(_MAXIMUM, max(_USUAL, math.ceil(lost / (_VAIN * price)))) if lost > 0 else 0
         # Past gains outweigh expected losses until half of the maximum credit is spent.
@@ -162,6 +184,11 @@ class Pausing:
             self.left = max(self.pause, min(math.ceil(-self.balance / _SHARE), first << int(self.debts)))
             self.debts = min(self.debts + 1, _DOUBLINGS)
 
+    def _profit(self) -> tuple[float, float]:
+        """Return the mean net gain of drafts in tokens, and its standard error."""
+        mean = self.earned / self.drafts
+        return mean, math.sqrt(max(0.0, self.squares / self.drafts - mean * mean) / self.drafts)
+
     def _book(self, profit: float) -> None:
         """Add a round that gained `profit` tokens to the balance."""
         self.balance = min(_LIMIT, self.balance + _SHARE + profit)
@@ -175,5 +202,5 @@ class Pausing:
         """Forget what earlier drafts lost, and end a pause soon."""
         self.left = min(self.left, _USUAL)  # not 0: what a draft needs of a pass is requested before a pause ends
         self.pause = self.debts = self.seen = 0
-        self.gained = self.asks = self.earned = self.squares = self.drafts = 0.0
+        self.gained = self.asks = self.earned = self.squares = self.drafts = self.tokens = 0.0
         self.credit = self.balance = _RENEWAL

@@ -35,8 +35,9 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast
+from speculant.sizing.contract import Forecast, Unread
 from speculant.sizing.division import best_size, gains_of, heads, least_cost, limit_growth, share
+from speculant.sizing.explanation import explain_sizes
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
@@ -87,17 +88,28 @@ class AdaptiveSizing:
         self._depth = depth
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._history = PausingHistory() if history is None else history
+        self._reading = self._history.reading
         self._counts = np.arange(len(latency.curve) + 1)
 
     def open(
-        self, forecast: Forecast | None = None, *, plain: bool = False, start: SessionRequest | None = None
+        self,
+        forecast: Forecast | None = None,
+        unread: Unread | None = None,
+        *,
+        selective: bool = False,
+        room: int = UNLIMITED,
+        plain: bool = False,
+        start: SessionRequest | None = None,
     ) -> SequenceSizing:
         maximum = min(self._maximum, int(self._latency.sizes[-1]))
         earlier = self._history.of(None if plain else start)
         return SequenceSizing(
             AcceptanceModel(self._acceptance),
+            self._reading.open(room),
             wanted=min(_BEGIN, float(maximum)),
             forecast=forecast,
+            unread=unread,
+            selective=selective,
             pausing=earlier.begin(),
             earlier=earlier,
             plain=plain,
@@ -107,6 +119,8 @@ class AdaptiveSizing:
         drafts = False
         for state in states:
             state.gain, state.depth, state.asked = 0.0, self._depth, 0
+            if not (state.plain or state.pausing.left):
+                self._look_back(state, len(states))
             state.rest = 0 if state.plain else int(state.pausing.left)
             drafts |= not (state.plain or state.pausing.left)
         if not drafts:
@@ -118,7 +132,8 @@ class AdaptiveSizing:
         for state in states:
             if state.plain or state.pausing.left:
                 continue
-            state.level_price, state.start_price, state.node_price = level_price, start_price, node_price
+            state.level_price, state.node_price = level_price, node_price
+            state.start_price = start_price + (self._reading_price(state, len(states)) if state.selective else 0.0)
             gains = state.forecast(maximum) if state.forecast is not None and maximum else None
             state.by_level = gains is not None
             if gains is not None:
@@ -130,6 +145,19 @@ class AdaptiveSizing:
                 allowed = limit_growth(self._latency.curve, len(states) - 1, state.wanted)
                 state.asked = min(maximum, max(_MIN_ASKED, min(fair, allowed)))
         return [state.asked for state in states]
+
+    def _look_back(self, state: SequenceSizing, sequences: int) -> None:
+        """Set what the drafter must read first; pause if the rest of the text will probably not repay it."""
+        begins = state.waited or not state.rounds
+        state.backlog = state.unread() if state.unread is not None and (begins or state.resting) else 0
+        if begins and state.backlog and not state.selective:
+            profit, price = state.pausing.profit_per_token, sequences / float(self._latency.curve[sequences - 1])
+            state.pausing.left = self._reading.find_pause(state.place, state.backlog, profit, price)
+
+    def _reading_price(self, state: SequenceSizing, sequences: int) -> float:
+        """Return a round's share of what reading costs in tokens, if the rest of the text shares it."""
+        cost = self._price(sequences) * self._reading.time(state.backlog)
+        return cost * state.pausing.tokens_per_draft / max(1.0, self._reading.remaining(state.place)) if cost else 0.0
 
     def _marginal_prices(self, sequences: int, maximum: int) -> tuple[float, float]:
         """Return the minimum gains in tokens of one more level and of one more node, the latter at its lowest cost."""
@@ -248,20 +276,12 @@ class AdaptiveSizing:
         plain = float(latency.curve[len(drafts) - 1])
         if all(state.plain for state in states):
             return
-        # The curve forgets the cost of rarely tried sizes, so drafts are charged what their pass took: in a batch only
-        # their share of the difference, since the noise of a pass over many texts is no cost of a few drafts.
-        if nodes:
-            drafted = sum([bool(len(draft) or len(draft.queries)) for draft in drafts])
-        else:
-            drafted = sum([state.by_level and state.asked > 0 for state in states])
-        measured = min(max(target_seconds / level, costs / _BOOKED), _BOOKED * costs)
-        took = costs + (measured - costs) * drafted / len(states)
-        drafting = self._observe_drafting(states, drafts, draft_seconds, asking) if asking else 0.0
-        reading = latency.drafting.excess * len(drafts) / plain if asking else 0.0
+        took = self._charge(states, drafts, costs, target_seconds / level)
+        drafting, readings = self._observe_drafting(states, drafts, draft_seconds)
         tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, costs + drafting)
-        for state, draft, walk in zip(states, drafts, walks, strict=True):
+        for state, draft, walk, reading in zip(states, drafts, walks, readings, strict=True):
             if state.rest > 1:
                 self._count_pause(state, walk)
                 continue
@@ -281,25 +301,50 @@ class AdaptiveSizing:
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / nodes if nodes else 1 / max(1, asking)
                 spent = share * (took - plain) + drafting / max(1, asking)
-                self._plan(state, len(draft), len(states), len(walk.path) - spent * len(drafts) / plain, reading)
+                profit = len(walk.path) - spent * len(drafts) / plain
+                self._plan(state, len(draft), len(states), profit, reading * len(drafts) / plain, len(walk.tokens))
+            self._reading.lengthen(state.place, len(walk.tokens))
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
-    def _observe_drafting(
-        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float, asking: int
+    def _charge(
+        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], costs: float, measured: float
     ) -> float:
-        """Let the latency model learn from the drafting time; return that time in units of the curve.
+        """Return the time of a pass that its drafts are charged, given its predicted and its measured time.
 
-        It learns the mean of the `asking` sequences: the time of another sequence is not that of further nodes.
+        The curve forgets the cost of rarely tried sizes, so drafts are charged what their pass took: in a batch only
+        their share of the difference, since the noise of a pass over many texts is no cost of a few drafts.
         """
+        drafted = sum([bool(len(draft) or len(draft.queries)) for draft in drafts])
+        if not drafted:
+            drafted = sum([state.by_level and state.asked > 0 for state in states])
+        measured = min(max(measured, costs / _BOOKED), _BOOKED * costs)
+        return costs + (measured - costs) * drafted / len(states)
+
+    def _observe_drafting(
+        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float
+    ) -> tuple[float, list[float]]:
+        """Let the latency model learn from the drafting time; return it, and what reading took for each sequence.
+
+        Times are in units of the curve. The model learns the mean of the sequences that were asked for a draft: the
+        time of another sequence is not that of further nodes.
+        """
+        asking = sum([state.asked > 0 for state in states])
+        if not asking:
+            return 0.0, [0.0] * len(states)
         drafted = zip(states, drafts, strict=True)
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
         even = all(state.by_level or state.sampled or state.plain for state in states)
         # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
         late = [
-            state.waited or not state.rounds or (state.resting and state.levels > 0) for state in states if state.asked
+            bool(state.asked) and (state.waited or not state.rounds or (state.resting and state.levels > 0))
+            for state in states
         ]
-        usual = not all(late)
-        return asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
+        usual = sum(late) < asking
+        charged = asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
+        read = [is_late * (state.backlog + 1) for is_late, state in zip(late, states, strict=True)]
+        excess, total = asking * self._latency.drafting.excess, sum(read)
+        self._reading.observe(total, excess)
+        return charged, [excess * own / max(1, total) for own in read]
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
@@ -308,11 +353,14 @@ class AdaptiveSizing:
         state.skipped += 1
         state.paused += 1
         state.waited = True
+        self._reading.lengthen(state.place, len(walk.tokens))
         state.pausing.skip()
         state.earlier.follow(state.pausing, self._share)
 
-    def _plan(self, state: SequenceSizing, nodes: int, sequences: int, profit: float, reading: float) -> None:
-        """Decide how much to ask for next, and whether to ask at all; the last two are as in `Pausing.observe`."""
+    def _plan(
+        self, state: SequenceSizing, nodes: int, sequences: int, profit: float, reading: float, tokens: int
+    ) -> None:
+        """Decide how much to ask for next, and whether to ask at all; the last three are as in `Pausing.observe`."""
         if state.pausing.left:
             state.pausing.skip()
         elif state.asked:
@@ -326,25 +374,11 @@ class AdaptiveSizing:
             # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.drafting.usual
-            state.pausing.observe(state.gain, took, plain, profit, reading, resumed=state.waited)
+            state.pausing.observe(state.gain, took, plain, profit, reading, tokens=tokens, resumed=state.waited)
         state.earlier.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:
-        if not state.rounds:
-            return ""
-        mean, queries = state.spent / state.rounds, state.queried / state.rounds
-        maximum = max(1, min(round(mean + queries) or 1, len(self._latency.curve) - 1))
-        one, some = self._latency.seconds(np.array([0, maximum]))
-        extra = f" and {queries:.1f} query rows" if queries else ""
-        text = (
-            f"{mean:.1f} nodes per round{extra}, none in {state.skipped / state.rounds:.0%} of rounds: a pass over "
-            f"{maximum} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
-        )
-        if state.paused:
-            text += f"; in {state.paused / state.rounds:.0%} of rounds drafting would have cost more than it gains"
-        if self._exploration is not None and state.text[1] >= 0:
-            text += "; some nodes are spent because the drafter learns from rejected ones too"
-        return text + "."
+        return explain_sizes(state, self._latency, learns=self._exploration is not None)
 
 
 def _levels_of(draft: DraftTree) -> float:

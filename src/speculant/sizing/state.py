@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast
+from speculant.sizing.contract import Forecast, Unread
 from speculant.sizing.pausing import Pausing
 
 
@@ -17,10 +17,13 @@ class SequenceSizing:
 
     Attributes:
         acceptance: acceptance model of this sequence.
+        place: place of its text in `reading`.
         wanted: largest recent draft size, slowly decaying.
         sampled: whether its last draft was sampled.
-        forecast: the session's forecast, see `core.drafter.Session.forecast`; None if it has none.
+        forecast, unread, selective: answers of the session, see `core.drafter.Session`; None if it gives none.
         rest: number of rounds without a draft that remain, including this one; 0 if this round asks for one.
+        backlog: number of tokens that the drafter reads before this round's draft, if more than those of the last
+            round, as after the prompt or a pause; else 0.
         asked, depth, gain: nodes and levels asked for in this round, and the draft's expected gain in tokens.
         by_level: whether drafting time counts per level in this round; otherwise per node.
         levels: drafting time of this round's draft in levels, before it was trimmed.
@@ -38,10 +41,14 @@ class SequenceSizing:
     """
 
     acceptance: AcceptanceModel
+    place: int = 0
     wanted: float = MAX_NODES
     sampled: bool = False
     forecast: Forecast | None = None
+    unread: Unread | None = None
+    selective: bool = False
     rest: int = 0
+    backlog: int = 0
     asked: int = 0
     depth: int = UNLIMITED
     by_level: bool = False

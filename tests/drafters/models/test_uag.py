@@ -41,14 +41,21 @@ class ScriptedCache:
 
     def __init__(self, engine: Scripted, prompt: list[int]) -> None:
         self.engine, self.committed, self.rows = engine, prompt, list[int]()
+        self.prompt, self.read = list(prompt), False
 
     @property
     def depth(self) -> int:
         """What positions have room for."""
         return max(0, self.engine.positions - 1 - len(self.committed))
 
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt until it is read."""
+        return 0 if self.read else len(self.prompt)
+
     def prefill(self) -> None:
         """Read the prompt."""
+        self.read = True
 
     def forward(self, tokens: np.ndarray, parents: np.ndarray) -> Any:
         """Append a chain."""

@@ -22,7 +22,7 @@ from speculant.drafters.models.warping import Warping
 
 _NO_ROOM = "the device ran out of memory in a pass of the head."
 _PATIENCE = 3  # rounds without room after which a text asks for no more passes and is decoded plainly
-_UNREAD = 1024  # maximum tokens whose states may wait to be read
+_UNREAD = 4096  # maximum tokens whose states may wait to be read
 _TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
 
@@ -100,6 +100,11 @@ class HeadText(LevelText):
     def rows(self) -> int:
         """Number of rows in the draft, which is the index of the next one."""
         return len(self._rows)
+
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the next draft reads first."""
+        return len(self._unread)
 
     def begin(self) -> Tensor:
         """Drop all rows of the draft and read committed tokens; return q [1, V] after the root."""

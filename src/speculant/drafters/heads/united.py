@@ -123,6 +123,13 @@ class UnitedSession(Session):
         """Return an empty forecast: the head's draft ends on its own where a level does not pay off."""
         return np.empty(0)
 
+    @property
+    def selective(self) -> bool:
+        return True
+
+    def unread(self) -> int:
+        return self.own.unread()
+
     def observe(self, verified: Verified) -> None:
         """Update the head, the memory and the mixture with the target's choices."""
         tokens, recalled = verified.tokens, self._recalled

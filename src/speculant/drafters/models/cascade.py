@@ -199,6 +199,9 @@ class CascadeSession(Session):
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(min(nodes, sum(self._lengths)))
 
+    def unread(self) -> int:
+        return sum([level.text.unread for level in self._levels])
+
     def observe(self, verified: Verified) -> None:
         """Record what was accepted, and let the inner drafter learn from the target's pass."""
         if len(verified.tree):

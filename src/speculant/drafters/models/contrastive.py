@@ -75,6 +75,9 @@ class ContrastiveSession(Session):
             )
         return self._text.begin()[0]
 
+    def unread(self) -> int:
+        return self._text.unread
+
     def observe(self, verified: Verified) -> None:
         self._text.observe(verified)
         self._round += 1

@@ -72,6 +72,11 @@ class DraftText:
         """Number of rows in the draft, which is the index of the next one."""
         return self._count
 
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the next draft reads first."""
+        return self._cache.unread + len(self._unread)
+
     def begin(self) -> Tensor:
         """Drop all rows of the draft and read the prompt and committed tokens; return q [1, V] after the root."""
         self._drop()

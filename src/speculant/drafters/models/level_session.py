@@ -27,6 +27,11 @@ class LevelText(Protocol):
     def trees(self) -> bool:
         """Whether a draft may branch."""
 
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that `begin` reads first."""
+        return 0
+
     def begin(self) -> Tensor:
         """Drop all rows of the draft; return q [1, V] after the root."""
 
@@ -128,6 +133,9 @@ class LevelSession(Session):
 
     def forecast(self, nodes: int) -> Float64 | None:
         return self._shape.forecast(nodes) if self._trees else None
+
+    def unread(self) -> int:
+        return self.text.unread
 
     def close(self) -> None:
         self.text.release()

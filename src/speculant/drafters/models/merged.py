@@ -55,6 +55,9 @@ class MergedSession(Session):
             return None
         return self._shape.gains(merged_parents(self._shape.parents, len(self._sessions), nodes))
 
+    def unread(self) -> int:
+        return sum([session.unread() for session in self._sessions])
+
     def observe(self, verified: Verified) -> None:
         if len(verified.tree):
             self._shape.learn(verified.tree, verified.path.tolist())

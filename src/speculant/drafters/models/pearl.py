@@ -86,7 +86,6 @@ class PearlDrafter(Drafter):
 
     def open(self, start: SessionRequest) -> Session:
         text = self._worker.submit(DraftText.open, self._open_cache, start, self._vocabulary).result()
-        self._worker.submit(text.read_prompt).result()  # else it could be timed as drafting ahead
         return PearlSession(text, start, self._worker, self._settings, self._lengths, self._vocabulary)
 
     def propose(self, sessions: Sequence[Session], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -143,6 +142,7 @@ class PearlSession(Session):
         self._drawn: Drawn = []  # the current draft
         self._ahead: DrawnAhead | None = None
         self._room = 0  # maximum tokens to draw ahead
+        self._begun = False  # whether the draft model has read the prompt
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return a chain and start drafting ahead. Repeated calls before `observe` return the same draft."""
@@ -158,6 +158,9 @@ class PearlSession(Session):
         depth = min(budget.nodes, budget.depth, self._text.depth)
         if depth < 1:
             return DraftTree.empty()
+        if not self._begun:  # else reading the prompt could be timed as drafting ahead
+            self._worker.submit(self._text.read_prompt).result()
+            self._begun = True
         self._worker.submit(self._generator.manual_seed, self._start.round_seed(self._round))
         self._drawn = self._ready[:depth]
         if not self._ready and self._first_length():
@@ -206,6 +209,9 @@ class PearlSession(Session):
         if self._ahead is None:
             return []
         return self._ahead.end(complete=self._settings.ahead is not None)
+
+    def unread(self) -> int:
+        return self._text.unread
 
     def observe(self, verified: Verified) -> None:
         """Use what was drafted ahead if the text took that path."""

@@ -135,6 +135,10 @@ class StagedText(LevelText):
     def trees(self) -> bool:
         return self._text.trees
 
+    @property
+    def unread(self) -> int:
+        return self._text.unread
+
     def begin(self) -> Tensor:
         """Drop all rows of the draft; return q [1, V] after the root."""
         self._held, self._paths = {}, {ROOT: ()}

@@ -70,7 +70,6 @@ class UniversalDrafter(Drafter):
 
     def open(self, start: SessionRequest) -> Session:
         cache = self._open_cache(self._translation.prompt(start.prompt))
-        cache.prefill()
         return UniversalSession(cache, start, self._translation, self._settings)
 
 
@@ -93,6 +92,9 @@ class UniversalSession(Session):
         if self._last is None or self._last[0] != budget:
             self._last = budget, self._draft(min(budget.nodes, budget.depth))
         return self._last[1]
+
+    def unread(self) -> int:
+        return self._cache.unread
 
     def _draft(self, depth: int) -> DraftTree:
         logits = self._read_text() if depth > 0 else None
@@ -150,6 +152,8 @@ class UniversalSession(Session):
         """
         if self._full:
             return None
+        if self._cache.unread:
+            self._cache.prefill()
         pieces = self._translation.draft.resume(self._text)
         found = [token for token, _ in pieces]
         if not found or _complete(self._text) != self._text:

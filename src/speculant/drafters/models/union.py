@@ -195,6 +195,9 @@ class UnionSession(Session):
         """Return an empty forecast: the passes of the model do not depend on the number of nodes."""
         return np.empty(0)
 
+    def unread(self) -> int:
+        return self._text.unread
+
     def observe(self, verified: Verified) -> None:
         """Update the model's text, the memory and the mixture with the target's choices."""
         self._mixture.learn_path(self._seen, verified.tokens.tolist())

@@ -96,6 +96,9 @@ class SwitchingSession(Session):
         """Return the other drafter's forecast, or None for a continuation, whose size follows from its weights."""
         return None if self._matching.match >= self._threshold else self.auxiliary.forecast(nodes)
 
+    def unread(self) -> int:
+        return 0 if self._matching.match >= self._threshold else self.auxiliary.unread()
+
     def observe(self, verified: Verified) -> None:
         """Pass the result to both sessions."""
         self._matching.observe(verified)
