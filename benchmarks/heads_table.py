@@ -42,7 +42,7 @@ from speculant.api.heads import open_head
 from speculant.api.loading import bundled_heads
 from speculant.cli.env import environment
 from speculant.cli.threads import set_threads
-from speculant.core.errors import SpeculantError
+from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.drafters.heads.drafter import LoadedHead
 from targets import TARGETS, load_pair, story_prompts
 
@@ -80,7 +80,7 @@ def main() -> None:
     prompts = story_prompts(pair.tokenizer, count=args.requests, tokens=args.prompt_tokens)
     bench = MethodsBench(args.target, pair, prompts, args.tokens)
     results = read(args.out, bench.conditions() | ({"clock": "CPU"} if CPU_TIME else {}))
-    heads = {name: open_head(folder, pair.model) for name, folder in folders.items()}
+    heads = open_heads(folders, pair.model, required=args.head is not None)
     results["heads"] |= {name: facts(head, Path(folders[name])) for name, head in heads.items()}
     wanted = (args.systems or "").split(";")
     for system in alone(heads) if args.alone else systems(heads):
@@ -164,6 +164,19 @@ def named_folders(given: Sequence[str] | None) -> dict[str, str]:
         if name in found:
             raise SystemExit(f"two heads are called {name}; name one by --head NAME=DIR")
         found[name] = folder
+    return found
+
+
+def open_heads(folders: Mapping[str, str], model: Any, *, required: bool) -> dict[str, LoadedHead]:
+    """Return the heads on a target; unless they are required, those that do not fit it are left out and named."""
+    found = dict[str, LoadedHead]()
+    for name, folder in folders.items():
+        try:
+            found[name] = open_head(folder, model)
+        except UnsupportedError as error:
+            if required:
+                raise
+            print(f"{name} is left out: {error}", flush=True)
     return found
 
 
