@@ -33,9 +33,10 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 import speculant
 from speculant import Speculator
 from speculant.cli.env import environment
-from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
 from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree
+from speculant.core.wrapped_session import WrappedSession
 from speculant.engines.hf.draft_encoder import same_weights
 from speculant.training.files import Files
 from speculant.training.fingerprint import identify
@@ -347,18 +348,9 @@ class Chains(Drafter):
         return _ChainSession(self._inner.open(start))
 
 
-class _ChainSession(Session):
-    def __init__(self, inner: Session) -> None:
-        self._inner = inner
-
+class _ChainSession(WrappedSession):
     def propose(self, budget: Budget) -> DraftTree:
-        return self._inner.propose(replace(budget, trees=False))
-
-    def observe(self, verified: Verified) -> None:
-        self._inner.observe(verified)
-
-    def close(self) -> None:
-        self._inner.close()
+        return self.inner.propose(replace(budget, trees=False))
 
 
 if __name__ == "__main__":

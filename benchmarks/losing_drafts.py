@@ -1,9 +1,10 @@
 """Simulate what drafts cost that do not pay, and what is lost of those that do, on a clock of passes.
 
 Costs are in plain passes and do not depend on the machine: of a draft's levels, of its nodes in the pass, and of each
-token that the head reads when it begins in a text or after a pause. Times that the policy sees fluctuate: by 4 % at
-random, with the machine's speed, and one in a hundred is 1.5 times as long; the first pass takes as long as 300, as in
-a new process. Every request continues what earlier ones learned. To compare two versions of the package, run both,
+token that the head reads when it begins in a text or after a pause. What was unread before a long pause, and in it, is
+never read, as by EAGLE; that later drafts are worse then is not simulated. Times that the policy sees fluctuate: by 4 %
+at random, with the machine's speed, and one in a hundred is 1.5 times as long; the first pass takes as long as 300, as
+in a new process. Every request continues what earlier ones learned. To compare two versions of the package, run both,
 setting PYTHONPATH:
 
     PYTHONPATH=BEFORE/src python benchmarks/losing_drafts.py --version before -o FILE
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from speculant.cli.env import environment
+from speculant.core.engine import RequestedOutputs
 from speculant.core.tree import DraftTree, Float64
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
@@ -33,6 +35,7 @@ from speculant.sizing.throughput import Throughput
 PLAIN = 0.01  # of a pass: drafting time of a round without a draft
 ROW, ROWS = 0.03, 0.25  # passes: each node, and all of them
 MAX_DEPTH = 7
+NEEDS = RequestedOutputs(hidden_layers=(0,), hidden_context=16)  # as heads ask for
 START = 300  # passes: what the first pass of a process seems to take; it is not counted
 
 
@@ -78,6 +81,11 @@ class Unread:
 
     def count(self) -> int:
         return self.tokens
+
+    def take(self) -> int:
+        """Read them; return how many they were."""
+        found, self.tokens = self.tokens, 0
+        return found
 
 
 HEADS = {
@@ -145,21 +153,23 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
                 depth += 1
             levels = np.arange(depth, dtype=np.int32)
             chain = DraftTree(levels + 5, levels - 1, head.estimate ** (levels + 1.0))
+            read = unread.take() if depth else 0
             [draft] = sizing.trim([state], [chain if depth else DraftTree.empty()])
             # 2. Verify, at the true cost.
             accepted = int(np.argmin(np.append(random.random(len(draft)) < head.rate, False)))
             verifying = 1 + (ROWS + ROW * len(draft) if depth else 0)
-            drafting = head.first + head.further * (depth - 1) + load.reading * unread.tokens if depth else PLAIN
+            drafting = head.first + head.further * (depth - 1) + load.reading * read if depth else PLAIN
             start = 1 if tokens else START
             seconds, tokens = seconds + verifying + drafting, tokens + accepted + 1
-            unread.tokens, drafts = 0 if depth else unread.tokens + 1, drafts + bool(depth)
+            unread.tokens = 0 if depth or NEEDS.rests(state.rest) else unread.tokens + 1  # a long pause drops them
+            drafts += bool(depth)
             # 3. The policy sees times that fluctuate.
             pace = 0.98 * pace + 0.03 * random.normal()
             seen = np.exp(pace + 0.04 * random.normal(size=2)) * np.where(random.random(2) < 0.01, 1.5, 1.0)
             sizing.observe(
                 [state],
                 [draft],
-                [Walk(list(range(accepted)), [7] * (accepted + 1), False)],
+                [Walk(list(range(accepted)), [7] * (accepted + 1), tokens >= end)],
                 target_seconds=verifying * start * seen[0],
                 draft_seconds=drafting * seen[1],
             )

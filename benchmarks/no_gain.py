@@ -30,9 +30,10 @@ from speculant.api.result import Result, Stream
 from speculant.bench.demo import SESSION
 from speculant.bench.systems.inflate import inflate
 from speculant.cli.env import environment
-from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
 from speculant.core.engine import RequestedOutputs
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import DraftTree
+from speculant.core.wrapped_session import WrappedSession
 
 TARGETS = ("bundled", "inflated", "gguf")
 WAYS = {"wrong": 0.0, "random": 3.0}  # temperature of each
@@ -53,24 +54,16 @@ class WrongDrafter(Drafter):
         return WrongSession(self._inner.open(start), self._vocabulary)
 
 
-class WrongSession(Session):
+class WrongSession(WrappedSession):
     """One request."""
 
     def __init__(self, inner: Session, vocabulary: int) -> None:
-        self._inner, self._vocabulary = inner, vocabulary
+        super().__init__(inner)
+        self._vocabulary = vocabulary
 
     def propose(self, budget: Budget) -> DraftTree:
-        draft = self._inner.propose(budget)
+        draft = self.inner.propose(budget)
         return replace(draft, tokens=(draft.tokens + 1) % self._vocabulary)
-
-    def observe(self, verified: Verified) -> None:
-        self._inner.observe(verified)
-
-    def follow(self, tokens: Int32) -> None:
-        self._inner.follow(tokens)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Clocked:

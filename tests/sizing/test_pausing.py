@@ -185,6 +185,11 @@ class Unread:
     def count(self) -> int:
         return self.tokens
 
+    def take(self) -> int:
+        """Read them; return how many they were."""
+        found, self.tokens = self.tokens, 0
+        return found
+
 
 def test_drafts_that_take_passes_are_tried_at_sizes_that_may_pay() -> None:
     """Guards heads that draft a block in one pass: trees fill whatever is allowed, and small ones cannot pay."""
@@ -226,17 +231,19 @@ def run(
     for _ in range(requests):
         sizing, unread = AdaptiveSizing(latency, acceptance, throughput, None, history), Unread(32)
         state = sizing.open(forecast, unread.count)
-        for _ in range(rounds):
+        for round_ in range(rounds):
             [nodes] = sizing.nodes([state])
             depth = min(nodes, 1)
             while 0 < depth < min(nodes, 7) and rate**depth * rate > state.level_price:
                 depth += 1
+            read = unread.take() if depth else 0
             [tree] = sizing.trim([state], [chain(*rate ** np.arange(1, depth + 1)) if depth else DraftTree.empty()])
             right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
             target = float(truth.of(np.array([len(tree)]))[0]) + bool(depth) * base
-            drafting = bool(depth) * (first + reading * unread.tokens / 32) + further * max(0, depth - 1)
+            drafting = bool(depth) * (first + reading * read / 32) + further * max(0, depth - 1)
             unread.tokens = 0 if depth else unread.tokens + 1
-            observe(sizing, [state], [tree], [right], target=target, draft=drafting)
+            ended = round_ == rounds - 1
+            observe(sizing, [state], [tree], [right], target=target, draft=drafting, ended=ended)
             tokens, seconds = tokens + right + 1, seconds + target + drafting
             levels += [depth] if depth else []
     return tokens / seconds, float(np.mean(levels[len(levels) // 2 :]))
@@ -264,6 +271,21 @@ def test_answers_that_do_not_repay_the_prompt_are_decoded_plainly() -> None:
     assert run(first=0.9, further=0.9, rate=0.4, requests=200, rounds=12, reading=20.0)[0] > 0.97
 
 
+def test_a_text_that_waits_keeps_what_it_is_to_read() -> None:
+    """Guards heads that read the target's states, which are dropped in long pauses: waiting is none."""
+    sizing, unread = adaptive(curve(0.02)), Unread(400)
+    for _ in range(6):
+        state = sizing.open(forecast, unread.count)
+        for place in range(6):
+            read = unread.take() if sizing.nodes([state])[0] else 0
+            draft = DraftTree.empty() if state.rest else chain(0.5)
+            [draft] = sizing.trim([state], [draft])
+            observe(sizing, [state], [draft], [len(draft)], target=1.0, draft=0.05 + 0.05 * read, ended=place == 5)
+            assert state.rest <= 1
+        unread.tokens = 400
+    assert state.wait > 0
+
+
 def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
     """Guards batches: a text whose drafter reads its prompt while others draft owes what that took, the others not."""
     sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=3)
@@ -271,13 +293,29 @@ def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
     for _ in range(20):
         sizing.nodes(states)
         observe(sizing, states, sizing.trim(states, [chain(0.9)] * 2), [1, 1], target=1.06, draft=0.02)
-    states.append(sizing.open(None, Unread(400).count))
+    states.append(sizing.open(None, (unread := Unread(400)).count))
     before = [state.pausing.balance for state in states]
     sizing.nodes(states)
+    unread.take()
     observe(sizing, states, sizing.trim(states, [chain(0.9)] * 3), [1, 1, 1], target=1.1, draft=2.03)
     after = [state.pausing.balance for state in states]
     assert after[2] < before[2] - 1
-    assert after[:2] >= before[:2]
+    assert after[0] >= before[0]
+    assert after[1] >= before[1]
+
+
+def test_a_stall_is_not_charged_to_a_memory_that_joins_a_batch() -> None:
+    """Guards memories, which read nothing: a round that took long is no reason for a pause of the text that joined."""
+    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=16)
+    states = [sizing.open(None, lambda: 0) for _ in range(15)]
+    for _ in range(20):
+        sizing.nodes(states)
+        observe(sizing, states, sizing.trim(states, [chain(0.9)] * 15), [1] * 15, target=1.6, draft=0.02)
+    states.append(sizing.open(None, lambda: 0))
+    balance = states[-1].pausing.balance
+    sizing.nodes(states)
+    observe(sizing, states, sizing.trim(states, [chain(0.9)] * 16), [1] * 16, target=1.62, draft=0.5)
+    assert states[-1].pausing.balance > balance - 0.3
 
 
 def test_lucky_drafts_do_not_shorten_the_pauses_of_a_head_that_loses() -> None:

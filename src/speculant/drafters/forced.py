@@ -17,7 +17,8 @@ import numpy as np
 from speculant.core.draft_filter import DraftFilter
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
-from speculant.core.tree import ROOT, DraftTree, Float64, Int32
+from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.core.wrapped_session import WrappedSession
 
 
 class ForcedDrafter(Drafter):
@@ -44,45 +45,30 @@ class ForcedDrafter(Drafter):
         ]
 
 
-class ForcedSession(Session):
+class ForcedSession(WrappedSession):
     """Session of a request with a constraint."""
 
     def __init__(self, inner: Session, constraint: DraftFilter) -> None:
-        self._inner, self._constraint = inner, constraint
+        super().__init__(inner)
+        self._constraint = constraint
         self._tokens: list[int] = []  # committed tokens
 
     def propose(self, budget: Budget) -> DraftTree:
         maximum = min(budget.nodes, budget.depth)
         chain = self._constraint.forced(self._tokens, maximum) if maximum > 0 else []
         if not chain:
-            return self._inner.propose(budget)
+            return self.inner.propose(budget)
         left = replace(budget, nodes=budget.nodes - len(chain), depth=budget.depth - len(chain))
-        below = self._inner.propose_after(chain, left) if min(left.nodes, left.depth) > 0 else DraftTree.empty()
+        below = self.inner.propose_after(chain, left) if min(left.nodes, left.depth) > 0 else DraftTree.empty()
         return _join(chain, below)
-
-    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        return self._inner.propose_after(tokens, budget)
 
     def observe(self, verified: Verified) -> None:
         self._tokens += verified.tokens.tolist()
-        self._inner.observe(verified)
+        self.inner.observe(verified)
 
     def follow(self, tokens: Int32) -> None:
         self._tokens += tokens.tolist()
-        self._inner.follow(tokens)
-
-    def forecast(self, nodes: int) -> Float64 | None:
-        return self._inner.forecast(nodes)
-
-    @property
-    def selective(self) -> bool:
-        return self._inner.selective
-
-    def unread(self) -> int:
-        return self._inner.unread()
-
-    def close(self) -> None:
-        self._inner.close()
+        self.inner.follow(tokens)
 
 
 def _join(chain: Sequence[int], below: DraftTree) -> DraftTree:

@@ -15,7 +15,8 @@ import numpy as np
 from speculant.core.drafter import Background, Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
-from speculant.core.tree import DraftTree, Float64, Int32
+from speculant.core.tree import DraftTree, Int32
+from speculant.core.wrapped_session import WrappedSession
 from speculant.drafters.copying.lookup import LookupDrafter, LookupSettings
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import METHODS, BuildContext, build_drafter, drafts_from_text, find_method, learns_from_text
@@ -121,38 +122,29 @@ class RoutingDrafter(Drafter):
                 drafter.close()
 
 
-class PredictedSession(Session):
+class PredictedSession(WrappedSession):
     """The session of a request with a prediction: the tenant's session, and one that copies from it and the prompt."""
 
     def __init__(self, inner: Session, copying: Session) -> None:
-        self._inner, self._copying = inner, copying
+        super().__init__(inner)
+        self._copying = copying
 
     def propose(self, budget: Budget) -> DraftTree:
-        return _better(self._inner.propose(budget), self._copying.propose(budget))
+        return _better(self.inner.propose(budget), self._copying.propose(budget))
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        return _better(self._inner.propose_after(tokens, budget), self._copying.propose_after(tokens, budget))
+        return _better(self.inner.propose_after(tokens, budget), self._copying.propose_after(tokens, budget))
 
     def observe(self, verified: Verified) -> None:
-        self._inner.observe(verified)
+        self.inner.observe(verified)
         self._copying.observe(verified)
 
     def follow(self, tokens: Int32) -> None:
-        self._inner.follow(tokens)
+        self.inner.follow(tokens)
         self._copying.follow(tokens)
 
-    def forecast(self, nodes: int) -> Float64 | None:
-        return self._inner.forecast(nodes)
-
-    @property
-    def selective(self) -> bool:
-        return self._inner.selective
-
-    def unread(self) -> int:
-        return self._inner.unread()
-
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
         self._copying.close()
 
 

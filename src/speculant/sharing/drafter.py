@@ -19,7 +19,8 @@ import numpy as np
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
-from speculant.core.tree import DraftTree, Float64, Int32
+from speculant.core.tree import DraftTree, Int32
+from speculant.core.wrapped_session import WrappedSession
 from speculant.sharing.channel import Channel, SharedTokens
 from speculant.sharing.texts import ForeignTexts
 
@@ -97,20 +98,15 @@ class SharingDrafter(Drafter, Persistent):
         self._finish()
 
 
-class SharingSession(Session):
+class SharingSession(WrappedSession):
     """The session of one request."""
 
     def __init__(self, channel: Channel, inner: Session, request: int, prompt: Int32) -> None:
-        self.inner, self._channel, self._request = inner, channel, request
+        super().__init__(inner)
+        self._channel, self._request = channel, request
         self._end, self._open = 0, True
         kept = prompt[-MAX_PROMPT:]
         self._publish(kept, prompt=len(kept))
-
-    def propose(self, budget: Budget) -> DraftTree:
-        return self.inner.propose(budget)
-
-    def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
-        return self.inner.propose_after(tokens, budget)
 
     def observe(self, verified: Verified) -> None:
         """Let the inner session learn, and publish the committed tokens."""
@@ -121,16 +117,6 @@ class SharingSession(Session):
         """Let the inner session learn the tokens of a pause, and publish them."""
         self.inner.follow(tokens)
         self._publish(tokens)
-
-    def forecast(self, nodes: int) -> Float64 | None:
-        return self.inner.forecast(nodes)
-
-    @property
-    def selective(self) -> bool:
-        return self.inner.selective
-
-    def unread(self) -> int:
-        return self.inner.unread()
 
     def close(self) -> None:
         if not self._open:

@@ -34,7 +34,7 @@ class DraftingTime:
         self._recent: Float64 = np.zeros((4, _WINDOW))
         self._counts: Int64 = np.zeros(4, np.int64)
         self._line: Float64 = np.zeros(5)  # decayed sums: rounds, nodes, nodes squared, time, nodes times time
-        self._found: Float64 = np.zeros(5)
+        self._found: Float64 = np.array([0.0, 0.0, 0.0, 0.0, np.nan])
 
     @property
     def per_node(self) -> float:
@@ -58,7 +58,7 @@ class DraftingTime:
 
     @property
     def excess(self) -> float:
-        """Time of the last round that was not charged because it was not representative, as for reading a prompt."""
+        """Time of the last round beyond that charged, as for reading a prompt; NaN before it is known what is usual."""
         return float(self._found[_EXCESS])
 
     def observe(self, nodes: float, time: float, *, even: bool = False, usual: bool = True) -> float:
@@ -80,7 +80,7 @@ class DraftingTime:
 def _observe(recent, counts, line, found, nodes, time, even, usual):  # type: ignore[no-untyped-def]
     known = counts[_WITH if nodes > 0 else _WITHOUT] > 1
     charged = _charge(recent, counts, line, found, nodes, time, even, usual)
-    found[_EXCESS] = time - charged if known else 0.0
+    found[_EXCESS] = time - charged if known else np.nan
     found[_USUAL] = _lower_quartile(recent, counts, _TIMES) if counts[_TIMES] > 1 else 0.0
     if line[0]:
         free = _lower_quartile(recent, counts, _FREE) if counts[_FREE] else 0.0

@@ -31,7 +31,7 @@ class PausingHistory:
             learns: whether the drafter keeps a memory of what it reads.
         """
         self._new, self._repeated = Pausing.begun(size, learns=learns), Pausing.begun(1, learns=learns)
-        self.reading = Reading(size)
+        self.reading = Reading()
         self._prompts: OrderedDict[int, None] = OrderedDict()
 
     def of(self, start: SessionRequest | None) -> Pausing:

@@ -33,7 +33,7 @@ _SHARE = 0.005  # tokens per round that drafts may lose
 _DOUBLINGS = 12  # maximum number of times that pauses due to debt double
 _FIRST_ASKS = 6  # drafts before expectations are trusted, unless they cost half of the initial balance before
 _START, _GRANT, _LIMIT = 8.0, 0.25, 16.0  # tokens: initial balance, grant of a new request, maximum balance
-_READING = 8.0  # tokens: maximum debt from one reading, whose time an interruption may have prolonged
+MAX_DEBT = 8.0  # tokens: maximum debt from one reading, whose time an interruption may have prolonged
 _RENEWAL, _FIRST_RENEWAL = 4.0, 512  # tokens: balance of a fresh beginning; rounds until the first one
 
 
@@ -156,7 +156,7 @@ class Pausing:
             tokens: number of tokens committed in the round.
             resumed: whether no draft was asked for in the previous round.
         """
-        spent = min(reading, _READING)
+        spent = min(reading, MAX_DEBT)
         if resumed and self.balance + profit - spent >= 0:
             self._book(profit - spent)
             self.left = 0

@@ -41,6 +41,7 @@ from speculant.sizing.explanation import explain_sizes
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
+from speculant.sizing.reading import SOME
 from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
@@ -105,7 +106,7 @@ class AdaptiveSizing:
         earlier = self._history.of(None if plain else start)
         return SequenceSizing(
             AcceptanceModel(self._acceptance),
-            self._reading.open(room),
+            room,
             wanted=min(_BEGIN, float(maximum)),
             forecast=forecast,
             unread=unread,
@@ -116,24 +117,24 @@ class AdaptiveSizing:
         )
 
     def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
-        drafts = False
+        room, drafts = max(0, self._latency.maximum - (len(states) - 1)), False
+        maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
+        plain = len(states) / float(self._latency.curve[len(states) - 1])
         for state in states:
-            state.gain, state.depth, state.asked = 0.0, self._depth, 0
-            if not (state.plain or state.pausing.left):
-                self._look_back(state, len(states))
-            state.rest = 0 if state.plain else int(state.pausing.left)
-            drafts |= not (state.plain or state.pausing.left)
+            state.gain, state.depth, state.asked, state.backlog = 0.0, self._depth, 0, 0
+            # A text that waits for its reading does not rest: what it is to read must not be dropped.
+            waits = not (state.plain or state.pausing.left) and self._reading.waits(state, plain if maximum else 0.0)
+            state.rest = 0 if state.plain else int(state.pausing.left) or int(waits)
+            drafts |= not (state.plain or state.rest)
         if not drafts:
             return [0] * len(states)
-        room = max(0, self._latency.maximum - (len(states) - 1))
-        maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         level_price, node_price = self._marginal_prices(len(states), maximum)
         start_price = self._price(len(states)) * self._latency.drafting.level_start
         for state in states:
-            if state.plain or state.pausing.left:
+            if state.plain or state.rest:
                 continue
             state.level_price, state.node_price = level_price, node_price
-            state.start_price = start_price + (self._reading_price(state, len(states)) if state.selective else 0.0)
+            state.start_price = start_price + self._reading.price_per_round(state, plain)
             gains = state.forecast(maximum) if state.forecast is not None and maximum else None
             state.by_level = gains is not None
             if gains is not None:
@@ -145,19 +146,6 @@ class AdaptiveSizing:
                 allowed = limit_growth(self._latency.curve, len(states) - 1, state.wanted)
                 state.asked = min(maximum, max(_MIN_ASKED, min(fair, allowed)))
         return [state.asked for state in states]
-
-    def _look_back(self, state: SequenceSizing, sequences: int) -> None:
-        """Set what the drafter must read first; pause if the rest of the text will probably not repay it."""
-        begins = state.waited or not state.rounds
-        state.backlog = state.unread() if state.unread is not None and (begins or state.resting) else 0
-        if begins and state.backlog and not state.selective:
-            profit, price = state.pausing.profit_per_token, sequences / float(self._latency.curve[sequences - 1])
-            state.pausing.left = self._reading.find_pause(state.place, state.backlog, profit, price)
-
-    def _reading_price(self, state: SequenceSizing, sequences: int) -> float:
-        """Return a round's share of what reading costs in tokens, if the rest of the text shares it."""
-        cost = self._price(sequences) * self._reading.time(state.backlog)
-        return cost * state.pausing.tokens_per_draft / max(1.0, self._reading.remaining(state.place)) if cost else 0.0
 
     def _marginal_prices(self, sequences: int, maximum: int) -> tuple[float, float]:
         """Return the minimum gains in tokens of one more level and of one more node, the latter at its lowest cost."""
@@ -195,6 +183,8 @@ class AdaptiveSizing:
 
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
+            late = state.unread is not None and state.asked > 0 and state.backlog >= SOME
+            state.read = max(0, state.backlog - state.unread()) if late and state.unread else 0
             state.levels = 0
             if not (state.by_level and state.asked):
                 continue
@@ -303,7 +293,7 @@ class AdaptiveSizing:
                 spent = share * (took - plain) + drafting / max(1, asking)
                 profit = len(walk.path) - spent * len(drafts) / plain
                 self._plan(state, len(draft), len(states), profit, reading * len(drafts) / plain, len(walk.tokens))
-            self._reading.lengthen(state.place, len(walk.tokens))
+            self._reading.count(state, walk)
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
     def _charge(
@@ -336,15 +326,20 @@ class AdaptiveSizing:
         even = all(state.by_level or state.sampled or state.plain for state in states)
         # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
         late = [
-            bool(state.asked) and (state.waited or not state.rounds or (state.resting and state.levels > 0))
+            bool(state.asked)
+            and (state.waited or not state.rounds or (state.resting and state.levels > 0) or state.read > 0)
             for state in states
         ]
         usual = sum(late) < asking
         charged = asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
-        read = [is_late * (state.backlog + 1) for is_late, state in zip(late, states, strict=True)]
-        excess, total = asking * self._latency.drafting.excess, sum(read)
-        self._reading.observe(total, excess)
-        return charged, [excess * own / max(1, total) for own in read]
+        excess, read = asking * self._latency.drafting.excess, [state.read for state in states]
+        known = excess > 0
+        if known and any(read):
+            for tokens in read:
+                self._reading.observe(tokens, excess * tokens / sum(read))
+        elif not usual:
+            read = [int(each) for each in late]  # by texts, where it is not known what was read
+        return charged, [excess * own / sum(read) if known and own else 0.0 for own in read]
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
@@ -353,14 +348,14 @@ class AdaptiveSizing:
         state.skipped += 1
         state.paused += 1
         state.waited = True
-        self._reading.lengthen(state.place, len(walk.tokens))
+        self._reading.count(state, walk)
         state.pausing.skip()
         state.earlier.follow(state.pausing, self._share)
 
     def _plan(
         self, state: SequenceSizing, nodes: int, sequences: int, profit: float, reading: float, tokens: int
     ) -> None:
-        """Decide how much to ask for next, and whether to ask at all; the last three are as in `Pausing.observe`."""
+        """Decide how much to ask for next, and whether to ask at all; `Pausing.observe` describes the last three."""
         if state.pausing.left:
             state.pausing.skip()
         elif state.asked:

@@ -1,84 +1,99 @@
-"""Whether the rest of a text repays what a drafter must read before its first draft in it.
+"""Whether the rest of a text repays what a drafter must read before it drafts.
 
 A head, or a draft model, reads everything committed before: with a long prompt that takes as long as many passes of the
 target, and where answers are short their drafts cannot repay it, however good they are. So a text begins with plain
-rounds until the drafts in what probably remains of it gain more than reading costs. How much remains is the mean of
-recent texts that were at least as long; beyond all of them a text is expected to double. Once in a while a text that
-probably does not repay it is read nevertheless, since drafts may have become better: on average this costs a small
-share of the rounds.
+rounds until the drafts in what probably remains of it gain more than reading costs. How much remains is known from
+recent texts that were longer; beyond all of them a text is expected to double. Once in a while a text that probably
+does not repay it is read nevertheless, since drafts may have become better: on average this costs a small share of the
+rounds that waited.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import numpy as np
 
-from speculant.core.tree import UNLIMITED, Float64, Int64
+from speculant.core.tree import Float64
+from speculant.core.verifier import Walk
+from speculant.sizing.pausing import MAX_DEBT
+from speculant.sizing.state import SequenceSizing
 
+SOME = 16  # tokens: minimum that counts as a reading; rounds commit fewer
 _TEXTS = 32  # most recent texts, whose lengths are known
-_READINGS = 7  # most recent readings: their median is what a token takes, robust to interruptions
-_FEW = 16  # tokens: a shorter reading takes mostly what it takes to begin, and tells little about a token
-_SHARE = 0.005  # tokens per round without drafts that reading in vain may cost
-_FIRST, _DOUBLINGS = 8, 12  # rounds: minimum time until it is decided again; how often it may double
+_READINGS = 16  # most recent readings, whose times are known
+_SIMILAR = 2  # ratio up to which readings are of similar length, so that one tells what the other takes
+_SHARE = 0.005  # tokens per waiting round that reading in vain may cost
+_FIRST, _DOUBLINGS = 8, 12  # rounds: minimum wait; numbers of times that it may double
 
 
 class Reading:
-    """What reading a token takes, and how long recent texts were; shared by all requests."""
+    """What reading takes, and how long recent texts were; shared by all requests."""
 
-    def __init__(self, size: int = 1) -> None:
-        """Begin without knowledge.
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=_TEXTS)
+        self._readings: deque[tuple[int, float]] = deque(maxlen=_READINGS)  # tokens, and time of each
+        self._spare, self._limit = 0.0, 0.0  # tokens that reading in vain may cost now, and at most
 
-        Args:
-            size: maximum number of texts at a time.
-        """
-        self._lengths: Int64 = np.zeros(max(_TEXTS, 2 * size), np.int64)
-        self._rooms = np.zeros_like(self._lengths)
-        self._texts = 0
-        self._times: Float64 = np.zeros(_READINGS)
-        self._readings = 0
-        self._spare = 0.0  # tokens that reading in vain may cost now
-
-    def open(self, room: int = UNLIMITED) -> int:
-        """Return the place of a new text, whose length is 0, and which may gain `room` tokens at most."""
-        place = self._texts % len(self._lengths)
-        self._lengths[place], self._rooms[place] = 0, room
-        self._texts += 1
-        return place
-
-    def lengthen(self, place: int, tokens: int) -> None:
-        """Add tokens to the length of the text at this place."""
-        self._lengths[place] += tokens
-
-    def observe(self, unread: int, time: float) -> None:
-        """Add a reading.
+    def observe(self, tokens: int, time: float) -> None:
+        """Add a reading; shorter ones than `SOME` tokens do not count.
 
         Args:
-            unread: number of tokens read.
+            tokens: number of tokens read.
             time: time that it took, in units of the latency model's curve.
         """
-        if unread >= _FEW:
-            self._times[self._readings % _READINGS] = time / unread
-            self._readings += 1
+        if tokens >= SOME:
+            self._readings.append((tokens, time))
 
-    def time(self, unread: int) -> float:
-        """Return the time of reading so many tokens, in units of the latency model's curve; 0 while it is not known."""
-        if unread < _FEW or not self._readings:
+    def time(self, tokens: int) -> float:
+        """Return the time of reading so many tokens, in units of the latency model's curve; 0 while it is not known.
+
+        It is the median of readings of similar length: an interruption may have prolonged some.
+        """
+        known = list(self._readings) if tokens >= SOME else []
+        similar = [time / read for read, time in known if max(read, tokens) <= _SIMILAR * min(read, tokens)]
+        return tokens * float(np.median(similar)) if similar else 0.0
+
+    def waits(self, state: SequenceSizing, price: float) -> bool:
+        """Return whether a text waits with what its next draft must read, until its rest probably repays it.
+
+        Args:
+            state: the text, whose `backlog` and `wait` are set.
+            price: tokens that a unit of time would yield without drafts; 0 if there is no room for drafts.
+        """
+        state.backlog = 0 if state.unread is None else state.unread()
+        if not state.wait and state.backlog >= SOME and price and not state.selective:
+            profit, room = state.pausing.profit_per_token, state.room - state.length
+            state.wait = self.find_wait(state.length, room, state.backlog, profit, price)
+        return bool(state.wait and state.backlog)
+
+    def price_per_round(self, state: SequenceSizing, price: float) -> float:
+        """Return a round's share of what reading costs in tokens, for sessions that choose whether to read."""
+        cost = price * self.time(state.backlog) if state.selective else 0.0
+        if not cost:
             return 0.0
-        return unread * float(np.median(self._times[: self._readings]))
+        rest = float(self._rests(state.length, state.room - state.length).mean())
+        return cost * state.pausing.tokens_per_draft / max(1.0, rest)
 
-    def remaining(self, place: int) -> float:
-        """Return how many tokens the text at this place is expected to gain."""
-        return float(self._rests(place).mean())
+    def count(self, state: SequenceSizing, walk: Walk) -> None:
+        """Count a round of a text."""
+        state.length += len(walk.tokens)
+        if walk.ended:
+            self._lengths.append(state.length)
+        if state.wait:
+            state.wait -= 1
+            self._spare = min(self._spare + _SHARE, self._limit)
 
-    def find_pause(self, place: int, unread: int, profit: float, price: float) -> int:
+    def find_wait(self, length: int, room: int, unread: int, profit: float, price: float) -> int:
         """Return the number of rounds without drafts until this is asked again; 0 to draft now.
 
         A reading that gains on average is put off, too, if it gains more once the short ones of recent texts have
-        ended.
+        ended. Where drafts lose, their balance bounds the losses (`pausing`), except those of long readings.
 
         Args:
-            place: place of the text.
+            length: length of the text.
+            room: maximum number of tokens that it may gain.
             unread: number of tokens to read.
             profit: tokens that drafts gain for each token of a text; infinite if not known.
             price: tokens that a unit of time would yield without drafts.
@@ -86,25 +101,22 @@ class Reading:
         cost = price * self.time(unread)
         if not cost or math.isinf(profit):
             return 0
-        waits = max(_FIRST, int(self._lengths[place])) * (2 ** np.arange(_DOUBLINGS) - 1)
-        left = np.maximum(0.0, self._rests(place) - waits[:, None])
+        waits = max(_FIRST, length) * (2 ** np.arange(_DOUBLINGS) - 1)
+        left = np.maximum(0.0, self._rests(length, room) - waits[:, None])
         costs = cost / unread * (unread + waits)[:, None] * (left > 0)
         gains: Float64 = np.asarray((max(0.0, profit) * left - costs).mean(axis=1), np.float64)
         best = int(np.argmax(gains))
-        if best == 0 and gains[0] >= 0:
+        if (best == 0 and gains[0] > 0) or (profit <= 0 and cost <= MAX_DEBT):
             return 0
         if gains[best] > 0:
             return int(waits[best])
-        lost, rounds = -float(gains[0]), int(waits[1])
-        if self._spare >= lost:
-            self._spare -= lost
+        self._limit = cost
+        if self._spare >= cost:
+            self._spare -= cost
             return 0
-        self._spare = min(self._spare + _SHARE * rounds, lost)
-        return rounds
+        return int(waits[1])
 
-    def _rests(self, place: int) -> Float64:
-        """Return Float64[n], tokens that this text may gain: what recent ones gained that were at least as long."""
-        lengths, length = self._lengths[: self._texts], self._lengths[place]
-        longer = lengths[lengths > length]
-        rests = longer - length if len(longer) else np.array([length])
-        return np.asarray(np.minimum(rests, self._rooms[place] - length), np.float64)
+    def _rests(self, length: int, room: int) -> Float64:
+        """Return Float64[n], what a text of this length may gain: what each recent one gained that was longer."""
+        rests = [min(each - length, room) for each in list(self._lengths) if each > length]
+        return np.array(rests or [min(length, room)], np.float64)

@@ -17,13 +17,15 @@ class SequenceSizing:
 
     Attributes:
         acceptance: acceptance model of this sequence.
-        place: place of its text in `reading`.
+        room: maximum number of tokens that its text may gain.
         wanted: largest recent draft size, slowly decaying.
         sampled: whether its last draft was sampled.
         forecast, unread, selective: answers of the session, see `core.drafter.Session`; None if it gives none.
         rest: number of rounds without a draft that remain, including this one; 0 if this round asks for one.
-        backlog: number of tokens that the drafter reads before this round's draft, if more than those of the last
-            round, as after the prompt or a pause; else 0.
+        backlog, read: number of tokens that the drafter must read before this round's draft, and that it has read, if
+            those are more than the tokens of a round.
+        length: number of tokens of its text so far.
+        wait: number of rounds that remain in which no draft is asked for that must read first.
         asked, depth, gain: nodes and levels asked for in this round, and the draft's expected gain in tokens.
         by_level: whether drafting time counts per level in this round; otherwise per node.
         levels: drafting time of this round's draft in levels, before it was trimmed.
@@ -41,7 +43,7 @@ class SequenceSizing:
     """
 
     acceptance: AcceptanceModel
-    place: int = 0
+    room: int = UNLIMITED
     wanted: float = MAX_NODES
     sampled: bool = False
     forecast: Forecast | None = None
@@ -49,6 +51,9 @@ class SequenceSizing:
     selective: bool = False
     rest: int = 0
     backlog: int = 0
+    read: int = 0
+    length: int = 0
+    wait: int = 0
     asked: int = 0
     depth: int = UNLIMITED
     by_level: bool = False

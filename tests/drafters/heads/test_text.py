@@ -233,6 +233,17 @@ def commit_plainly(text: HeadText, token: int) -> None:
     text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=np.array([token], np.int32)))
 
 
+def test_states_that_wait_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards memory: those of a long prompt wait for one draft; without it they are given up, and drafts go on."""
+    monkeypatch.setattr("speculant.drafters.heads.text._UNREAD", 4)
+    text = begun(states(), PROMPT, 7)
+    assert text.unread == len(PROMPT)
+    committed(text, DraftTree.empty(), [], 12)
+    assert text.unread == 1
+    expected = begun(states(), [*PROMPT, 7], 12, cached=len(PROMPT))
+    torch.testing.assert_close(text.begin(), expected.begin())
+
+
 def test_states_of_interrupted_texts_are_dropped() -> None:
     """Guards Ctrl-C between the state and the text: rows that may hold anything are not kept."""
     kept = states()

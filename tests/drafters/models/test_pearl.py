@@ -164,9 +164,6 @@ class Table:
         self.committed: Text = ()
         self.paths = [self.committed]
 
-    def read_prompt(self) -> None:
-        """Nothing is read."""
-
     def begin(self) -> torch.Tensor:
         self.paths = [self.committed]
         return torch.tensor([q_of(self.committed)])

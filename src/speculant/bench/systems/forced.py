@@ -20,11 +20,12 @@ from transformers import LogitsProcessor
 from speculant.api.result import Generation, Stream
 from speculant.api.speculator import Speculator
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
+from speculant.core.drafter import Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.stats import Stats
 from speculant.core.tree import DraftTree, Int32
+from speculant.core.wrapped_session import WrappedSession
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.decoding.step import DecodingComponents
 from speculant.drafters.top_tokens import best_token
@@ -106,20 +107,11 @@ class NoLogitsDrafter(Drafter):
         return NoLogitsSession(self._drafter.open(start))
 
 
-class NoLogitsSession(Session):
+class NoLogitsSession(WrappedSession):
     """A session of such a drafter."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def propose(self, budget: Budget) -> DraftTree:
-        return self._session.propose(budget)
-
     def observe(self, verified: Verified) -> None:
-        self._session.observe(replace(verified, top_ids=None, top_logits=None, hidden=None))
-
-    def close(self) -> None:
-        self._session.close()
+        self.inner.observe(replace(verified, top_ids=None, top_logits=None, hidden=None))
 
 
 class ForcingProcessor(LogitsProcessor):  # type: ignore[misc]

@@ -22,7 +22,7 @@ from speculant.drafters.models.warping import Warping
 
 _NO_ROOM = "the device ran out of memory in a pass of the head."
 _PATIENCE = 3  # rounds without room after which a text asks for no more passes and is decoded plainly
-_UNREAD = 4096  # maximum tokens whose states may wait to be read
+_UNREAD = 4096  # maximum tokens whose states wait for more than a round until they are read; more are given up
 _TIMED_DRAFTS, _TIMED_LEVELS, _TIMED_ROWS = 3, 3, 3
 
 
@@ -136,6 +136,8 @@ class HeadText(LevelText):
         if hidden is None and self.head.taps:
             self.follow(following)
             return
+        if len(self._unread) > _UNREAD and self.head.taps:  # the states of so many take too much memory
+            self._drop_state()
         if hidden is not None and len(verified.tree):
             hidden = hidden[[0, *(verified.path + 1).tolist()]] if len(hidden) > 1 else hidden
         if self.state is None:  # for the part of the prompt that was not cached, or after a pause
@@ -168,9 +170,6 @@ class HeadText(LevelText):
         self._hidden.append(hidden)
         self._unread += following
         self._rows = []
-        if len(self._unread) > _UNREAD:
-            with suppress(OutOfMemoryError), _running([self]):
-                _catch_up([self])
 
     def take_unread(self) -> tuple[Tensor, Tensor] | None:
         """Drop the draft's rows; return states and next tokens for committed tokens without rows, None if all have."""

@@ -159,7 +159,7 @@ class PearlSession(Session):
         if depth < 1:
             return DraftTree.empty()
         if not self._begun:  # else reading the prompt could be timed as drafting ahead
-            self._worker.submit(self._text.read_prompt).result()
+            self._worker.submit(self._text.begin).result()
             self._begun = True
         self._worker.submit(self._generator.manual_seed, self._start.round_seed(self._round))
         self._drawn = self._ready[:depth]

@@ -21,7 +21,8 @@ import torch
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import ForeignMemoryError, UnsupportedError
-from speculant.core.tree import DraftTree, Float64
+from speculant.core.tree import DraftTree, Int32
+from speculant.core.wrapped_session import WrappedSession
 from speculant.memory.file import read_memory, write_memory
 from speculant.training.online.buffer import WindowBuffer
 from speculant.training.online.head import with_last
@@ -166,11 +167,12 @@ class OnlineDrafter(Drafter, Persistent):
             raise ForeignMemoryError(f"{path} holds what another kind of drafter learned from. Name another file.")
 
 
-class OnlineSession(Session):
+class OnlineSession(WrappedSession):
     """One request."""
 
     def __init__(self, drafter: OnlineDrafter, inner: Session, recorder: RejectionRecorder) -> None:
-        self.inner, self._drafter, self._recorder, self._open = inner, drafter, recorder, True
+        super().__init__(inner)
+        self._drafter, self._recorder, self._open = drafter, recorder, True
         self._layers = len(drafter.inner.needs.hidden_layers)
 
     def propose(self, budget: Budget) -> DraftTree:
@@ -188,15 +190,9 @@ class OnlineSession(Session):
             self.inner.observe(own)
         self._recorder.observe(verified)
 
-    def forecast(self, nodes: int) -> Float64 | None:
-        return self.inner.forecast(nodes)
-
-    @property
-    def selective(self) -> bool:
-        return self.inner.selective
-
-    def unread(self) -> int:
-        return self.inner.unread()
+    def follow(self, tokens: Int32) -> None:
+        """Forward and record the tokens of a pause, one by one."""
+        Session.follow(self, tokens)
 
     def close(self) -> None:
         if not self._open:
