@@ -111,6 +111,10 @@ def test_a_draft_that_reads_nothing_does_not_wait() -> None:
     assert reading.waits(state, 1.0)
     unread = 0
     assert not reading.waits(state, 1.0)
+    assert state.wait
+    unread = 1  # given up
+    assert not reading.waits(state, 1.0)
+    assert not state.wait
     assert not reading.waits(text(), 0.0)
 
 

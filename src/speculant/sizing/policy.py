@@ -117,6 +117,8 @@ class AdaptiveSizing:
         )
 
     def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
+        if not states:
+            return []
         room, drafts = max(0, self._latency.maximum - (len(states) - 1)), False
         maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         plain = len(states) / float(self._latency.curve[len(states) - 1])
@@ -183,8 +185,8 @@ class AdaptiveSizing:
 
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
-            late = state.unread is not None and state.asked > 0 and state.backlog >= SOME
-            state.read = max(0, state.backlog - state.unread()) if late and state.unread else 0
+            begins = state.asked > 0 and state.backlog >= SOME and bool(len(draft) or draft.levels)
+            state.read = max(0, state.backlog - state.unread()) if begins and state.unread is not None else 0
             state.levels = 0
             if not (state.by_level and state.asked):
                 continue

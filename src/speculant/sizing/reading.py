@@ -63,7 +63,9 @@ class Reading:
             price: tokens that a unit of time would yield without drafts; 0 if there is no room for drafts.
         """
         state.backlog = 0 if state.unread is None else state.unread()
-        if not state.wait and state.backlog >= SOME and price and not state.selective:
+        if 0 < state.backlog < SOME:
+            state.wait = 0  # what it waited for was given up
+        elif not state.wait and state.backlog and price and not state.selective:
             profit, room = state.pausing.profit_per_token, state.room - state.length
             state.wait = self.find_wait(state.length, room, state.backlog, profit, price)
         return bool(state.wait and state.backlog)
@@ -99,7 +101,7 @@ class Reading:
             price: tokens that a unit of time would yield without drafts.
         """
         cost = price * self.time(unread)
-        if not cost or math.isinf(profit):
+        if not cost or math.isinf(profit) or not self._lengths:
             return 0
         waits = max(_FIRST, length) * (2 ** np.arange(_DOUBLINGS) - 1)
         left = np.maximum(0.0, self._rests(length, room) - waits[:, None])
@@ -110,9 +112,9 @@ class Reading:
             return 0
         if gains[best] > 0:
             return int(waits[best])
-        self._limit = cost
+        self._limit = max(self._limit, cost)
         if self._spare >= cost:
-            self._spare -= cost
+            self._spare, self._limit = self._spare - cost, cost
             return 0
         return int(waits[1])
 

@@ -244,6 +244,16 @@ def test_states_that_wait_for_long_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(text.begin(), expected.begin())
 
 
+def test_states_that_wait_hold_no_others() -> None:
+    """Guards memory in batches, whose passes return the states of all texts in one tensor."""
+    text, rows = begun(states(), PROMPT, 7), hidden_of([*range(40)])
+    for token in (12, 13):
+        tokens = np.array([token], np.int32)
+        text.observe(Verified(tree=DraftTree.empty(), path=EMPTY_PATH, tokens=tokens, hidden=rows[token : token + 1]))
+    held = [part.untyped_storage().nbytes() for part in text._hidden]
+    assert held[:2] == [rows[: len(PROMPT)].nbytes, rows[:1].nbytes]
+
+
 def test_states_of_interrupted_texts_are_dropped() -> None:
     """Guards Ctrl-C between the state and the text: rows that may hold anything are not kept."""
     kept = states()

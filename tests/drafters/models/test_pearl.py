@@ -158,7 +158,7 @@ def q_of(text: Text) -> tuple[float, ...]:
 class Table:
     """A text on a draft model of three tokens whose every draw is enumerated."""
 
-    depth = 100
+    depth, unread = 100, 0
 
     def __init__(self) -> None:
         self.committed: Text = ()

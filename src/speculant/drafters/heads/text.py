@@ -167,6 +167,8 @@ class HeadText(LevelText):
 
     def _wait(self, following: Sequence[int], hidden: Tensor) -> None:
         """Let committed tokens wait for the next draft, each with the target's states before it."""
+        if self._hidden:  # a part of a batch's tensor would keep all of it for as long as the text waits
+            self._hidden[-1] = _own(self._hidden[-1])
         self._hidden.append(hidden)
         self._unread += following
         self._rows = []
@@ -198,6 +200,11 @@ class HeadText(LevelText):
             wide = logits.new_full((len(logits), self._target.vocabulary), -torch.inf)
             logits = wide.index_copy_(1, ids, logits)
         return self._warping(logits[:, : self._target.vocabulary])
+
+
+def _own(part: Tensor) -> Tensor:
+    """Return a tensor, copied if it is part of a larger one."""
+    return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
 
 
 def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> list[Answer]:

@@ -200,7 +200,7 @@ class CascadeSession(Session):
         return self._acceptance.chain_gains(min(nodes, sum(self._lengths)))
 
     def unread(self) -> int:
-        return sum([level.text.unread for level in self._levels])
+        return self._levels[0].text.unread
 
     def observe(self, verified: Verified) -> None:
         """Record what was accepted, and let the inner drafter learn from the target's pass."""

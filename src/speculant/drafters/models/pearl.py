@@ -41,6 +41,8 @@ from speculant.drafters.models.shapes import MAX_PASSES
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import draw_token
 
+_MANY = 16  # unread tokens that are read before anything is drafted ahead
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PearlSettings:
@@ -142,7 +144,6 @@ class PearlSession(Session):
         self._drawn: Drawn = []  # the current draft
         self._ahead: DrawnAhead | None = None
         self._room = 0  # maximum tokens to draw ahead
-        self._begun = False  # whether the draft model has read the prompt
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return a chain and start drafting ahead. Repeated calls before `observe` return the same draft."""
@@ -158,9 +159,8 @@ class PearlSession(Session):
         depth = min(budget.nodes, budget.depth, self._text.depth)
         if depth < 1:
             return DraftTree.empty()
-        if not self._begun:  # else reading the prompt could be timed as drafting ahead
+        if self._text.unread >= _MANY:  # else reading a prompt could be timed as drafting ahead
             self._worker.submit(self._text.begin).result()
-            self._begun = True
         self._worker.submit(self._generator.manual_seed, self._start.round_seed(self._round))
         self._drawn = self._ready[:depth]
         if not self._ready and self._first_length():
