@@ -74,16 +74,26 @@ class Load:
 
 
 @dataclass(slots=True)
-class Unread:
-    """The tokens of a text that the head has not read."""
+class Text:
+    """What the policy asks of a text's session.
+
+    Attributes:
+        tokens: number of tokens that the head has not read.
+        selective: whether drafts are possible without reading them.
+    """
 
     tokens: int
+    selective: bool = False
 
-    def count(self) -> int:
+    def unread(self) -> int:
         return self.tokens
 
+    def forecast(self, nodes: int) -> Float64:
+        """Return that nothing is known of a draft but that it takes time by the level."""
+        return np.empty(0)
+
     def take(self) -> int:
-        """Read them; return how many they were."""
+        """Read the tokens; return how many they were."""
         found, self.tokens = self.tokens, 0
         return found
 
@@ -142,8 +152,8 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
     random, pace, drafts, seconds, tokens, first = np.random.default_rng(seed), 0.0, 0, 0.0, 0, 0.0
     for request in range(load.requests):
         sizing = AdaptiveSizing(latency, acceptance, throughput, None, history)
-        unread = Unread(load.prompt)
-        state = sizing.open(forecast_nothing, unread.count)
+        text = Text(load.prompt)
+        state = sizing.open(text)
         end = tokens + (load.tenth if load.tenth and request % 10 == 9 else load.text)
         while tokens < end:
             # 1. Draft as deep as the head's estimate pays.
@@ -153,7 +163,7 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
                 depth += 1
             levels = np.arange(depth, dtype=np.int32)
             chain = DraftTree(levels + 5, levels - 1, head.estimate ** (levels + 1.0))
-            read = unread.take() if depth else 0
+            read = text.take() if depth else 0
             [draft] = sizing.trim([state], [chain if depth else DraftTree.empty()])
             # 2. Verify, at the true cost.
             accepted = int(np.argmin(np.append(random.random(len(draft)) < head.rate, False)))
@@ -161,7 +171,7 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
             drafting = head.first + head.further * (depth - 1) + load.reading * read if depth else PLAIN
             start = 1 if tokens else START
             seconds, tokens = seconds + verifying + drafting, tokens + accepted + 1
-            unread.tokens = 0 if depth or NEEDS.rests(state.rest) else unread.tokens + 1  # a long pause drops them
+            text.tokens = 0 if depth or NEEDS.rests(state.rest) else text.tokens + 1  # a long pause drops them
             drafts += bool(depth)
             # 3. The policy sees times that fluctuate.
             pace = 0.98 * pace + 0.03 * random.normal()
@@ -175,11 +185,6 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
             )
         first = tokens * (1 + PLAIN) / seconds if request + 1 == FIRST else first
     return {"first": round(first, 4), "all": round(tokens * (1 + PLAIN) / seconds, 4), "drafts": drafts}
-
-
-def forecast_nothing(_nodes: int) -> Float64:
-    """Return that nothing is known of a draft but that it takes time by the level."""
-    return np.empty(0)
 
 
 def table(results: dict[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,28 @@ from speculant.sizing.state import SequenceSizing
 from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
 from trees import chain
+
+
+@dataclass(slots=True)
+class SizedText:
+    """What a policy asks of a session: the forecast of its drafts, if any, and the tokens to read before one."""
+
+    gains: Callable[[int], np.ndarray] | None = None
+    tokens: int = 0
+    selective: bool = False
+
+    def forecast(self, nodes: int) -> np.ndarray | None:
+        """Return what drafts gain."""
+        return None if self.gains is None else self.gains(nodes)
+
+    def unread(self) -> int:
+        """Return the number of tokens."""
+        return self.tokens
+
+    def take(self) -> int:
+        """Read the tokens; return how many they were."""
+        found, self.tokens = self.tokens, 0
+        return found
 
 
 def sampled(*weights: float) -> DraftTree:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ from speculant.sizing.pausing import Pausing
 from speculant.sizing.policy import AdaptiveSizing
 from speculant.sizing.throughput import Throughput
 from trees import chain, make_tree
-from walks import adaptive, curve, observe
+from walks import SizedText, adaptive, curve, observe
 
 
 def asked(pausing: Pausing, gain: float, took: float, rounds: int, *, hoped: float | None = None) -> int:
@@ -176,25 +174,10 @@ def forecast(_nodes: int) -> np.ndarray:
     return np.empty(0)
 
 
-@dataclass(slots=True)
-class Unread:
-    """The tokens of a text that the head has not read."""
-
-    tokens: int
-
-    def count(self) -> int:
-        return self.tokens
-
-    def take(self) -> int:
-        """Read them; return how many they were."""
-        found, self.tokens = self.tokens, 0
-        return found
-
-
 def test_drafts_that_take_passes_are_tried_at_sizes_that_may_pay() -> None:
     """Guards heads that draft a block in one pass: trees fill whatever is allowed, and small ones cannot pay."""
     sizing, sizes = adaptive(None), list[int]()
-    state = sizing.open(forecast)
+    state = sizing.open(SizedText(forecast))
     for _ in range(100):
         [nodes] = sizing.nodes([state])
         wide = make_tree(range(nodes), [-1] * nodes, [0.5] * nodes) if nodes else DraftTree.empty()
@@ -229,8 +212,8 @@ def run(
     history, random, truth = PausingHistory(), np.random.default_rng(1), curve(0.02)
     tokens, seconds, levels = 0, 0.0, list[int]()
     for _ in range(requests):
-        sizing, unread = AdaptiveSizing(latency, acceptance, throughput, None, history), Unread(32)
-        state = sizing.open(forecast, unread.count)
+        sizing, unread = AdaptiveSizing(latency, acceptance, throughput, None, history), SizedText(forecast, 32)
+        state = sizing.open(unread)
         for round_ in range(rounds):
             [nodes] = sizing.nodes([state])
             depth = min(nodes, 1)
@@ -273,9 +256,9 @@ def test_answers_that_do_not_repay_the_prompt_are_decoded_plainly() -> None:
 
 def test_a_text_that_waits_keeps_what_it_is_to_read() -> None:
     """Guards heads that read the target's states, which are dropped in long pauses: waiting is none."""
-    sizing, unread = adaptive(curve(0.02)), Unread(400)
+    sizing, unread = adaptive(curve(0.02)), SizedText(forecast, 400)
     for _ in range(6):
-        state = sizing.open(forecast, unread.count)
+        state = sizing.open(unread)
         for place in range(6):
             read = unread.take() if sizing.nodes([state])[0] else 0
             draft = DraftTree.empty() if state.rest else chain(0.5)
@@ -293,7 +276,7 @@ def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
     for _ in range(20):
         sizing.nodes(states)
         observe(sizing, states, sizing.trim(states, [chain(0.9)] * 2), [1, 1], target=1.06, draft=0.02)
-    states.append(sizing.open(None, (unread := Unread(400)).count))
+    states.append(sizing.open(unread := SizedText(tokens=400)))
     before = [state.pausing.balance for state in states]
     sizing.nodes(states)
     unread.take()
@@ -307,11 +290,11 @@ def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
 def test_a_stall_is_not_charged_to_a_memory_that_joins_a_batch() -> None:
     """Guards memories, which read nothing: a round that took long is no reason for a pause of the text that joined."""
     sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=16)
-    states = [sizing.open(None, lambda: 0) for _ in range(15)]
+    states = [sizing.open(SizedText()) for _ in range(15)]
     for _ in range(20):
         sizing.nodes(states)
         observe(sizing, states, sizing.trim(states, [chain(0.9)] * 15), [1] * 15, target=1.6, draft=0.02)
-    states.append(sizing.open(None, lambda: 0))
+    states.append(sizing.open(SizedText()))
     balance = states[-1].pausing.balance
     sizing.nodes(states)
     observe(sizing, states, sizing.trim(states, [chain(0.9)] * 16), [1] * 16, target=1.62, draft=0.5)

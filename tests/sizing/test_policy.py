@@ -24,7 +24,7 @@ from speculant.sizing.step_cost import StepCost
 from speculant.verifiers.forest import Forest
 from speculant.verifiers.speculative_sampling import recursive_rejection
 from trees import chain, make_tree
-from walks import adaptive, curve, observe, sampled
+from walks import SizedText, adaptive, curve, observe, sampled
 
 STEEP, FLAT = curve(1.0), curve(0.001 / 64)  # every node costs a pass; none costs anything
 ALIKE = StepCost(np.array([0.0, 16, 64]), np.array([1.0, 1.4, 4]))
@@ -334,7 +334,7 @@ def test_no_round_waits_for_a_compiler() -> None:
 def test_expensive_drafts_are_paid_for_once(cost: float, rate: float) -> None:
     """Guards draft models, whose drafting takes time by the level: near the best fixed length, and never given up."""
     sizing, random, levels = adaptive(ALIKE), np.random.default_rng(3), LevelAcceptance()
-    state = sizing.open(levels.chain_gains)
+    state = sizing.open(SizedText(levels.chain_gains))
     tokens, seconds = 0, 0.0
     for turn in range(900):
         [nodes] = sizing.nodes([state])
@@ -354,7 +354,7 @@ def test_expensive_drafts_are_paid_for_once(cost: float, rate: float) -> None:
 def test_a_drafter_without_room_is_rarely_asked() -> None:
     """Guards texts too short for drafts: asking each round takes time, and once there is room, drafts begin soon."""
     sizing, levels = adaptive(ALIKE), LevelAcceptance()
-    state = sizing.open(levels.chain_gains)
+    state = sizing.open(SizedText(levels.chain_gains))
     asked = []
     for turn in range(300):
         [nodes] = sizing.nodes([state])
@@ -372,7 +372,7 @@ def test_passes_that_serve_drafts_are_not_taken_for_plain_ones() -> None:
     drafted = 0
     for seed in range(4):
         sizing, random, levels = adaptive(None), np.random.default_rng(seed), LevelAcceptance()
-        state = sizing.open(levels.chain_gains)
+        state = sizing.open(SizedText(levels.chain_gains))
         for turn in range(1500):
             [nodes] = sizing.nodes([state])
             found = nodes > 0 and random.random() < 0.7

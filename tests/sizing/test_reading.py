@@ -12,6 +12,7 @@ from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.pausing import Pausing
 from speculant.sizing.reading import Reading
 from speculant.sizing.state import SequenceSizing
+from walks import SizedText
 
 
 def known(*lengths: int) -> Reading:
@@ -26,7 +27,7 @@ def known(*lengths: int) -> Reading:
 def text(unread: int = 1000, *, profit: float = 0.0, selective: bool = False) -> SequenceSizing:
     """Return a new text, of whose tokens drafts gain so much."""
     pausing = Pausing(balance=0.0, earned=profit, squares=profit**2, drafts=1.0, tokens=1.0)
-    return SequenceSizing(AcceptanceModel(), unread=lambda: unread, selective=selective, pausing=pausing)
+    return SequenceSizing(AcceptanceModel(), session=SizedText(tokens=unread, selective=selective), pausing=pausing)
 
 
 def wait(reading: Reading, *, profit: float, length: int = 0, room: int = UNLIMITED, unread: int = 1000) -> int:
@@ -104,15 +105,13 @@ def test_reading_in_vain_costs_a_small_share(profit: float, tokens: int) -> None
 
 def test_a_draft_that_reads_nothing_does_not_wait() -> None:
     """Guards drafters that do without their model in some rounds, as where a match is continued."""
-    reading, unread = known(20), 1000
-    state = SequenceSizing(
-        AcceptanceModel(), unread=lambda: unread, pausing=Pausing(balance=0.0, drafts=1.0, tokens=1.0)
-    )
+    reading, session = known(20), SizedText(tokens=1000)
+    state = SequenceSizing(AcceptanceModel(), session=session, pausing=Pausing(drafts=1.0, tokens=1.0))
     assert reading.waits(state, 1.0)
-    unread = 0
+    session.tokens = 0
     assert not reading.waits(state, 1.0)
     assert state.wait
-    unread = 1  # given up
+    session.tokens = 1  # given up
     assert not reading.waits(state, 1.0)
     assert not state.wait
     assert not reading.waits(text(), 0.0)

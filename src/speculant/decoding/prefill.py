@@ -80,14 +80,8 @@ def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     began = parts.work_clock()
     session = _open_session(sequence, parts) if early is None else early
     session.observe(make_verified(nothing, walk, result))
-    sizing = parts.sizing.open(
-        session.forecast,
-        session.unread,
-        selective=session.selective,
-        room=sequence.sampler.room,
-        plain=sequence.plain,
-        start=sequence.start,
-    )
+    room = sequence.sampler.room
+    sizing = parts.sizing.open(session, room=room, plain=sequence.plain, start=sequence.start)
     sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
     sequence.stats.draft_seconds += parts.work_clock() - began
     sequence.stats.seconds = clock() - (sequence.began or 0.0)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from speculant.core.drafter import SessionRequest
 from speculant.core.tree import UNLIMITED, DraftTree, Float64
 from speculant.core.verifier import Walk
 
-Forecast = Callable[[int], Float64 | None]
-Unread = Callable[[], int]
+
+class SizedSession(Protocol):
+    """What a policy asks of a sequence's session; see `core.drafter.Session`."""
+
+    @property
+    def selective(self) -> bool: ...
+
+    def forecast(self, nodes: int) -> Float64 | None: ...
+
+    def unread(self) -> int: ...
 
 
 class SizingState(Protocol):
@@ -44,10 +52,8 @@ class Sizing(Protocol):
 
     def open(
         self,
-        forecast: Forecast | None = None,
-        unread: Unread | None = None,
+        session: SizedSession | None = None,
         *,
-        selective: bool = False,
         room: int = UNLIMITED,
         plain: bool = False,
         start: SessionRequest | None = None,
@@ -55,9 +61,7 @@ class Sizing(Protocol):
         """Return the state of a new sequence.
 
         Args:
-            forecast: the session's forecast of what drafts gain, see `core.drafter.Session.forecast`.
-            unread: the session's number of tokens to read before a draft, see `core.drafter.Session.unread`.
-            selective: whether the session can draft without reading them.
+            session: its session; None if nothing is to be asked of it.
             room: maximum number of tokens that the text may gain.
             plain: whether the sequence is decoded without drafts; nothing about drafts is then learned from it.
             start: inputs of its session; None if nothing is known about its prompt.

@@ -8,7 +8,7 @@ from speculant.core.drafter import SessionRequest
 from speculant.core.tree import UNLIMITED, DraftTree
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast, Unread
+from speculant.sizing.contract import SizedSession
 from speculant.sizing.division import gains_of, heads, share
 from speculant.sizing.state import SequenceSizing
 
@@ -21,10 +21,8 @@ class FixedSizing:
 
     def open(
         self,
-        forecast: Forecast | None = None,
-        unread: Unread | None = None,
+        session: SizedSession | None = None,
         *,
-        selective: bool = False,
         room: int = UNLIMITED,
         plain: bool = False,
         start: SessionRequest | None = None,

@@ -35,7 +35,7 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast, Unread
+from speculant.sizing.contract import SizedSession
 from speculant.sizing.division import best_size, gains_of, heads, least_cost, limit_growth, share
 from speculant.sizing.explanation import explain_sizes
 from speculant.sizing.exploration import ExplorationBonus
@@ -94,10 +94,8 @@ class AdaptiveSizing:
 
     def open(
         self,
-        forecast: Forecast | None = None,
-        unread: Unread | None = None,
+        session: SizedSession | None = None,
         *,
-        selective: bool = False,
         room: int = UNLIMITED,
         plain: bool = False,
         start: SessionRequest | None = None,
@@ -108,9 +106,7 @@ class AdaptiveSizing:
             AcceptanceModel(self._acceptance),
             room,
             wanted=min(_BEGIN, float(maximum)),
-            forecast=forecast,
-            unread=unread,
-            selective=selective,
+            session=session,
             pausing=earlier.begin(),
             earlier=earlier,
             plain=plain,
@@ -137,7 +133,7 @@ class AdaptiveSizing:
                 continue
             state.level_price, state.node_price = level_price, node_price
             state.start_price = start_price + self._reading.price_per_round(state, plain)
-            gains = state.forecast(maximum) if state.forecast is not None and maximum else None
+            gains = state.session.forecast(maximum) if state.session is not None and maximum else None
             state.by_level = gains is not None
             if gains is not None:
                 state.asked, depth = self._forecast_size(state, gains, maximum, len(states))
@@ -186,7 +182,7 @@ class AdaptiveSizing:
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
             begins = state.asked > 0 and state.backlog >= SOME and bool(len(draft) or draft.levels)
-            state.read = max(0, state.backlog - state.unread()) if begins and state.unread is not None else 0
+            state.read = max(0, state.backlog - state.session.unread()) if begins and state.session is not None else 0
             state.levels = 0
             if not (state.by_level and state.asked):
                 continue

@@ -62,17 +62,17 @@ class Reading:
             state: the text, whose `backlog` and `wait` are set.
             price: tokens that a unit of time would yield without drafts; 0 if there is no room for drafts.
         """
-        state.backlog = 0 if state.unread is None else state.unread()
+        state.backlog = 0 if state.session is None else state.session.unread()
         if 0 < state.backlog < SOME:
             state.wait = 0  # what it waited for was given up
-        elif not state.wait and state.backlog and price and not state.selective:
+        elif not state.wait and state.backlog and price and not (state.session and state.session.selective):
             profit, room = state.pausing.profit_per_token, state.room - state.length
             state.wait = self.find_wait(state.length, room, state.backlog, profit, price)
         return bool(state.wait and state.backlog)
 
     def price_per_round(self, state: SequenceSizing, price: float) -> float:
         """Return a round's share of what reading costs in tokens, for sessions that choose whether to read."""
-        cost = price * self.time(state.backlog) if state.selective else 0.0
+        cost = price * self.time(state.backlog) if state.session is not None and state.session.selective else 0.0
         if not cost:
             return 0.0
         rest = float(self._rests(state.length, state.room - state.length).mean())

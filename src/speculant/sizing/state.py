@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED
 from speculant.sizing.acceptance import AcceptanceModel
-from speculant.sizing.contract import Forecast, Unread
+from speculant.sizing.contract import SizedSession
 from speculant.sizing.pausing import Pausing
 
 
@@ -20,7 +20,7 @@ class SequenceSizing:
         room: maximum number of tokens that its text may gain.
         wanted: largest recent draft size, slowly decaying.
         sampled: whether its last draft was sampled.
-        forecast, unread, selective: answers of the session, see `core.drafter.Session`; None if it gives none.
+        session: its session; None if nothing is to be asked of it.
         rest: number of rounds without a draft that remain, including this one; 0 if this round asks for one.
         backlog, read: number of tokens that the drafter must read before this round's draft, and that it has read, if
             those are more than the tokens of a round.
@@ -46,9 +46,7 @@ class SequenceSizing:
     room: int = UNLIMITED
     wanted: float = MAX_NODES
     sampled: bool = False
-    forecast: Forecast | None = None
-    unread: Unread | None = None
-    selective: bool = False
+    session: SizedSession | None = None
     rest: int = 0
     backlog: int = 0
     read: int = 0

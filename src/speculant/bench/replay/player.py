@@ -188,6 +188,5 @@ def make_recorded_sequence(recording: Recording, parts: DecodingComponents) -> S
     sequence = Sequence(RecordedCache(len(recording.prompt) - 1), sampler, start, Stats(method=""))
     session = parts.drafter.open(start)
     root = int(recording.prompt[-1]) if len(recording.prompt) else -1
-    sizing = parts.sizing.open(session.forecast, session.unread, selective=session.selective, room=sampler.room)
-    sequence.resume(session, sizing, root, began=parts.clock())
+    sequence.resume(session, parts.sizing.open(session, room=sampler.room), root, began=parts.clock())
     return sequence
