@@ -26,7 +26,7 @@ def known(*lengths: int) -> Reading:
 
 def text(unread: int = 1000, *, profit: float = 0.0, selective: bool = False) -> SequenceSizing:
     """Return a new text, of whose tokens drafts gain so much."""
-    pausing = Pausing(balance=0.0, earned=profit, squares=profit**2, drafts=1.0, tokens=1.0)
+    pausing = Pausing(earned=profit, squares=profit**2, drafts=1.0, tokens=1.0)
     return SequenceSizing(AcceptanceModel(), session=SizedText(tokens=unread, selective=selective), pausing=pausing)
 
 

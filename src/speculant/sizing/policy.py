@@ -265,7 +265,7 @@ class AdaptiveSizing:
         if all(state.plain for state in states):
             return
         took = self._charge(states, drafts, costs, target_seconds / level)
-        drafting, readings = self._observe_drafting(states, drafts, draft_seconds)
+        drafting, readings = self._observe_drafting(states, drafts, draft_seconds, asking)
         tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, costs + drafting)
@@ -309,14 +309,13 @@ class AdaptiveSizing:
         return costs + (measured - costs) * drafted / len(states)
 
     def _observe_drafting(
-        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float
+        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float, asking: int
     ) -> tuple[float, list[float]]:
         """Let the latency model learn from the drafting time; return it, and what reading took for each sequence.
 
-        Times are in units of the curve. The model learns the mean of the sequences that were asked for a draft: the
-        time of another sequence is not that of further nodes.
+        Times are in units of the curve. The model learns the mean of the `asking` sequences: the time of another
+        sequence is not that of further nodes.
         """
-        asking = sum([state.asked > 0 for state in states])
         if not asking:
             return 0.0, [0.0] * len(states)
         drafted = zip(states, drafts, strict=True)
@@ -330,14 +329,16 @@ class AdaptiveSizing:
         ]
         usual = sum(late) < asking
         charged = asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
-        excess, read = asking * self._latency.drafting.excess, [state.read for state in states]
-        known = excess > 0
-        if known and any(read):
-            for tokens in read:
-                self._reading.observe(tokens, excess * tokens / sum(read))
-        elif not usual:
+        read = [state.read for state in states]
+        if not any(read) and not usual:
             read = [int(each) for each in late]  # by texts, where it is not known what was read
-        return charged, [excess * own / sum(read) if known and own else 0.0 for own in read]
+        excess, total = asking * self._latency.drafting.excess, sum(read)
+        if not (total and excess > 0):  # it is NaN where it is not known
+            return charged, [0.0] * len(states)
+        times = [excess * own / total for own in read]
+        for state, time in zip(states, times, strict=True):
+            self._reading.observe(state.read, time)
+        return charged, times
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""

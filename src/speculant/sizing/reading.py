@@ -108,10 +108,10 @@ class Reading:
         costs = cost / unread * (unread + waits)[:, None] * (left > 0)
         gains: Float64 = np.asarray((max(0.0, profit) * left - costs).mean(axis=1), np.float64)
         best = int(np.argmax(gains))
-        if (best == 0 and gains[0] > 0) or (profit <= 0 and cost <= MAX_DEBT):
-            return 0
         if gains[best] > 0:
             return int(waits[best])
+        if profit <= 0 and cost <= MAX_DEBT:
+            return 0
         self._limit = max(self._limit, cost)
         if self._spare >= cost:
             self._spare, self._limit = self._spare - cost, cost
