@@ -131,6 +131,17 @@ def test_drafts_are_the_texts_own_tokens(translation: Translation) -> None:
         assert np.array_equal(again.tokens, tree.tokens)
 
 
+def test_the_prompt_is_read_with_the_first_draft(translation: Translation) -> None:
+    """Guards "never slower": a text for which no draft is asked costs no pass over its prompt."""
+    session, text = opened(Scripted(STORY), translation, "Once upon"), ids(STORY)
+    unread = session.unread()
+    assert unread > 0
+    commit(session, text[len(ids("Once upon")) :][:1])
+    assert session.unread() == unread
+    assert len(session.propose(BUDGET))
+    assert session.unread() == 0
+
+
 def test_rows_before_the_window_are_committed(translation: Translation) -> None:
     """Guards the cost of long texts: only the window and what was not drafted is read again."""
     engine, text = Scripted(STORY), ids(STORY)
