@@ -179,10 +179,11 @@ def simulate(head: Head, load: Load, seed: int) -> dict[str, float]:
             sizing.observe(
                 [state],
                 [draft],
-                [Walk(list(range(accepted)), [7] * (accepted + 1), tokens >= end)],
+                [Walk(list(range(accepted)), [7] * (accepted + 1), False)],
                 target_seconds=verifying * start * seen[0],
                 draft_seconds=drafting * seen[1],
             )
+        state.close()
         first = tokens * (1 + PLAIN) / seconds if request + 1 == FIRST else first
     return {"first": round(first, 4), "all": round(tokens * (1 + PLAIN) / seconds, 4), "drafts": drafts}
 

@@ -74,11 +74,10 @@ def observe(
     target: float,
     draft: float = 0.0,
     tokens: int | None = None,
-    ended: bool = False,
 ) -> None:
     """Let a policy learn from a round in which so many first nodes of each chain were accepted.
 
     `tokens` are those of each sequence, where they are not one more than its accepted nodes.
     """
-    walks = [Walk(list(range(n)), [7] * (n + 1 if tokens is None else tokens), ended) for n in accepted]
+    walks = [Walk(list(range(n)), [7] * (n + 1 if tokens is None else tokens), False) for n in accepted]
     sizing.observe(states, drafts, walks, target_seconds=target, draft_seconds=draft)

@@ -214,7 +214,7 @@ def run(
     for _ in range(requests):
         sizing, unread = AdaptiveSizing(latency, acceptance, throughput, None, history), SizedText(forecast, 32)
         state = sizing.open(unread)
-        for round_ in range(rounds):
+        for _ in range(rounds):
             [nodes] = sizing.nodes([state])
             depth = min(nodes, 1)
             while 0 < depth < min(nodes, 7) and rate**depth * rate > state.level_price:
@@ -225,10 +225,10 @@ def run(
             target = float(truth.of(np.array([len(tree)]))[0]) + bool(depth) * base
             drafting = bool(depth) * (first + reading * read / 32) + further * max(0, depth - 1)
             unread.tokens = 0 if depth else unread.tokens + 1
-            ended = round_ == rounds - 1
-            observe(sizing, [state], [tree], [right], target=target, draft=drafting, ended=ended)
+            observe(sizing, [state], [tree], [right], target=target, draft=drafting)
             tokens, seconds = tokens + right + 1, seconds + target + drafting
             levels += [depth] if depth else []
+        state.close()
     return tokens / seconds, float(np.mean(levels[len(levels) // 2 :]))
 
 
@@ -259,12 +259,13 @@ def test_a_text_that_waits_keeps_what_it_is_to_read() -> None:
     sizing, unread = adaptive(curve(0.02)), SizedText(forecast, 400)
     for _ in range(6):
         state = sizing.open(unread)
-        for place in range(6):
+        for _ in range(6):
             read = unread.take() if sizing.nodes([state])[0] else 0
             draft = DraftTree.empty() if state.rest else chain(0.5)
             [draft] = sizing.trim([state], [draft])
-            observe(sizing, [state], [draft], [len(draft)], target=1.0, draft=0.05 + 0.05 * read, ended=place == 5)
+            observe(sizing, [state], [draft], [len(draft)], target=1.0, draft=0.05 + 0.05 * read)
             assert state.rest <= 1
+        state.close()
         unread.tokens = 400
     assert state.wait > 0
 

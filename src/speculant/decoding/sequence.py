@@ -182,12 +182,14 @@ class Sequence:
             self.prompt_logprobs[start + 1 :] = found
 
     def close(self) -> None:
-        """Close its session, once; the drafter keeps what it learned."""
+        """Close its session, once; the drafter and the sizing policy keep what they learned."""
         try:
             if self.error is None:
                 self._end_pause()
         finally:
             session, self.session = self.session, None
+            if session is not None and self.sizing is not None and self.error is None:
+                self.sizing.close()
             if session is not None:
                 session.close()
 

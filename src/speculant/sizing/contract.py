@@ -46,6 +46,9 @@ class SizingState(Protocol):
     @property
     def rest(self) -> int: ...
 
+    def close(self) -> None:
+        """Note that the text has ended: by itself, by a stop string, or since nobody waits for it."""
+
 
 class Sizing(Protocol):
     """Decides how many nodes to draft per round for one or more sequences, whose states its `open` returned."""

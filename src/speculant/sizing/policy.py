@@ -109,6 +109,7 @@ class AdaptiveSizing:
             session=session,
             pausing=earlier.begin(),
             earlier=earlier,
+            lengths=self._reading.lengths,
             plain=plain,
         )
 
@@ -291,7 +292,7 @@ class AdaptiveSizing:
                 spent = share * (took - plain) + drafting / max(1, asking)
                 profit = len(walk.path) - spent * len(drafts) / plain
                 self._plan(state, len(draft), len(states), profit, reading * len(drafts) / plain, len(walk.tokens))
-            self._reading.count(state, walk)
+            self._reading.count(state, len(walk.tokens))
             state.waited, state.resting = not state.asked, state.by_level and not state.levels
 
     def _charge(
@@ -347,7 +348,7 @@ class AdaptiveSizing:
         state.skipped += 1
         state.paused += 1
         state.waited = True
-        self._reading.count(state, walk)
+        self._reading.count(state, len(walk.tokens))
         state.pausing.skip()
         state.earlier.follow(state.pausing, self._share)
 

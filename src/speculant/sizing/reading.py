@@ -16,7 +16,6 @@ from collections import deque
 import numpy as np
 
 from speculant.core.tree import Float64
-from speculant.core.verifier import Walk
 from speculant.sizing.pausing import MAX_DEBT
 from speculant.sizing.state import SequenceSizing
 
@@ -29,10 +28,14 @@ _FIRST, _DOUBLINGS = 8, 12  # rounds: minimum wait; numbers of times that it may
 
 
 class Reading:
-    """What reading takes, and how long recent texts were; shared by all requests."""
+    """What reading takes, and how long recent texts were; shared by all requests.
+
+    Attributes:
+        lengths: tokens of the most recent texts, to which each one's state adds its own at the end.
+    """
 
     def __init__(self) -> None:
-        self._lengths: deque[int] = deque(maxlen=_TEXTS)
+        self.lengths: deque[int] = deque(maxlen=_TEXTS)
         self._readings: deque[tuple[int, float]] = deque(maxlen=_READINGS)  # tokens, and time of each
         self._spare, self._limit = 0.0, 0.0  # tokens that reading in vain may cost now, and at most
 
@@ -78,11 +81,9 @@ class Reading:
         rest = float(self._rests(state.length, state.room - state.length).mean())
         return cost * state.pausing.tokens_per_draft / max(1.0, rest)
 
-    def count(self, state: SequenceSizing, walk: Walk) -> None:
-        """Count a round of a text."""
-        state.length += len(walk.tokens)
-        if walk.ended:
-            self._lengths.append(state.length)
+    def count(self, state: SequenceSizing, tokens: int) -> None:
+        """Count a round of a text, which committed so many tokens."""
+        state.length += tokens
         if state.wait:
             state.wait -= 1
             self._spare = min(self._spare + _SHARE, self._limit)
@@ -101,7 +102,7 @@ class Reading:
             price: tokens that a unit of time would yield without drafts.
         """
         cost = price * self.time(unread)
-        if not cost or math.isinf(profit) or not self._lengths:
+        if not cost or math.isinf(profit) or not self.lengths:
             return 0
         waits = max(_FIRST, length) * (2 ** np.arange(_DOUBLINGS) - 1)
         left = np.maximum(0.0, self._rests(length, room) - waits[:, None])
@@ -120,5 +121,5 @@ class Reading:
 
     def _rests(self, length: int, room: int) -> Float64:
         """Return Float64[n], what a text of this length may gain: what each recent one gained that was longer."""
-        rests = [min(each - length, room) for each in list(self._lengths) if each > length]
+        rests = [min(each - length, room) for each in list(self.lengths) if each > length]
         return np.array(rests or [min(length, room)], np.float64)

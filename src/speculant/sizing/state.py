@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from speculant.core.engine import MAX_NODES
@@ -25,6 +26,7 @@ class SequenceSizing:
         backlog, read: number of tokens that the drafter must read before this round's draft, and that it has read, if
             those are more than the tokens of a round.
         length: number of tokens of its text so far.
+        lengths: lengths of recent texts, to which its own is added at its end.
         wait: number of rounds that remain in which no draft is asked for that must read first.
         asked, depth, gain: nodes and levels asked for in this round, and the draft's expected gain in tokens.
         by_level: whether drafting time counts per level in this round; otherwise per node.
@@ -51,6 +53,7 @@ class SequenceSizing:
     backlog: int = 0
     read: int = 0
     length: int = 0
+    lengths: deque[int] = field(default_factory=deque)
     wait: int = 0
     asked: int = 0
     depth: int = UNLIMITED
@@ -72,3 +75,8 @@ class SequenceSizing:
     skipped: int = 0
     paused: int = 0
     plain: bool = False
+
+    def close(self) -> None:
+        """Note the length of its text, which has ended, if drafts were possible in it."""
+        if self.length and not self.plain:
+            self.lengths.append(self.length)
