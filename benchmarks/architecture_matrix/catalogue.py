@@ -104,6 +104,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # architectures whose masks
     "llama4_text (full attention, temperature tuning)": ("llama4_text", {**_FULL, "attn_temperature_tuning": True}),
     "phi3 (rope: longrope)": ("phi3", {"original_max_position_embeddings": 1024, "rope_parameters": _longrope(48)}),
     "phi3 (sliding window)": ("phi3", {"sliding_window": 2048}),
+    "phi4_multimodal (rope: longrope)": (
+        "phi4_multimodal",
+        {"original_max_position_embeddings": 1024, "rope_parameters": _longrope(48)},
+    ),
     "qwen2 (sliding window)": ("qwen2", {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 1}),
     "qwen4_exp_text (n-gram embeddings)": ("qwen4_exp_text", {**_INDEXER, "ple_layer_ids": [1], "eos_token_id": 2}),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import GenerationMixin, MistralConfig, MistralForCausalLM
 
 from architecture_matrix.catalogue import build
 from models import DYNAMIC, PHI3, SHAPE, tiny_model
@@ -180,14 +180,20 @@ def test_what_cannot_be_built_small_is_probed_itself(monkeypatch: pytest.MonkeyP
     assert "beyond its limits" in outcome.notes[0]
 
 
-def test_a_release_that_decodes_the_class_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards Phi-3 before transformers 5.4: there is no right text of `generate` beyond the limit to be equal to."""
+@pytest.mark.parametrize("release", ["before 5.4", "5.23"])
+def test_a_release_that_decodes_the_class_wrongly_is_named(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Phi-3 before transformers 5.4, and Phi-4-multimodal: beyond the limit no right text is there to equal."""
 
-    def prepare_inputs_for_generation(self: Any, input_ids: Any, cache_position: Any = None) -> Any:
+    def masked_as_one(self: Any, input_ids: Any, cache_position: Any = None) -> Any:
         return self.config.original_max_position_embeddings, input_ids, cache_position
 
+    def last_token_alone(self: Any, input_ids: Any, **given: Any) -> Any:
+        limit = self.config.original_max_position_embeddings
+        return limit, GenerationMixin.prepare_inputs_for_generation(self, input_ids, **given)
+
     model = tiny_model("phi3")
-    monkeypatch.setattr(type(model), "prepare_inputs_for_generation", prepare_inputs_for_generation)
+    prepare = masked_as_one if release == "before 5.4" else last_token_alone
+    monkeypatch.setattr(type(model), "prepare_inputs_for_generation", prepare)
     outcome = probing.examine(model, check_model(model))
     assert outcome.verdict == "refused"
-    assert "before transformers 5.4" in outcome.reason
+    assert "wrong in this version of transformers" in outcome.reason

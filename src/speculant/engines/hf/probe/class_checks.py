@@ -272,12 +272,17 @@ def _rereads(model: Any) -> bool:
 
 
 def misreads_at_limit(model: Any) -> bool:
-    """Return whether `generate` itself is wrong for texts beyond the limit, as for Phi-3 before transformers 5.4.
+    """Return whether `generate` itself is wrong for texts beyond the limit.
 
-    There the rereading pass is masked as if it had a single token, so that tokens attend to later ones.
+    Before transformers 5.4 the rereading pass is masked as if it had a single token, so that tokens attend to later
+    ones. Since then a class that drops the cache must also ask transformers for the whole text, as Phi-3 does and
+    Phi-4-multimodal does not, whose passes beyond the limit see a single token.
     """
     code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
-    return _rereads(model) and code is not None and "cache_position" in code.co_varnames
+    if code is None or not _rereads(model):
+        return False
+    partly = "prepare_inputs_for_generation" in code.co_names and "next_sequence_length" not in code.co_consts
+    return partly or "cache_position" in code.co_varnames
 
 
 def _masks_windows(model: Any) -> bool:
