@@ -167,6 +167,12 @@ def test_chains_are_noted() -> None:
     assert not speculator.engine.capabilities.trees
 
 
+def test_a_config_that_requires_an_end_token_is_made_small() -> None:
+    """Guards Qwen3-ASR, whose config refuses to have no end: the small one's is no token of any text."""
+    config = pytest.importorskip("transformers.models.qwen3_asr").Qwen3ASRConfig()
+    assert tiny.tiny_config(config).eos_token_id == tiny.VOCABULARY
+
+
 def test_what_cannot_be_built_small_is_probed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards remote code: a class that fails with a small config is probed with short texts, and a note says so."""
 

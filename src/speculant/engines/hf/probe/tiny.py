@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers.utils import logging
 
 VOCABULARY = 61
@@ -102,7 +103,7 @@ def tiny_config(config: Any) -> Any:
     tiny = copy.deepcopy(config)
     _shrink(tiny)
     for name, value in TOKENS.items():
-        setattr(tiny, name, value)
+        _set_token(tiny, name, value)
     text = tiny.get_text_config(decoder=True)
     if getattr(text, COUNTED_FROM_1, None):  # n-grams end at a token, which must exist and not occur in texts
         text.eos_token_id = VOCABULARY
@@ -156,7 +157,8 @@ def _shrink(config: Any) -> None:
     tokens = [name for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)]
     for place, name in enumerate(tokens):  # texts do not contain the tokens of other media
         medium = any(each in name for each in MEDIA)
-        setattr(config, name, TOKENS.get(name, VOCABULARY + place if medium else min(values[name], VOCABULARY - 1)))
+        own = VOCABULARY + place if medium else min(values[name], VOCABULARY - 1)
+        _set_token(config, name, TOKENS.get(name, own))
     values = dict(config.__dict__)
     layers = next((values[name] for name in LAYERS if isinstance(values.get(name), int)), 0)
     kept = _layers(values, layers, single)
@@ -188,6 +190,14 @@ def _shrink(config: Any) -> None:
             for place, layer in enumerate(kept)
             if layer in single
         }
+
+
+def _set_token(config: Any, name: str, value: int | None) -> None:
+    """Set a token; where a class requires one, as Qwen3-ASR's does at the end, it is one that no text contains."""
+    try:
+        setattr(config, name, value)
+    except StrictDataclassFieldValidationError:
+        setattr(config, name, VOCABULARY)
 
 
 def _single_layers(config: Any) -> dict[int, dict[str, Any]]:
