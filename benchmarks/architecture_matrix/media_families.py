@@ -123,6 +123,14 @@ FAMILIES: dict[str, Family] = {
         media=_placed_patches,
         count=4,
     ),
+    "gemma4_unified": Family(
+        given={
+            "vision_config": {"patch_size": 4, "pooling_kernel_size": 1, "mm_posemb_size": 16}
+            | {"mm_embed_dim": 32, "output_proj_dims": 32}
+        },
+        media=_placed_patches,
+        count=16,
+    ),
     "mllama": Family(
         given={
             "vision_config": {
