@@ -114,6 +114,11 @@ FAMILIES: dict[str, Family] = {
         },
         media=images(),
     ),
+    "gemma3n": Family(  # its tower is timm's, of one size
+        changes={"vision_config": {"hidden_size": 2048}},
+        media=images(64),
+        count=256,
+    ),
     "gemma4": Family(
         given={
             "vision_config": _SMALL_VISION
