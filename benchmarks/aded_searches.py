@@ -6,13 +6,11 @@ All read the same rows. A search takes the table, the last two tokens and the ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import ROOT, DraftTree
+from speculant.core.tree import ROOT, Array, DraftTree
 from speculant.drafters.aded import puct
 from speculant.drafters.aded.frozen import Frozen
 from speculant.drafters.aded.paper import AdedPaperSettings, draft
@@ -20,7 +18,6 @@ from speculant.drafters.aded.rows import LONGEST_ROW, TableLevel
 from speculant.drafters.aded.search import best_first, insert
 from speculant.drafters.aded.table import LearningRule, TrigramTable, lookup
 
-Array = npt.NDArray[Any]
 Search = Callable[[TrigramTable, int, int, int], DraftTree]
 
 DEPTH = 4  # depth of the published drafts

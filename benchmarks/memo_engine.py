@@ -61,7 +61,7 @@ class MemoEngine:
             logits=logits, hidden=hidden, top_ids=best.indices.numpy().astype(np.int32), top_logits=best.values.numpy()
         )
 
-    def sample(self, batch: Sequence[tuple[MemoCache, int, DraftTree]]) -> None:
+    def prepare_check(self, batch: Sequence[tuple[MemoCache, int, DraftTree]]) -> None:
         """Do nothing: every pass is trusted."""
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from speculant.core.engine import Array
+from speculant.core.engine import EngineArray
 from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
 
@@ -21,20 +21,20 @@ class ScriptedSampler(Sampler):
         self._script, self._end, self._room = list(tokens), end, room
         self.tokens: list[int] = []
         self.rows: list[int] = []
-        self.choices: list[Any] | None = None
+        self.drawn: list[Any] | None = None
 
     @property
     def room(self) -> int:
         return self._room - len(self.tokens)
 
-    def load(self, logits: Array) -> None:
+    def load(self, logits: EngineArray) -> None:
         pass
 
-    def choose(self, tree: DraftTree) -> Array | None:
+    def draw_all(self, tree: DraftTree) -> EngineArray | None:
         return None
 
-    def set_choices(self, choices: list[Any]) -> None:
-        self.choices = choices
+    def set_drawn(self, drawn: list[Any]) -> None:
+        self.drawn = drawn
 
     def draw(self, row: int) -> int:
         self.rows.append(row)
@@ -88,14 +88,14 @@ class EnumeratingSampler(Sampler):
     def room(self) -> int:
         return self._length - len(self.tokens)
 
-    def load(self, logits: Array) -> None:
+    def load(self, logits: EngineArray) -> None:
         """Take the text that each row stands for."""
         self._rows = logits
 
-    def choose(self, tree: DraftTree) -> Array | None:
+    def draw_all(self, tree: DraftTree) -> EngineArray | None:
         return None
 
-    def set_choices(self, choices: list[Any]) -> None:
+    def set_drawn(self, drawn: list[Any]) -> None:
         raise AssertionError("nothing was chosen beforehand")
 
     def draw(self, row: int) -> int:

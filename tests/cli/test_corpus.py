@@ -269,4 +269,4 @@ def test_a_vocabulary_is_token_ids_by_frequency(tmp_path: Path, capsys: CaptureF
     argv = ["generate", "The dog", "--method", "eagle2", *settings, "--json", "-", "--max-new-tokens", "8"]
     assert main(argv) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "eagle2"
-    assert list(tmp_path.glob("*.tmp")) == []
+    assert list(tmp_path.glob(".*")) == []

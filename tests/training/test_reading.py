@@ -56,7 +56,7 @@ def test_shards_without_a_manifest_are_read_with_a_note(tmp_path: Path) -> None:
 def test_an_interrupted_folder_is_read_with_a_note(tmp_path: Path) -> None:
     """Guards data that is still being written: half-written shards are passed over."""
     folder_of_texts(tmp_path)
-    shard_file(tmp_path, 1).rename(tmp_path / "texts-00001.tmp.npz")
+    shard_file(tmp_path, 1).rename(tmp_path / ".texts-00001.npz.0123.saving")
     found = read_data([tmp_path], None, TARGET)
     assert len(found.texts) == 5
     assert "1 of 2 shards" in found.notes[0]

@@ -57,7 +57,7 @@ def test_tokens_drawn_on_the_device_reach_the_sampler() -> None:
     """What `prepare` asked the sampler to draw at once is handed back to it before the walk."""
     sampler = ScriptedSampler([3])
     SampleThenFollow().walk(chain(0.5), [3, 1], sampler)
-    assert sampler.choices == [3, 1]
+    assert sampler.drawn == [3, 1]
 
 
 def test_sampled_drafts_are_refused() -> None:

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,9 +30,6 @@ from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import BatchStats
 from speculant.decoding.prefill import prefill
 from speculant.decoding.step import DecodingComponents, step
-
-if TYPE_CHECKING:
-    pass
 
 
 class BatchError(SpeculantError):

@@ -169,9 +169,9 @@ def duration(seconds: float) -> str:
     return f"{hours} hours {minutes} minutes" if minutes and hours < 10 else f"{hours} hours"
 
 
-def count_noun(count: int, noun: str, plural: str | None = None) -> str:
+def count_noun(count: int, noun: str) -> str:
     """Return a number with its noun, such as "1 shard" and "2 shards"."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
 
 
 def print_table(lines: Sequence[Sequence[str]], *, names: int = 1) -> None:

@@ -31,19 +31,17 @@ def read_bytes(value: Any) -> int | None:
     return int(found) if math.isfinite(found) and found >= 0 else None
 
 
-def check_bytes(limit: Any, *, name: str = "memory_limit", minimum: int = 1) -> int:
+def check_bytes(limit: Any, *, name: str = "memory_limit") -> int:
     """Return the limit `name` in bytes, given as a number such as 1e9 or as text such as "1GB" or "512 MiB".
 
     Args:
         limit: the value that the user gave.
         name: name of the setting, for the message.
-        minimum: 1, or 0 if zero is a valid limit that means none.
 
     Raises:
-        UsageError: the limit is not a number of bytes, or is below the minimum.
+        UsageError: the limit is not a number of bytes above 0.
     """
     found = read_bytes(limit)
-    if found is None or found < minimum:
-        above = "above 0" if minimum else "of 0 or more"
-        raise UsageError(f"{name} must be a number of bytes {above}, such as 1e9 or '1GB', not {limit!r}.")
+    if not found:
+        raise UsageError(f"{name} must be a number of bytes above 0, such as 1e9 or '1GB', not {limit!r}.")
     return found

@@ -15,7 +15,7 @@ class DraftFilter(Protocol):
     """
 
     def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
-        """Return Bool[N], False at nodes that cannot follow the text and their ancestors.
+        """Return Bool[N], False at nodes that cannot come next after the text and the nodes above them.
 
         Args:
             tree: draft below the last committed token.

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
-from speculant.core.engine import Array, RequestedOutputs, TargetCache
+from speculant.core.engine import EngineArray, RequestedOutputs, TargetCache
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
@@ -65,8 +65,8 @@ class EncoderSource:
     """
 
     prompt: Int32
-    states: Array
-    inputs: Mapping[str, Array] | None = None
+    states: EngineArray
+    inputs: Mapping[str, EngineArray] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

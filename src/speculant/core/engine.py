@@ -1,7 +1,7 @@
 """The interface of an engine, which runs forward passes of the target, and of its cache of one sequence.
 
-`Array` stands for the engine's own array type (torch tensors on the model's device, numpy for recorded outputs), so
-that nothing here imports an engine.
+`EngineArray` stands for the engine's own type of arrays: torch tensors on the model's device, NumPy arrays for recorded
+outputs. So nothing here imports an engine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
 
-Array = Any
+EngineArray = Any
 AnyCapabilities = TypeVar("AnyCapabilities", bound="Capabilities")
-
 
 MAX_NODES = 64  # default maximum of a draft whose size is chosen per round
 
@@ -78,8 +77,8 @@ class Pass:
         early: share of the pass that already ran while its rows were drafted; see `core.exit_cache`.
     """
 
-    logits: Array
-    hidden: Array = None
+    logits: EngineArray
+    hidden: EngineArray = None
     top_ids: Int32 | None = None
     top_logits: Float32 | None = None
     early: float = 0.0
@@ -167,7 +166,7 @@ class TargetCache(Protocol):
         """Whether committed tokens can be read again; see `reread`."""
         return True
 
-    def watch_prompt(self, take: Callable[[int, Array], None]) -> None:
+    def watch_prompt(self, take: Callable[[int, EngineArray], None]) -> None:
         """Register a callback for the logits of all prompt rows; must be called before `prefill`.
 
         Args:
@@ -198,7 +197,7 @@ class TargetCache(Protocol):
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | Sublayers | None = None,
-        embeddings: Array = None,
+        embeddings: EngineArray = None,
     ) -> Pass:
         """Run a pass over n new rows and append them.
 
@@ -219,7 +218,7 @@ class TargetCache(Protocol):
                 model.
         """
 
-    def layer_rows(self, layer: int) -> tuple[Array, Array]:
+    def layer_rows(self, layer: int) -> tuple[EngineArray, EngineArray]:
         """Return the cached keys and values [H, T, d] of the committed tokens in one layer; read-only.
 
         Padding is left out. Keys are rotated if the model rotates them.
@@ -282,7 +281,7 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def sample(self, batch: Sequence[tuple[Any, int, DraftTree]]) -> None:
+    def prepare_check(self, batch: Sequence[tuple[Any, int, DraftTree]]) -> None:
         """Compute some rows of this batch's next pass by other means, for `forward` to compare with.
 
         By default it does nothing, for engines that trust their passes. It is a separate step because its time must not
@@ -327,15 +326,15 @@ class Engine(Protocol):
         """
         return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
 
-    def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
+    def read(self, arrays: Sequence[EngineArray]) -> list[list[Any]]:
         """Transfer device arrays, [n] each, to the host as lists, waiting for the device only once."""
 
 
 def __getattr__(name: str) -> Any:
     """Resolve former names, for drafters written before they were renamed."""
-    renamed = {"Needs": RequestedOutputs, "NO_NEEDS": NO_OUTPUTS}
+    renamed = {"Needs": ("RequestedOutputs", RequestedOutputs), "NO_NEEDS": ("NO_OUTPUTS", NO_OUTPUTS)}
     if name not in renamed:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = "RequestedOutputs" if name == "Needs" else "NO_OUTPUTS"
+    new, value = renamed[name]
     warnings.warn(f"{name} is now called {new}.", DeprecationWarning, stacklevel=2)
-    return renamed[name]
+    return value

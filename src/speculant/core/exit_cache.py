@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from speculant.core.engine import Array, Pass, TargetCache
+from speculant.core.engine import EngineArray, Pass, TargetCache
 from speculant.core.tree import Int32
 
 
@@ -41,7 +41,7 @@ class ExitCache(TargetCache, Protocol):
             UnsupportedError: the first layers cannot be run alone.
         """
 
-    def spare_exit(self, count: int, layers: int) -> Sequence[tuple[Array, Array]] | None:
+    def spare_exit(self, count: int, layers: int) -> Sequence[tuple[EngineArray, EngineArray]] | None:
         """Return buffers [H, room, d] to write the keys and values of `count` rows after the committed ones into.
 
         Drops all pending rows. See `adopt_exit`.
@@ -54,7 +54,7 @@ class ExitCache(TargetCache, Protocol):
             Key and value buffers of each layer; None if token positions differ from row numbers, or there is no room.
         """
 
-    def adopt_exit(self, tokens: Int32, states: Array) -> None:
+    def adopt_exit(self, tokens: Int32, states: EngineArray) -> None:
         """Mark rows whose keys and values were written to `spare_exit`'s buffers as pending, as `read_exit` does.
 
         Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from speculant.core.engine import Array
+from speculant.core.engine import EngineArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +32,5 @@ class TokenLogprobs:
 class LogprobRecorder(Protocol):
     """Records the log-probabilities of one request."""
 
-    def record(self, logits: Array, rows: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprobs]:
+    def record(self, logits: EngineArray, rows: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprobs]:
         """Return the log-probabilities of tokens [n], where token i follows row `rows[i]` of the logits [R, V]."""

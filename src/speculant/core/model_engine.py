@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from speculant.core.engine import Array, Capabilities, Engine, TargetCache
+from speculant.core.engine import Capabilities, Engine, EngineArray, TargetCache
 from speculant.core.tree import UNLIMITED, Int32
 
 
@@ -107,7 +107,9 @@ class ModelEngine(Engine, Protocol):
             OutOfMemoryError: the device is full.
         """
 
-    def open(self, ids: Array, *, cache: Any = None, padding: Array = None, positions: Array = None) -> RequestCache:
+    def open(
+        self, ids: EngineArray, *, cache: Any = None, padding: EngineArray = None, positions: EngineArray = None
+    ) -> RequestCache:
         """Return the cache of a new text; apart from the given kept cache, none of its prompt is read yet.
 
         Args:
@@ -120,7 +122,7 @@ class ModelEngine(Engine, Protocol):
             UnsupportedError: the engine does not support this kind of cache, padding or positions.
         """
 
-    def prepare(self, ids: Array, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Any:
+    def prepare(self, ids: EngineArray, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Any:
         """Return the prepared request: ids, processors, stopping criteria and cache; see `generate_capture.Call`.
 
         Args:

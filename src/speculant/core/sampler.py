@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from speculant.core.engine import Array
+from speculant.core.engine import EngineArray
 from speculant.core.tree import DraftTree
 
 
@@ -32,7 +32,7 @@ GREEDY = Sampling()
 class Sampler(Protocol):
     """The target's next-token distribution p, and the text generated so far. Lives as long as one request.
 
-    The order of calls in a round: `load`, then `choose` or `probabilities` or neither, then for each committed token
+    The order of calls in a round: `load`, then `draw_all` or `probabilities` or neither, then for each committed token
     `draw` or `distribution` or neither, and `commit`; `end_round` at the end.
 
     Attributes:
@@ -49,32 +49,32 @@ class Sampler(Protocol):
     def room(self) -> int:
         """Maximum number of tokens that may still be added to the text."""
 
-    def load(self, logits: Array) -> None:
+    def load(self, logits: EngineArray) -> None:
         """Take the logits [N + 1, V] of a pass."""
 
-    def choose(self, tree: DraftTree) -> Array | None:
+    def draw_all(self, tree: DraftTree) -> EngineArray | None:
         """Draw the token after every row at once, Int[N + 1] on the device, if p does not depend on the prefix.
 
-        The result is transferred together with those of other sequences and passed to `set_choices`. None if `draw`
+        The result is transferred together with those of other sequences and passed to `set_drawn`. None if `draw`
         needs no such result.
         """
 
-    def set_choices(self, choices: list[Any]) -> None:
-        """Take the result of `choose`, transferred from the device."""
+    def set_drawn(self, drawn: list[Any]) -> None:
+        """Take the result of `draw_all`, transferred from the device."""
 
     def draw(self, row: int) -> int:
         """Return the token after a row, drawn exactly as plain decoding draws it."""
 
-    def distribution(self, row: int) -> Array:
+    def distribution(self, row: int) -> EngineArray:
         """Return p [V] after a row, with all processors applied to the committed text; one-hot if greedy."""
 
-    def probabilities(self) -> Array | None:
+    def probabilities(self) -> EngineArray | None:
         """Return p [N + 1, V] after every row; None if p depends on the text in a way that rules this out.
 
         If decoding is greedy, p is the softmax of the processed logits at temperature 1.
         """
 
-    def uniforms(self, n: int) -> Array:
+    def uniforms(self, n: int) -> EngineArray:
         """Return n numbers in [0, 1) [n] from the request's stream, for acceptance tests and draws."""
 
     def commit(self, token: int) -> bool:

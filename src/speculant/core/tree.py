@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[Any]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -228,7 +229,9 @@ class DraftTree:
             raise ValueError("a sampled node cannot be dropped after it was drawn; set the budget before")
         q_rows = self.proposal.q_rows
         proposal = replace(self.proposal, chosen=chosen[:n], q_rows=None if q_rows is None else q_rows[:n])
-        return DraftTree(self.tokens[:n], self.parents[:n], self.weights[:n], proposal, self.queries)
+        return replace(
+            self, tokens=self.tokens[:n], parents=self.parents[:n], weights=self.weights[:n], proposal=proposal
+        )
 
     def below(self, path: Sequence[int]) -> DraftTree:
         """Return the subtree below a path of tokens from the root, with weights conditional on their acceptance.

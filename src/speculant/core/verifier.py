@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from speculant.core.engine import Array, Pass
+from speculant.core.engine import EngineArray, Pass
 from speculant.core.sampler import Sampler
 from speculant.core.tree import DraftTree
 
@@ -46,7 +46,7 @@ class Verifier(Protocol):
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
         """Load a pass into the sampler; return the input of `decide`, or None if it has nothing to do."""
 
-    def decide(self, prepared: Sequence[Any]) -> list[Array]:
+    def decide(self, prepared: Sequence[Any]) -> list[EngineArray]:
         """Compute, for each prepared sequence, the array [n] on the device that its walk needs.
 
         All of them are transferred to the host at once.

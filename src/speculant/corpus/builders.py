@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from speculant.core.errors import FileError, UsageError
 from speculant.corpus.rows import Document, batches
+from speculant.memory.aside import write_aside
 
 if TYPE_CHECKING:
     from speculant.core.drafter import Drafter
@@ -99,8 +100,7 @@ def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
     drafter = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
     prompts = Prompts(drafter)
     read(prompts)
-    if not prompts.tokens:
-        raise UsageError("the texts are empty. Name files with more text in them.")
+    _check_length(prompts.tokens)
     drafter.save(path)
     return [f"tokens      {prompts.tokens}", f"bytes       {path.stat().st_size}"]
 
@@ -120,8 +120,7 @@ def build_automaton(read: Callable[[Builder], None], path: Path, tokenizer: Any,
     drafter = SamDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
     learned = Documents(drafter)
     read(learned)
-    if not learned.tokens:
-        raise UsageError("the texts are empty. Name files with more text in them.")
+    _check_length(learned.tokens)
     drafter.save(path)
     kept = drafter.tokens
     facts = [f"tokens      {learned.tokens}", f"bytes       {path.stat().st_size}"]
@@ -134,7 +133,7 @@ def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
     """Sort suffixes, write them, and return the lines to print; sorted blocks are kept in a folder next to the file.
 
     Raises:
-        UsageError: the texts have none.
+        UsageError: the texts have fewer than three.
         FileError: the disk is full.
     """
     from speculant.drafters.suffix.array import SuffixArrayBuilder
@@ -145,8 +144,7 @@ def build_suffixes(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             builder = SuffixArrayBuilder(vocabulary, Path(folder))
             read(builder)
-            if builder.tokens < 3:
-                raise UsageError("the texts are empty. Name files with more text in them.")
+            _check_length(builder.tokens, minimum=3)
             blocks = builder.blocks()
             save_corpus(path, blocks, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
     except OSError as error:
@@ -190,17 +188,14 @@ def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, v
     """
     counter = TokenCounter(vocabulary)
     read(counter)
-    if not counter.tokens:
-        raise UsageError("the texts are empty. Name files with more text in them.")
+    _check_length(counter.tokens)
     end = getattr(tokenizer, "eos_token_id", None)
     ranked = [int(token) for token in (-counter.counts).argsort(kind="stable") if counter.counts[token]]
     ids = ranked if end is None else [int(end), *(token for token in ranked if token != end)]
-    aside = path.with_name(f"{path.name}.tmp")
     try:
-        aside.write_text(json.dumps(ids), "utf-8")
-        aside.replace(path)
+        with write_aside(path) as file:
+            file.write(json.dumps(ids).encode())
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise FileError(f"cannot write {path}: {error.strerror}.") from error
     covered = counter.counts[ids].cumsum() / counter.tokens
     shares = [f"{covered[size - 1]:.2%} by {size}" for size in RANKS if size < len(ids)]
@@ -209,6 +204,12 @@ def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, v
         f"ids         {len(ids)} of {vocabulary}",
         *([f"covered     {', '.join(shares)}"] if shares else []),
     ]
+
+
+def _check_length(tokens: int, *, minimum: int = 1) -> None:
+    if tokens < minimum:
+        found = f"have {tokens} tokens, and {minimum} are needed" if tokens else "are empty"
+        raise UsageError(f"the texts {found}. Name files with more text in them.")
 
 
 def feed(builder: Builder, documents: Iterable[Document], tokenizer: Any) -> None:

@@ -157,7 +157,7 @@ def _lines(
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            reject(f"{path}:{number}: {_reason(error)}; this row is left out.")
+            reject(f"{path}:{number}: {parse_reason(error)}; this row is left out.")
         else:
             yield number, value
 
@@ -181,7 +181,8 @@ def _texts(file: BinaryIO, advanced: Callable[[], None], *, within_lines: bool) 
     yield number + 1, decoder.decode(b"".join(lines), final=True)
 
 
-def _reason(error: Exception) -> str:
+def parse_reason(error: Exception) -> str:
+    """Return in words why JSON could not be read."""
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON ({error.msg})"
     if isinstance(error, UnicodeDecodeError):

@@ -9,7 +9,7 @@ import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
 from speculant.core.drafter import Session, SessionRequest, Verified
-from speculant.core.engine import Array, Pass, TargetCache
+from speculant.core.engine import EngineArray, Pass, TargetCache
 from speculant.core.errors import UsageError
 from speculant.core.logprobs import LogprobRecorder, TokenLogprobs
 from speculant.core.sampler import Sampler
@@ -174,7 +174,7 @@ class Sequence:
         if self.session is not None:  # before that, a failed pass has left the cache unchanged
             self.cache.rollback()
 
-    def _record_prompt(self, start: int, logits: Array) -> None:
+    def _record_prompt(self, start: int, logits: EngineArray) -> None:
         assert self._prompt_recorder is not None
         following = self.start.prompt[start + 1 : start + 1 + len(logits)].tolist()
         if following:  # the last row's next token belongs to the text, not to the prompt

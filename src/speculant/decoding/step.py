@@ -89,7 +89,7 @@ def step(sequences: Several[Sequence], parts: DecodingComponents) -> Rounds:
         sequences, drafts, draft_seconds = _draft(sequences, parts)
         if not sequences:
             return Rounds([], draft_seconds, 0.0)
-        parts.engine.sample(_batch(sequences, drafts))
+        parts.engine.prepare_check(_batch(sequences, drafts))
         began = clock()
         drafts, passes = _forward(sequences, drafts, parts)
         _walk(sequences, drafts, passes, parts, walked)

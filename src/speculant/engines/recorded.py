@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from speculant.core.engine import NO_OUTPUTS, Array, Capabilities, Engine, Pass, RequestedOutputs, TargetCache
+from speculant.core.engine import NO_OUTPUTS, Capabilities, Engine, EngineArray, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
 from speculant.core.sublayers import Sublayers
@@ -40,7 +40,7 @@ class RecordedEngine(Engine):
         self._on_pass(sum(len(draft) + 1 + len(draft.queries) for _, _, draft in batch))
         return [Pass(logits=None) for _ in batch]
 
-    def read(self, arrays: Sequence[Array]) -> list[list[Any]]:
+    def read(self, arrays: Sequence[EngineArray]) -> list[list[Any]]:
         return [list(array) for array in arrays]
 
 
@@ -73,7 +73,7 @@ class RecordedCache(TargetCache):
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | Sublayers | None = None,
-        embeddings: Array = None,
+        embeddings: EngineArray = None,
     ) -> Pass:
         return Pass(logits=None)
 
@@ -108,25 +108,25 @@ class RecordedSampler(Sampler):
     def room(self) -> int:
         return len(self._output) - len(self.tokens)
 
-    def load(self, logits: Array) -> None:
+    def load(self, logits: EngineArray) -> None:
         pass
 
-    def choose(self, tree: DraftTree) -> Array | None:
+    def draw_all(self, tree: DraftTree) -> EngineArray | None:
         return None
 
-    def set_choices(self, choices: list[Any]) -> None:
+    def set_drawn(self, drawn: list[Any]) -> None:
         pass
 
     def draw(self, row: int) -> int:
         return self._output[len(self.tokens)]
 
-    def distribution(self, row: int) -> Array:
+    def distribution(self, row: int) -> EngineArray:
         raise UnsupportedError("a recorded output has no distributions; use the verifier 'sample-then-follow'.")
 
-    def probabilities(self) -> Array | None:
+    def probabilities(self) -> EngineArray | None:
         return None
 
-    def uniforms(self, n: int) -> Array:
+    def uniforms(self, n: int) -> EngineArray:
         raise UnsupportedError("a recorded output has no random stream; use the verifier 'sample-then-follow'.")
 
     def commit(self, token: int) -> bool:

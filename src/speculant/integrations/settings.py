@@ -39,8 +39,8 @@ class IntegrationSettings(HostingOptions):
     def __post_init__(self) -> None:
         HostingOptions.__post_init__(self)
         method = find_method(self.method)
-        if not drafts_from_text(method):
-            usable = ", ".join(name for name, each in METHODS.items() if drafts_from_text(each))
+        if not drafts_from_tokens_alone(method):
+            usable = ", ".join(name for name, each in METHODS.items() if drafts_from_tokens_alone(each))
             raise UnsupportedError(
                 f"the method '{self.method}' needs the target's logits, hidden states or a draft model, or is lossy; "
                 f"engines that call a drafter give it tokens only. Use {usable}."
@@ -80,7 +80,7 @@ class IntegrationSettings(HostingOptions):
         return open_sharing(drafter, self.share, method=method, tokenizer=tokenizer, vocabulary=vocabulary)
 
 
-def drafts_from_text(method: Method) -> bool:
+def drafts_from_tokens_alone(method: Method) -> bool:
     """Return whether a method drafts losslessly from committed tokens alone, without random draws."""
     return method.replayable and method.exactness == "lossless" and not method.samples
 

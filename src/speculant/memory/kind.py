@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Array
 from speculant.memory.file import Memory
 
-Array = npt.NDArray[Any]
 Contents = tuple[Mapping[str, Array], Mapping[str, Any]]  # arrays and facts, as `write_memory` takes them
 
 

@@ -5,11 +5,11 @@ PyTorch is imported only when a state is read or written: commands look for a st
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import FileError
+from speculant.memory.aside import write_aside
 
 FOLDER, STATE = ".training", "state.pt"
 
@@ -27,16 +27,11 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """
     import torch
 
-    aside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
+        with write_aside(path) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
     except (OSError, RuntimeError) as error:  # torch raises the latter if the disk is full
-        aside.unlink(missing_ok=True)
         raise FileError(
             f"the state of the training cannot be written to {path}: {error}. Make room, then go on with --resume."
         ) from error

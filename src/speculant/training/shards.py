@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from speculant.core.errors import FileError
+from speculant.memory.aside import write_aside
 from speculant.training.texts import Int32, Int64, Texts, from_parts
 
 MANIFEST = "data.json"
 SOURCES, SOURCE_LENGTHS = "source_ids", "source_lengths"  # arrays of shards with pairs of texts
-_ASIDE = ".tmp"
 
 
 def shard_file(folder: Path, number: int) -> Path:
@@ -24,7 +24,7 @@ def shard_file(folder: Path, number: int) -> Path:
 
 def shard_files(folder: Path) -> list[Path]:
     """Return the complete shards of a folder."""
-    return sorted(each for each in folder.glob("*.npz") if not each.stem.endswith(_ASIDE))
+    return sorted(folder.glob("*.npz"))
 
 
 def write_shard(path: Path, texts: Texts) -> None:
@@ -33,15 +33,13 @@ def write_shard(path: Path, texts: Texts) -> None:
     Raises:
         FileError: it cannot be written.
     """
-    aside = path.with_suffix(f"{_ASIDE}.npz")
     arrays: dict[str, Any] = {"ids": texts.ids, "lengths": texts.lengths, "prompts": texts.prompts}
     if texts.sources is not None:
         arrays |= {SOURCES: texts.sources.ids, SOURCE_LENGTHS: texts.sources.lengths}
     try:
-        np.savez(aside, **arrays)
-        aside.replace(path)
+        with write_aside(path) as file:
+            np.savez(file, **arrays)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise FileError(f"cannot write {path}: {error}. Make room; the same command then goes on.") from error
 
 
@@ -106,6 +104,5 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest of a folder; raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f"{MANIFEST}{_ASIDE}"
-    aside.write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
-    aside.replace(folder / MANIFEST)
+    with write_aside(folder / MANIFEST) as file:
+        file.write(f"{json.dumps(manifest, indent=2)}\n".encode())

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from speculant.core.engine import Array, Pass
+from speculant.core.engine import EngineArray, Pass
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
 from speculant.core.tree import ROOT, Ahead, DraftTree
@@ -102,7 +102,7 @@ class RuleVerifier(Verifier):
         """
         sampler.load(result.logits)
         if sampler.greedy and self.exactness != "lossy":
-            return sampler.choose(tree)
+            return sampler.draw_all(tree)
         self.check(tree)
         p = sampler.probabilities()
         if p is None:
@@ -114,7 +114,7 @@ class RuleVerifier(Verifier):
         ahead = None if sampler.greedy else ahead_of(tree)
         return Work(tree, p, sampler.uniforms(len(tree) + 1 + (ahead is not None)), sampler.greedy, ahead)
 
-    def decide(self, prepared: Sequence[Any]) -> list[Array]:
+    def decide(self, prepared: Sequence[Any]) -> list[EngineArray]:
         """Run the rule for all sequences at once; return each one's last accepted row and own token, Int64[2]."""
         works = [each for each in prepared if isinstance(each, Work)]
         if not works:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from speculant.core.engine import Array, Pass
+from speculant.core.engine import EngineArray, Pass
 from speculant.core.errors import UnsupportedError
 from speculant.core.sampler import Sampler
 from speculant.core.tree import ROOT, DraftTree
@@ -26,7 +26,7 @@ class SampleThenFollow(Verifier):
     trees = True
     sampled = False
 
-    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> EngineArray | None:
         """Let the sampler draw the tokens after all rows at once, if p does not depend on the prefix.
 
         Raises:
@@ -35,12 +35,12 @@ class SampleThenFollow(Verifier):
         if tree.proposal is not None:
             raise UnsupportedError("sample-then-follow takes drafts of chosen tokens; these were sampled.")
         sampler.load(result.logits)
-        return sampler.choose(tree)
+        return sampler.draw_all(tree)
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
         """Walk the tree along the target's own tokens."""
         if prepared is not None:
-            sampler.set_choices(prepared)
+            sampler.set_drawn(prepared)
         children: dict[tuple[int, int], int] = {}
         for node, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
             children.setdefault(key, node)
@@ -63,7 +63,7 @@ class Greedy(SampleThenFollow):
 
     sampled = True
 
-    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Array | None:
+    def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> EngineArray | None:
         """Compute the argmax after every row.
 
         Raises:
@@ -75,4 +75,4 @@ class Greedy(SampleThenFollow):
                 "'speculative-sampling'."
             )
         sampler.load(result.logits)
-        return sampler.choose(tree)
+        return sampler.draw_all(tree)

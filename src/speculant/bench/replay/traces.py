@@ -23,6 +23,7 @@ import numpy as np
 from speculant.bench.replay.texts import encode_answer, encode_chat, message_text
 from speculant.core.errors import FileError, UsageError
 from speculant.core.tree import Int32
+from speculant.corpus.documents import parse_reason
 
 FORMS = 'a row is {"prompt_ids", "output_ids"}, {"messages": [...]} or {"prompt", "output"}'
 NO_CATEGORY = "uncategorised"
@@ -76,9 +77,9 @@ def read_recordings(
         if fault is None:
             yield recording
         elif reject is None:
-            raise FileError(f"{place}: {_reason(fault)}.") from fault
+            raise FileError(f"{place}: {parse_reason(fault)}.") from fault
         else:
-            reject(f"{place}: {_reason(fault)}; this row is left out.")
+            reject(f"{place}: {parse_reason(fault)}; this row is left out.")
 
 
 def parse_row(row: Any, tokenizer: Any) -> Recording:
@@ -147,16 +148,8 @@ def _rows(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[str, A
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: {_reason(error)}. Name the file .jsonl if every line is a row.") from error
+        raise FileError(f"{path}: {parse_reason(error)}. Name the file .jsonl if every line is a row.") from error
     if not isinstance(entries, list):
         raise FileError(f"{path}: a list of rows was expected. Name the file .jsonl if every line is a row.")
     for number, entry in enumerate(entries, start=1):
         yield f"{path}: entry {number}", entry
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON ({error.msg})"
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8 text"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

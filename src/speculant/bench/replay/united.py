@@ -85,7 +85,7 @@ class UnitedDrafter(Drafter):
 
         Args:
             memory: a drafter whose node weights are probabilities.
-            requests: requests in the order in which they will be opened; from `recorded_by`.
+            requests: requests in the order in which they will be opened; from `select_recorded`.
             name: name of the head in the recordings.
         """
         self._memory, self._requests, self._name = memory, requests, name

@@ -31,7 +31,7 @@ def replay_page(
 
     Args:
         rows: rows of `metrics.run_metrics`, one per file, method and form of drafts.
-        excerpts: pieces of text by file and method, named as in `replay_table.told_apart`.
+        excerpts: pieces of text by file and method, named as in `replay_table.tell_apart`.
         notes: how the replay was run, one sentence each.
         token_ids: whether the excerpts are token ids, because there is no tokenizer.
         created: the date shown; None for now.

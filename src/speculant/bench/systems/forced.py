@@ -48,7 +48,7 @@ class ForcedSampler(HostSampler):
     def load(self, logits: Tensor) -> None:
         self._loaded = logits
 
-    def choose(self, tree: DraftTree) -> Tensor | None:
+    def draw_all(self, tree: DraftTree) -> Tensor | None:
         """Return the argmax of all rows on an accelerator, at the cost of plain sampling; it is not used."""
         assert self._loaded is not None
         return self._loaded.argmax(-1) if self._loaded.is_cuda else None
@@ -72,7 +72,7 @@ def make_forced_request(
     *,
     sampler: Callable[[Tensor, Sequence[int]], ForcedSampler] = ForcedSampler,
 ) -> Generation:
-    """Return a request that is decoded along a recorded output of at least one token, by `forced_parts`."""
+    """Return a request that is decoded along a recorded output of at least one token, by `make_forced_components`."""
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)
     cache, forced = speculator.engine.open(ids), sampler(ids, output)
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))

@@ -8,13 +8,12 @@ row is summed up). Bi-gram rows come last, under an `a` of their own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array
 
 LONGEST_FROZEN_ROW = 255
 _STRIDE = 16

@@ -11,14 +11,12 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.aded.frozen import Frozen
 from speculant.drafters.aded.rows import LONGEST_ROW, TableLevel
 from speculant.drafters.aded.table import LearningRule, lookup
-
-Array = npt.NDArray[Any]
 
 SCALE = 1300  # table weights per unit of the paper's matrix, chosen so that its cap of 3.0 fits
 BUDGET = 64

@@ -7,15 +7,13 @@ under the context (NONE, b). table.py defines how rows are learned, and how such
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.memory.pages import zeros
-
-Array = npt.NDArray[Any]
 
 NONE = (1 << 21) - 1
 MAX_VOCABULARY = NONE

@@ -17,17 +17,14 @@ nodes are ranked by P (1 + exploration / sqrt(1 + W / u)), the square-root bonus
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.aded.frozen import Frozen
 from speculant.drafters.aded.rows import LONGEST_ROW, NONE, UNIT, TableLevel
 from speculant.drafters.aded.table import LearningRule, lookup
-
-Array = npt.NDArray[Any]
 
 
 @njit(cache=True, nogil=True, inline="always")

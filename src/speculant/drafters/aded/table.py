@@ -14,12 +14,12 @@ the least recently updated rows go first.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.aded.frozen import Frozen, copy_frozen_row
 from speculant.drafters.aded.rows import (
     LOAD,
@@ -42,8 +42,6 @@ from speculant.drafters.aded.rows import (
     read_row,
     write_row,
 )
-
-Array = npt.NDArray[Any]
 
 _ROWS = 64  # minimum number of rows that fit after a level has grown
 
@@ -80,7 +78,14 @@ def _base_row(base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, w
 
 @njit(cache=True, nogil=True)
 def lookup(
-    young: TableLevel, old: TableLevel, base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array
+    young: TableLevel,
+    old: TableLevel,
+    base: Frozen,
+    a: int,
+    b: int,
+    rule: LearningRule,
+    tokens: Array,
+    weights: Array,
 ) -> int:
     """Copy the row of (a, b) into tokens and weights, heaviest first; return its length, 0 if unknown."""
     context = context_of(a, b)
@@ -121,7 +126,14 @@ def _observe(length: int, c: int, gain: int, rule: LearningRule, tokens: Array, 
 
 @njit(cache=True, nogil=True, inline="always")
 def _bring_up(
-    young: TableLevel, old: TableLevel, base: Frozen, a: int, b: int, rule: LearningRule, tokens: Array, weights: Array
+    young: TableLevel,
+    old: TableLevel,
+    base: Frozen,
+    a: int,
+    b: int,
+    rule: LearningRule,
+    tokens: Array,
+    weights: Array,
 ) -> tuple[int, int]:
     """Copy the row of (a, b) from the first level that has it; return its slot in young and its length."""
     context = context_of(a, b)

@@ -15,16 +15,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.drafter import EMPTY_PATH, Budget, Session, Verified
-from speculant.core.tree import DraftTree, Int32
-
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array, DraftTree, Int32
 
 LONGEST_RATED = 16  # matches of at least this many tokens share one rate
 _FIRST_CAPACITY = 1024

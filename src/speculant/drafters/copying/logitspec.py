@@ -14,16 +14,14 @@ also the first token of the copy below the root, it is drafted only once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import Array, DraftTree, Int32
 from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
@@ -36,8 +34,6 @@ from speculant.drafters.copying.context import (
     rate_copy,
     warm_up,
 )
-
-Array = npt.NDArray[Any]
 
 _REACH = 256  # maximum positions examined per guess, most recent first
 _PRIOR_TRIALS = 16.0

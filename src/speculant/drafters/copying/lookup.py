@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UsageError
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import Array, DraftTree, Int32
 from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
@@ -31,8 +29,6 @@ from speculant.drafters.copying.context import (
     rate_copy,
     warm_up,
 )
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,15 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.errors import UnsupportedError
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import Array, DraftTree, Int32
 from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
@@ -37,8 +35,6 @@ from speculant.drafters.copying.context import (
     warm_up,
 )
 from speculant.memory.file import read_memory, write_memory
-
-Array = npt.NDArray[Any]
 
 KIND = "bigram"
 KEPT = 4  # successors kept per token

@@ -12,18 +12,15 @@ it is derived from the length at the preceding position. A step takes as many op
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.drafter import Budget, Drafter, Session, SessionRequest, Verified
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import Array, DraftTree, Int32
 from speculant.drafters.copying.context import new_rates, rate, warm_up
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import ROOT, Float64, Int32
+from speculant.core.tree import ROOT, Array, Float64, Int32
 from speculant.drafters.copying.context import heaviest_first
 from speculant.drafters.models.mixture import MINIMUM, RATE
-
-Array = npt.NDArray[Any]
 
 FEATURES = 5
 _NONE = -1.0  # marks a missing estimate

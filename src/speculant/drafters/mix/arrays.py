@@ -9,15 +9,13 @@ is stored in the Mixer.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.mix.contexts import CONTEXTS, ORDERS
-
-Array = npt.NDArray[Any]
 
 # Inputs other than rows of contexts: recent tokens across all requests, tokens that followed the last token in this
 # request, the repetition within the request, and a token's last use.

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import LEVELS, LINE, Bases
 from speculant.drafters.mix.scores import Scorer, is_valid, no_scorer
 from speculant.memory.file import read_memory, write_memory
-
-Array = npt.NDArray[Any]
 
 KIND = "mix-base"
 MAX_BASES = 3

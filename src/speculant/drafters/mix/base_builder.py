@@ -29,14 +29,13 @@ import numpy.typing as npt
 from numba import njit
 
 from speculant.core.errors import FileError
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, LEVEL_BITS, LINE
 from speculant.drafters.mix.base import levels, token_bits
 from speculant.drafters.mix.contexts import CONTEXTS, hash_contexts
 from speculant.drafters.mix.documents import DocumentFiles
 from speculant.drafters.mix.score_training import token_rows, train_scorer
 from speculant.drafters.mix.scores import Scorer
-
-Array = npt.NDArray[Any]
 
 BUCKETS = 64
 _GROUP = 1 << 20  # approximate number of records counted at a time; exceeded only if one token has more records

@@ -12,15 +12,13 @@ evicted. Every repeated use moves a cell one place forward, so recency and use d
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.memory.pages import zeros
-
-Array = npt.NDArray[Any]
 
 MAX_TOKENS = 1 << 20
 UNIT = 8  # the weight of one observation

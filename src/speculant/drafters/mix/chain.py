@@ -6,12 +6,10 @@ the chain. Following the most probable token expands one, and the chain is as lo
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import new_features
 from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
@@ -19,8 +17,6 @@ from speculant.drafters.mix.history import History
 from speculant.drafters.mix.kernels import Arrays, named
 from speculant.drafters.mix.mixer import NO_BOUNDS, NO_MINIMUM, add_scores, combine, squash
 from speculant.drafters.mix.repetition import NOWHERE, seek
-
-Array = npt.NDArray[Any]
 
 EXAMINED = 4  # number of latest entries in each row that become candidates
 

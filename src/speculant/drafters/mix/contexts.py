@@ -12,13 +12,10 @@ its passes, including rejected nodes (after Token Recycling, Luo et al. 2024, ar
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array
 
 ORDERS = 5  # contexts 0 to 4: the last 1, 2, 3, 4 and 6 tokens
 SKIP, SKELETON, TARGET_ONE, TARGET_TWO = 5, 6, 7, 8

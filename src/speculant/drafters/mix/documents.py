@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array
 
 _DOCUMENT = np.dtype([("length", np.int64), ("weight", np.float32)])
 

@@ -31,8 +31,8 @@ from speculant.core.drafter import (
 )
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import CorruptMemoryError, ForeignMemoryError, UnsupportedError
-from speculant.core.tree import ROOT, DraftTree, Float32, Int32
-from speculant.drafters.mix.arrays import LONGEST_ROW, Array, Mixer
+from speculant.core.tree import ROOT, Array, DraftTree, Float32, Int32
+from speculant.drafters.mix.arrays import LONGEST_ROW, Mixer
 from speculant.drafters.mix.base import MixBase, in_use, scorer_in_use
 from speculant.drafters.mix.cells import MAX_TOKENS, PLACES, UNIT, USED, grow_cells, new_cells, room
 from speculant.drafters.mix.chain import most_probable_chain

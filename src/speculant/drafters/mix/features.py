@@ -8,12 +8,10 @@ input does not name.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import (
     ABSENT,
     BASE_CONTEXTS,
@@ -43,8 +41,6 @@ from speculant.drafters.mix.cells import UNIT, Cells, look_up
 from speculant.drafters.mix.contexts import ORDERS, TARGET_TWO, WIDE
 from speculant.drafters.mix.history import History, followers
 from speculant.drafters.mix.repetition import LENGTHS, NOWHERE, length_band
-
-Array = npt.NDArray[Any]
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy.typing as npt
-
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import BASE_CONTEXTS, BASE_SETS, FREQUENCIES, INPUTS, SETS, STATES, Mixer
 from speculant.drafters.mix.base import MAX_BASES
 from speculant.drafters.mix.initial import new_mixer
-
-Array = npt.NDArray[Any]
 
 
 class Inputs(NamedTuple):

@@ -7,13 +7,12 @@ found without a search.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array
 
 OCCURRENCES = 16  # latest occurrences of the last token that are used
 NEVER = -1

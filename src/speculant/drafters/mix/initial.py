@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from speculant.core.tree import Array
 from speculant.drafters.mix import base_weights, score_weights
 from speculant.drafters.mix.arrays import (
     ABSENT,
@@ -30,8 +28,6 @@ from speculant.drafters.mix.contexts import TARGET_ONE, TARGET_TWO
 from speculant.drafters.mix.mixer import CLAMP, SQUASH_STEPS, TABLE
 from speculant.drafters.mix.repetition import LENGTHS
 from speculant.drafters.mix.scores import BINS, score_rates
-
-Array = npt.NDArray[Any]
 
 # Initial mixing weights. Columns: suffixes of 1, 2, 3, 4, 6 tokens, skip, skeleton, target top-k after one and two
 # tokens, cache, this request, copy, last use; and a bias. Rows: no known suffix, one for each suffix length, two for

@@ -7,12 +7,12 @@ plain tuples and rebuild the named ones inside, where it costs nothing.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.aded.search import insert
 from speculant.drafters.mix.arrays import LONGEST_ROW, Bases, Mixer, new_features
 from speculant.drafters.mix.cells import USED, Cells, blend, find, observe
@@ -41,7 +41,6 @@ from speculant.drafters.mix.mixer import (
 from speculant.drafters.mix.repetition import NOWHERE, index, seek
 from speculant.drafters.mix.scores import DIMENSIONS, Scorer, add_to_topic
 
-Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
 
 NARROW_ROW = 4

@@ -12,13 +12,12 @@ weighted by the samples of each state. The cache of recent tokens is taken from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import RATE, SAMPLES, Mixer
 from speculant.drafters.mix.cells import (
     CHECK_BITS,
@@ -38,8 +37,6 @@ from speculant.drafters.mix.cells import (
 from speculant.drafters.mix.drafter import MixSettings
 from speculant.drafters.mix.fitting import Inputs, find_training, fit_mixture
 from speculant.drafters.mix.mixer import frequency_bands
-
-Array = npt.NDArray[Any]
 
 
 def merge_cells(tables: Sequence[Cells], limit: int) -> Cells:

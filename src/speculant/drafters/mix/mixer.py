@@ -13,12 +13,11 @@ probabilities need not sum to one.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import (
     BIASES,
     CACHE_UNIT,
@@ -37,8 +36,6 @@ from speculant.drafters.mix.arrays import (
 )
 from speculant.drafters.mix.features import log_band
 from speculant.drafters.mix.scores import BINS, DIMENSIONS, Scorer, query, score
-
-Array = npt.NDArray[Any]
 
 _STEP, _STEP_TOKENS, _SMALLEST_STEP = 0.01, 1000.0, 0.0005
 # With a base, a token moves three sets of weights and more inputs: at the largest step weights diverge for the first

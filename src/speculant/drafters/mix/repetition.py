@@ -7,13 +7,10 @@ the latest earlier occurrence of the last three tokens; while it continues, it i
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array
 
 SHORTEST = 3
 NOWHERE = -1

@@ -10,12 +10,11 @@ order, in as many streams as a batch has rows, and stay on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.mix.documents import Documents
 from speculant.drafters.mix.scores import (
     BIAS,
@@ -33,8 +32,6 @@ from speculant.drafters.mix.scores import (
     WEIGHTS,
     Scorer,
 )
-
-Array = npt.NDArray[Any]
 
 _MAX_ROWS = 1 << 16
 _FEWEST_USES = 3  # minimum occurrences of a token that gets its own row
@@ -253,7 +250,13 @@ def _sum_inputs(tables: Array, places: Array, topic: Array, window: Array, topic
 
 @njit(cache=True, nogil=True)
 def _move_inputs(
-    tables: Array, squares: Array, places: Array, by_places: Array, window: Array, by_x: Array, step: float
+    tables: Array,
+    squares: Array,
+    places: Array,
+    by_places: Array,
+    window: Array,
+    by_x: Array,
+    step: float,
 ) -> None:
     """Update the vectors of windows with the gradients of the sums, Float32[B, 64]; accumulate those of the places."""
     gradient = np.empty(DIMENSIONS, np.float32)

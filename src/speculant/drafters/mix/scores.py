@@ -14,13 +14,12 @@ which estimates log p(w | text), because training by noise-contrastive estimatio
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-Array = npt.NDArray[Any]
+from speculant.core.tree import Array
 
 DIMENSIONS = 64
 PLACES = 5  # latest tokens that contribute their own vector

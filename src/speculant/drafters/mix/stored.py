@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from speculant.core.tree import Array
 from speculant.drafters.mix.arrays import BIASES, FREQUENCIES, INPUTS, LOCAL, SAMPLES, SETS, STATES, Mixer
 from speculant.drafters.mix.base import in_use
 from speculant.drafters.mix.cells import CHECK_BITS, MAX_TOKENS, Cells
 from speculant.drafters.mix.initial import new_mixer
-from speculant.drafters.mix.kernels import Array, Tables
+from speculant.drafters.mix.kernels import Tables
 from speculant.drafters.mix.mixer import frequency_bands
 from speculant.drafters.mix.scores import no_scorer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import EncoderSource, SessionRequest, Verified
-from speculant.core.engine import Array, TargetCache
+from speculant.core.engine import EngineArray, TargetCache
 from speculant.core.sampler import Sampling
 from speculant.core.tree import ROOT, Int32
 from speculant.drafters.models.warping import Warping
@@ -41,7 +41,7 @@ class DraftText:
         self._cache, self._warping, self._vocabulary = cache, Warping(sampling), vocabulary
         self._own = vocabulary  # number of tokens that the draft model knows
         self._unread: list[int] = []  # committed tokens not yet in the cache
-        self._after: Array = None  # logits [1, V] after the last token of the cache's committed text
+        self._after: EngineArray = None  # logits [1, V] after the last token of the cache's committed text
         self._rows: dict[tuple[int, int], int] = {}  # row of each node, by parent row and token
         self._count = 0
 
@@ -114,7 +114,7 @@ class DraftText:
         read = np.array(tokens, np.int32)
         return np.where(read < self._own, read, 0).astype(np.int32)
 
-    def distributions(self, logits: Array) -> Tensor:
+    def distributions(self, logits: EngineArray) -> Tensor:
         """Return distributions [n, V] over the target's vocabulary for the draft model's logits."""
         logits = logits[:, : self._vocabulary]
         if missing := self._vocabulary - logits.shape[1]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, TargetCache
+from speculant.core.engine import NO_OUTPUTS, EngineArray, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import ROOT, DraftTree, Int32
@@ -87,7 +87,7 @@ class TranslatedCache(TargetCache):
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | Sublayers | None = None,
-        embeddings: Array = None,
+        embeddings: EngineArray = None,
     ) -> Pass:
         _check(needs)
         if embeddings is not None:

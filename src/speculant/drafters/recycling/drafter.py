@@ -20,7 +20,6 @@ import heapq
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +29,9 @@ from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.tree import ROOT, DraftTree, Int32
+from speculant.core.tree import ROOT, Array, DraftTree, Int32
 from speculant.drafters.copying.context import heaviest_first, warm_up
 from speculant.memory.file import read_memory, write_memory
-
-Array = npt.NDArray[Any]
 
 KIND = "recycling"
 UNKNOWN = -1

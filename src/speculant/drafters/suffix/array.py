@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from speculant.core.errors import UnsupportedError
-from speculant.core.tree import Int32
+from speculant.core.tree import Array, Int32
 from speculant.drafters.suffix.history import END
-
-Array = npt.NDArray[Any]
 
 BLOCK = 4 << 20
 SORTED = 24  # number of tokens by which suffixes are sorted

@@ -9,17 +9,14 @@ same automaton; where it repeats an earlier one, each token still takes a state,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import Int32
+from speculant.core.tree import Array, Int32
 from speculant.drafters.suffix.history import END
 from speculant.memory.pages import zeros
-
-Array = npt.NDArray[Any]
 
 LENGTH, LINK, PLACE, FIRST = range(4)
 _TOKEN, _TARGET, _NEXT, _SOURCE = range(4)

@@ -8,15 +8,11 @@ then to the smaller token.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.suffix.history import END
-
-Array = npt.NDArray[Any]
 
 
 @njit(cache=True, nogil=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from speculant.core.tree import Int32
+from speculant.core.tree import Array, Int32
 from speculant.drafters.suffix import drafter, rest, sam
 from speculant.drafters.suffix.automaton import SuffixAutomaton
 from speculant.drafters.suffix.history import END, AnyIndex, PastTexts, documents_of
 from speculant.drafters.suffix.tree import SuffixTree
 from speculant.memory.file import Memory
-from speculant.memory.kind import Array, Contents, MemoryKind, merge_limit_error
+from speculant.memory.kind import Contents, MemoryKind, merge_limit_error
 
 
 def describe_log(memory: Memory) -> dict[str, int]:

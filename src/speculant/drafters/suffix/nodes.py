@@ -6,15 +6,13 @@ first node, so that raising a count by one moves a node past its equals in const
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.memory.pages import zeros
-
-Array = npt.NDArray[Any]
 
 PARENT, EDGE, START, COUNT, CHILD, NEXT, PREVIOUS, RUN = range(8)
 ROOT = 0  # means "none" where a child or sibling is expected

@@ -9,15 +9,13 @@ token, and the draft with the best score is kept; ties go to the longest match.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from speculant.core.tree import Array
 from speculant.drafters.suffix.nodes import CHILD, COUNT, EDGE, NEXT, ROOT, START, Tree, child_of
 
-Array = npt.NDArray[Any]
 Places = npt.NDArray[np.int64]
 
 

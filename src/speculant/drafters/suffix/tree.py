@@ -11,13 +11,10 @@ nodes. Edges point into the log of all documents.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from speculant.core.tree import Int32
+from speculant.core.tree import Array, Int32
 from speculant.drafters.suffix.history import END
 from speculant.drafters.suffix.nodes import (
     CHILD,
@@ -45,8 +42,6 @@ from speculant.drafters.suffix.nodes import (
     replace,
     slot_of,
 )
-
-Array = npt.NDArray[Any]
 
 MAX_DEPTH = 127  # an edge stores its first token and its length in 31 bits
 _STEP = 256

@@ -34,7 +34,7 @@ from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.probe.capabilities import HFCapabilities
 from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES, check_model, plain_capabilities
 from speculant.engines.hf.probe.first_prompt import FirstPromptCheck
-from speculant.engines.hf.probe.live_check import LiveCheck, Sample
+from speculant.engines.hf.probe.live_check import CheckedRows, LiveCheck
 from speculant.engines.hf.probe.outcome import PaddingOutcome
 from speculant.engines.hf.probe.padding import padding_outcome
 from speculant.engines.hf.probe.probing import merge, probe_outcome
@@ -83,7 +83,7 @@ class HFEngine:
         self._batch = BatchPass(self._runner)
         self._live, self._first = LiveCheck(self._runner), FirstPromptCheck(self._runner)
         self._calls = RepeatedCalls(model)
-        self._sample: Sample | None = None
+        self._rows_to_check: CheckedRows | None = None
 
     @property
     def works_in_thread(self) -> bool:
@@ -301,19 +301,19 @@ class HFEngine:
         """Return a cache, or a compact copy if much of its memory is unused."""
         return compacted(cache)
 
-    def sample(self, batch: Sequence[tuple[AnySequence, int, DraftTree]]) -> None:
-        self._sample = self._live.sample([(cache, root, tree) for cache, root, tree in batch if len(tree)])
+    def prepare_check(self, batch: Sequence[tuple[AnySequence, int, DraftTree]]) -> None:
+        self._rows_to_check = self._live.prepare([(cache, root, tree) for cache, root, tree in batch if len(tree)])
 
     def forward(
         self, batch: Sequence[tuple[AnySequence, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS
     ) -> list[Pass]:
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
-        sample, self._sample = self._sample, None
+        checked, self._rows_to_check = self._rows_to_check, None
         passes = self._run([(cache, *tree.rows(root)) for cache, root, tree in batch], needs)
         for (cache, _, _), result in zip(batch, passes, strict=True):
-            if sample is not None and cache is sample.cache:
-                self._live.compare(sample, result)
+            if checked is not None and cache is checked.cache:
+                self._live.compare(checked, result)
         return passes
 
     def _run(self, requests: Sequence[tuple[AnySequence, Int32, Int32]], needs: RequestedOutputs) -> list[Pass]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_OUTPUTS, Array, Pass, RequestedOutputs, TargetCache
+from speculant.core.engine import NO_OUTPUTS, EngineArray, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32
@@ -161,7 +161,7 @@ class LlamaTargetCache(TargetCache):
         *,
         needs: RequestedOutputs = NO_OUTPUTS,
         layers: Sequence[int] | Sublayers | None = None,
-        embeddings: Array = None,
+        embeddings: EngineArray = None,
     ) -> Pass:
         if layers is not None or embeddings is not None:
             raise _no_layers()

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from speculant.training.online.window import Array, TextWindow
+from speculant.core.tree import Array
+from speculant.training.online.window import TextWindow
 
 HELD_OUT = 5  # one window in this many
 

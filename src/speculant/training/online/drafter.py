@@ -21,7 +21,7 @@ import torch
 from speculant.core.drafter import Budget, Drafter, Persistent, Session, SessionRequest, Verified
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import ForeignMemoryError, UnsupportedError
-from speculant.core.tree import DraftTree, Int32
+from speculant.core.tree import Array, DraftTree, Int32
 from speculant.core.wrapped_session import WrappedSession
 from speculant.memory.file import read_memory, write_memory
 from speculant.training.online.buffer import WindowBuffer
@@ -30,7 +30,6 @@ from speculant.training.online.learner import Learner
 from speculant.training.online.recorder import RejectionRecorder, from_16_bits
 from speculant.training.online.settings import OnlineSettings
 from speculant.training.online.updates import Update, Updater
-from speculant.training.online.window import Array
 from speculant.training.online.worker import Worker
 
 KIND = "online"

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.tree import Array
 from speculant.memory.file import Memory
-from speculant.memory.kind import Array, Contents, MemoryKind
+from speculant.memory.kind import Contents, MemoryKind
 from speculant.training.online.drafter import KIND
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from speculant.core.drafter import SessionRequest, Verified
-from speculant.core.tree import ROOT, Float32, Int32
-from speculant.training.online.window import Array, TextWindow
+from speculant.core.tree import ROOT, Array, Float32, Int32
+from speculant.training.online.window import TextWindow
 
 _CONTEXT = 4  # a window starts with a quarter of context: the end of the prompt or of the previous window
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from speculant.core.tree import Bool, Int32
+from speculant.core.tree import Array, Bool, Int32
 
 Float16 = npt.NDArray[np.float16]
-Array = npt.NDArray[Any]
 _FIELDS = ("tokens", "known", "wrong", "top_ids", "top_logits", "hidden")
 
 

@@ -78,7 +78,7 @@ def test_a_single_difference_may_be_a_tie() -> None:
         check._doubts = []
         for number in range(4):
             check._saved = 4.0
-            sample = check.sample([(cache, 4, TREE)])
+            sample = check.prepare([(cache, 4, TREE)])
             assert sample is not None
             [result] = engine.forward([(cache, 4, TREE)])
             cache.rollback()
@@ -105,7 +105,7 @@ def test_plain_passes_are_saved_up() -> None:
 
     cache.forward = counting  # type: ignore[method-assign]
     for _ in range(2000):
-        engine._live.sample([(cache, 4, TREE)])
+        engine._live.prepare([(cache, 4, TREE)])
     assert 0 < len(passes) <= 2000 / 256 + live_check.DEEPEST + 1  # the first round's
     assert cache.uncommitted == 0
 

@@ -10,7 +10,7 @@ device; the host waits for nothing until it reads the target's tokens.
 Padding rows come last and attend to the committed text and themselves; their keys are overwritten by the next pass and
 their logits dropped.
 
-Recording and replaying are behind `Recorder`, so everything else runs without an accelerator. The scheme follows
+Recording and replaying are behind `GraphRecorder`, so everything else runs without an accelerator. The scheme follows
 nano-vllm (GeeeekExplorer/nano-vllm, `ModelRunner.capture_cudagraph`), which records plain decoding for several batch
 sizes, largest first, in one memory pool.
 """

@@ -36,7 +36,7 @@ Drafted = tuple[AnySequence, int, DraftTree]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class CheckedRows:
     """Rows of a draft, and the results of plain passes for them.
 
     Attributes:
@@ -59,7 +59,7 @@ class LiveCheck:
         self._farthest = FARTHEST
         self._doubts: list[bool] = []  # whether each sample since the first doubtful one differed
 
-    def sample(self, drafted: Sequence[Drafted]) -> Sample | None:
+    def prepare(self, drafted: Sequence[Drafted]) -> CheckedRows | None:
         """If a check is due, recompute rows of one of these drafts one by one; the cache is left as it was.
 
         Raises:
@@ -78,15 +78,15 @@ class LiveCheck:
         self._farthest = max(self._farthest, cache.position)
         self._saved, self._taken = max(0.0, self._saved - len(path) - 1), self._taken + 1
         expected = cache.plain_logits([root, *(int(tree.tokens[node]) for node in path)])
-        return Sample(cache, [0, *(node + 1 for node in path)], expected)
+        return CheckedRows(cache, [0, *(node + 1 for node in path)], expected)
 
-    def compare(self, sample: Sample, result: Pass) -> None:
-        """Compare a drafted pass with its sample.
+    def compare(self, checked: CheckedRows, result: Pass) -> None:
+        """Compare a drafted pass with the plain passes over some of its rows.
 
         Raises:
             DraftsRefusedError: drafts have changed this model's output; the runner verifies no more drafts.
         """
-        differs = _differs(result.logits[sample.rows], sample.expected, rounding_dtype(self._runner.model))
+        differs = _differs(result.logits[checked.rows], checked.expected, rounding_dtype(self._runner.model))
         if not (differs or self._doubts):
             return
         self._doubts.append(differs)

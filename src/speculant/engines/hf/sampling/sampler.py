@@ -123,10 +123,10 @@ class HostSampler(Sampler):
         if logits.is_cuda:
             torch.cuda.current_stream(logits.device).synchronize()
 
-    def choose(self, tree: DraftTree) -> Tensor | None:
+    def draw_all(self, tree: DraftTree) -> Tensor | None:
         return None
 
-    def set_choices(self, choices: list[Any]) -> None:
+    def set_drawn(self, drawn: list[Any]) -> None:
         pass
 
     def draw(self, row: int) -> int:
@@ -195,14 +195,14 @@ class DeviceSampler(HostSampler):
     def __init__(self, prompt: Tensor, plan: SamplingPlan) -> None:
         super().__init__(prompt, plan)
         self.parallel = True
-        self._choices: list[int] | None = None
+        self._drawn_tokens: list[int] | None = None
         self._states: list[Tensor] = []
         self._drawn = 0
 
     def load(self, logits: Tensor) -> None:
-        self._loaded, self._choices, self._states, self._drawn = logits, None, [], 0
+        self._loaded, self._drawn_tokens, self._states, self._drawn = logits, None, [], 0
 
-    def choose(self, tree: DraftTree) -> Tensor:
+    def draw_all(self, tree: DraftTree) -> Tensor:
         """Draw after every row; reading the tokens is the only synchronisation of host and device in a round."""
         plan, logits = self._plan, self._loaded
         assert logits is not None
@@ -221,13 +221,13 @@ class DeviceSampler(HostSampler):
         noise = torch.cat(noises)[torch.tensor(depths, device=logits.device)]
         return (probabilities / noise).argmax(-1)
 
-    def set_choices(self, choices: list[Any]) -> None:
-        self._choices = choices
+    def set_drawn(self, drawn: list[Any]) -> None:
+        self._drawn_tokens = drawn
 
     def draw(self, row: int) -> int:
-        assert self._choices is not None
+        assert self._drawn_tokens is not None
         self._drawn += 1
-        return self._choices[row]
+        return self._drawn_tokens[row]
 
     def end_round(self) -> None:
         """Reset the random stream so that depths that were not reached consume no noise."""

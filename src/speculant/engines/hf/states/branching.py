@@ -34,7 +34,9 @@ class Branching:
         self._windows: dict[tuple[int, int], Tensor] = {}
 
     def windows(self, kernel: int, held: int) -> Tensor:
-        """Return where each new row finds the last `kernel` inputs of its path, Int64[K, n]; see `Window.grown`.
+        """Return where each new row finds the last `kernel` inputs of its path, Int64[K, n].
+
+        `ConvolutionWindow.grown` uses them.
 
         Args:
             kernel: K.

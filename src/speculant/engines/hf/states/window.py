@@ -37,7 +37,7 @@ class ConvolutionWindow(Record):
         """Return the record with further rows, and the window of each row.
 
         Args:
-            record: the `Window` of earlier rows; None without any.
+            record: the `ConvolutionWindow` of earlier rows; None without any.
             inputs: [n, C], of the new rows.
             state: [1, C, K'], the last inputs of the committed text.
             places: Int64[K, n], the indices of the inputs in each row's window, the row's own last: 0 to K' - 1 in the
