@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Base = str | Path | MixBase
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def open_bases(
@@ -59,10 +59,10 @@ def _automatic(vocabulary: int, tokenizer: str) -> tuple[MixBase, ...]:
     bundled = [find_bundled_base()] if read_base_header(find_bundled_base()).tokenizer == tokenizer else []
     for path in [*find_bases(tokenizer), *bundled]:
         if len(found) == MAX_BASES:
-            _logger.warning("more than %d bases fit this tokenizer; %s is left out.", MAX_BASES, path)
+            logger.warning("more than %d bases fit this tokenizer; %s is left out.", MAX_BASES, path)
             continue
         try:
             found.append(read_base(path, vocabulary=vocabulary, tokenizer=tokenizer))
         except SpeculantError as error:
-            _logger.warning("%s It is left out.", error)
+            logger.warning("%s It is left out.", error)
     return tuple(found)

@@ -148,7 +148,7 @@ def learn(
     if prompts and not writes:
         raise UsageError("--prompts would be ignored: add --minutes or --tokens, so that the model answers them.")
     if not writes:
-        check_unused(sampling, drafting, model, batch)
+        refuse_unused(sampling, drafting, model, batch)
     own, rejected = Path(output + SUFFIX), Rejected(say)
     given = [split_weight(each)[0] for each in answers or ()]
     # Existing answers are from an earlier run, which is continued.
@@ -188,7 +188,7 @@ def learn(
     return 0
 
 
-def check_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions, batch: int) -> None:
+def refuse_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions, batch: int) -> None:
     """Refuse options for writing answers when none are written.
 
     Raises:

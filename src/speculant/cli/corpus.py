@@ -135,7 +135,7 @@ def build(
     excluded = [Path(path) for path in exclude or ()]
     if kind is not CorpusKind.MIX_BASE:
         options = {"--budget": budget, "--exclude": exclude, "--license": license_, "--source": source}
-        check_unused({**options, "--restart": restart or None}, kind)
+        refuse_unused({**options, "--restart": restart or None}, kind)
     if (model is None) == (tokenizer is None):
         raise UsageError(
             "name the memory's model by --model, or its tokenizer by --tokenizer: a memory fits one tokenizer only. "
@@ -170,7 +170,7 @@ def build(
     return 0
 
 
-def check_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
+def refuse_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
     """Refuse options that only apply to bases.
 
     Raises:

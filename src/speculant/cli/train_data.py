@@ -108,7 +108,7 @@ def data(
     from speculant.training.fingerprint import identify
     from speculant.training.writing import WritingSettings, write_texts
 
-    ids = encode_prompts(given, tokenizer, target, say)
+    ids = encode_training_prompts(given, tokenizer, target, say)
     count = texts or len(ids)
     rows = rows or rows_of_shards(Path(out), count)
     settings = WritingSettings(
@@ -155,7 +155,7 @@ def rows_of_shards(out: Path, texts: int) -> int:
     return -(-texts // -(-texts // MAX_ROWS))
 
 
-def encode_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
+def encode_training_prompts(prompts: list[Prompt], tokenizer: Any, model: Any, say: Any) -> list[list[int]]:
     """Return prompts as token ids; chats in the model's template, of several turns only the first.
 
     Raises:

@@ -19,6 +19,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
 EngineArray = Any
 AnyCapabilities = TypeVar("AnyCapabilities", bound="Capabilities")
 
+LAST_LAYER = -1  # as the number of a hidden layer: the last one's output, before the final norm
 MAX_NODES = 64  # default maximum of a draft whose size is chosen per round
 
 

@@ -121,7 +121,7 @@ def build_base(
         encoder = RowEncoder(tokenizer, vocabulary=settings.vocabulary, exclusions=exclusions)
         encoder.refused = position.refused
         builder = BaseBuilder(work.data, vocabulary=settings.vocabulary, state=position.builder)
-        reading = Reading(sources, encoder, builder, work, rejected, console)
+        reading = SourceReading(sources, encoder, builder, work, rejected, console)
         reading.run(position, settings.vocabulary)
         if not builder.tokens:
             raise UsageError(without_tokens(position))
@@ -164,7 +164,7 @@ def build_base(
     )
 
 
-class Reading:
+class SourceReading:
     """Reads the contents of sources into a builder."""
 
     def __init__(

@@ -55,8 +55,8 @@ def build_table(read: Callable[[Builder], None], path: Path, tokenizer: Any, voc
     ]
 
 
-class Documents:
-    """Teaches documents to a history."""
+class DocumentLearner:
+    """Teaches documents to a drafter as finished texts."""
 
     def __init__(self, drafter: SamDrafter) -> None:
         self.tokens = 0
@@ -70,7 +70,7 @@ class Documents:
         self._drafter.learn(np.asarray(ids, np.int32))
 
 
-class Prompts:
+class PromptLearner:
     """Teaches documents to a drafter as prompts."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -98,7 +98,7 @@ def build_contexts(read: Callable[[Builder], None], path: Path, tokenizer: Any, 
     from speculant.memory.fingerprint import tokenizer_fingerprint
 
     drafter = MixDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
-    prompts = Prompts(drafter)
+    prompts = PromptLearner(drafter)
     read(prompts)
     _check_length(prompts.tokens)
     drafter.save(path)
@@ -118,7 +118,7 @@ def build_automaton(read: Callable[[Builder], None], path: Path, tokenizer: Any,
     from speculant.memory.fingerprint import tokenizer_fingerprint
 
     drafter = SamDrafter(vocabulary=vocabulary, tokenizer=tokenizer_fingerprint(tokenizer, vocabulary))
-    learned = Documents(drafter)
+    learned = DocumentLearner(drafter)
     read(learned)
     _check_length(learned.tokens)
     drafter.save(path)

@@ -27,7 +27,7 @@ VARIABLE = "SPECULANT_BASES"
 SUFFIX = ".speculant"
 BUNDLED = "bundled"
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ def find_bases(tokenizer: str, *, folder: Path | None = None) -> list[Path]:
         try:
             folder = bases_folder()
         except FileError as error:  # a user without a home has no bases
-            _logger.warning("%s", error)
+            logger.warning("%s", error)
             return []
-    return [base.path for base in list_bases(folder, _logger.warning) if base.tokenizer == tokenizer]
+    return [base.path for base in list_bases(folder, logger.warning) if base.tokenizer == tokenizer]
 
 
 def list_bases(folder: Path, reject: Callable[[str], object]) -> list[KeptBase]:

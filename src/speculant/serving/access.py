@@ -14,7 +14,7 @@ from speculant.serving.keys import tenant_in
 from speculant.serving.room import PROBES
 from speculant.serving.scoped_metrics import ScopedMetrics
 
-_LOG = logging.getLogger("speculant.serving.access")
+logger = logging.getLogger("speculant.serving.access")
 _NOTES = "speculant.notes"
 QUIET = (*PROBES, "/metrics")  # polled all the time, so logged at debug level only
 
@@ -64,4 +64,4 @@ class AccessLog:
             self._metrics.of(tenant_in(scope)).answered(scope["method"], route, status)
             facts = {"method": scope["method"], "path": route, "status": status, "seconds": round(seconds, 4)} | notes
             level = logging.DEBUG if route in QUIET else logging.INFO
-            _LOG.log(level, "request", extra={"facts": facts})
+            logger.log(level, "request", extra={"facts": facts})

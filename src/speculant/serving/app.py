@@ -25,7 +25,7 @@ from speculant.serving.embeddings import add_embedding_routes
 from speculant.serving.errors import ApiError, add_error_handlers
 from speculant.serving.hosts import HostCheck
 from speculant.serving.keys import KeyCheck, KeyRing, tenant_of
-from speculant.serving.lenience import Lenience
+from speculant.serving.lenience import LenienceMiddleware
 from speculant.serving.llamacpp_routes import add_llamacpp_routes
 from speculant.serving.media import MediaReader
 from speculant.serving.message_schemas import CountRequest, MessageError, MessageObject, MessagesRequest, TokenCount
@@ -165,7 +165,7 @@ def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> 
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
     if settings.lenient:
-        found.append(Middleware(Lenience))
+        found.append(Middleware(LenienceMiddleware))
     found.append(Middleware(BodyLimit, maximum=body_bytes, seconds=settings.body_seconds))
     return found
 

@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 SPARE = 32  # connections beyond the maximum, for health checks and for refusing further clients with a response
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _BARE_OR_FOLDED = re.compile(rb"(?<!\r)\n|\n[ \t]")
@@ -113,7 +113,7 @@ class BoundedConnection(H11Protocol):
         if self.transport.get_write_buffer_size() < self._unread:
             self._watch_reader()
             return
-        _LOG.info("a client did not read its answer and was cut off")
+        logger.info("a client did not read its answer and was cut off")
         self.transport.abort()  # `close` would wait for the client to read the rest
 
     def _give_up(self) -> None:

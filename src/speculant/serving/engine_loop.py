@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from speculant.api.result import Generation
     from speculant.api.speculator import Speculator
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
@@ -228,7 +228,7 @@ class EngineLoop:
                     self._step(batch)
                     self._step_side_work()
                 except Exception as error:
-                    _LOG.exception("a round failed")
+                    logger.exception("a round failed")
                     self._end_youngest(batch, error)
                 self._deliver()
 
@@ -295,7 +295,7 @@ class EngineLoop:
                 )
             except Exception as error:
                 if not isinstance(error, SpeculantError):
-                    _LOG.exception("a request could not be prepared")
+                    logger.exception("a request could not be prepared")
                 self._finish(ticket, Delta(error=error))
                 continue
             generation.show_marks(job.marks)
@@ -320,7 +320,7 @@ class EngineLoop:
                 continue
             delta = ticket.take(generation, piece, last=last[generation] == place)
             if delta.error is not None and not isinstance(delta.error, SpeculantError):
-                _LOG.error("a request failed while it was decoded", exc_info=delta.error)
+                logger.error("a request failed while it was decoded", exc_info=delta.error)
             if delta.last:
                 self._leave(batch, generation)
                 self._finish(ticket, delta)
@@ -339,7 +339,7 @@ class EngineLoop:
         try:
             self._side_work.step()
         except Exception as error:
-            _LOG.exception("side work of the decoding thread failed")
+            logger.exception("side work of the decoding thread failed")
             self._side_work.stop(error)
 
     def _end_youngest(self, batch: Batch, error: Exception) -> None:
@@ -360,7 +360,7 @@ class EngineLoop:
         try:
             batch.remove(generation)
         except Exception:
-            _LOG.exception("a request did not leave its batch cleanly")
+            logger.exception("a request did not leave its batch cleanly")
 
     def _finish(self, ticket: Ticket, delta: Delta) -> None:
         if ticket.finished:

@@ -17,7 +17,7 @@ from speculant.core.errors import OutOfMemoryError, SpeculantError, TokenizerErr
 from speculant.serving.bounds import UnknownMemberError
 from speculant.serving.schemas import ChatRequest, CompletionRequest
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 INVALID, SERVER = "invalid_request_error", "server_error"
 _FORMS = "/v1/audio/"  # paths whose bodies are forms
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
@@ -127,7 +127,7 @@ def add_error_handlers(app: FastAPI) -> None:
         return api_error(error).response(request.url.path)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        _LOG.error("a request failed", exc_info=error)
+        logger.error("a request failed", exc_info=error)
         return api_error(error).response(request.url.path)
 
     app.add_exception_handler(ApiError, expected)

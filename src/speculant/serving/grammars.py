@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 SECONDS = 20.0  # maximum time that a request waits for its grammar, including those before it
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class GrammarCompiler:
@@ -62,4 +62,4 @@ class GrammarCompiler:
         try:
             self._compile(Constraint.json_object(compact=True), None)
         except SpeculantError as error:
-            _LOG.info("constraints are not available: %s", error)
+            logger.info("constraints are not available: %s", error)

@@ -72,7 +72,7 @@ def unused_members() -> UnusedMembers | None:
     return _members.get()
 
 
-class Lenience:
+class LenienceMiddleware:
     """Accepts unknown members of requests, and names them in the response."""
 
     def __init__(self, app: ASGIApp) -> None:

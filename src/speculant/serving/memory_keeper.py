@@ -18,7 +18,7 @@ from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import FileError, MemoryFileError, SpeculantError, UnsupportedError
 from speculant.serving.scoped_metrics import ScopedMetrics
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 FileState = tuple[int, int, int]
 
 
@@ -85,7 +85,7 @@ class MemoryKeeper:
                 self.unused[path] = str(error)
                 self._known[tenant] = file_state(path)
                 self._metrics.of(tenant).unused.set(1)
-                _LOG.warning("%s Drafting begins without it; the file is left as it is, and nothing is saved.", error)
+                logger.warning("%s Drafting begins without it; the file is left as it is, and nothing is saved.", error)
                 return
         elif corpus is not None:
             drafter.load(corpus)
@@ -110,7 +110,7 @@ class MemoryKeeper:
                     drafter.save(self._paths[tenant])
                 except (SpeculantError, OSError, MemoryError) as error:
                     metrics.save_failures.inc()
-                    _LOG.error("the drafter memory was not saved: %s", error)
+                    logger.error("the drafter memory was not saved: %s", error)
                     done = False
                 else:
                     self._known[tenant] = file_state(self._paths[tenant])
@@ -122,7 +122,7 @@ class MemoryKeeper:
         """Save every memory for the last time, and log it."""
         if self.save():
             for tenant in sorted(self._saved):
-                _LOG.info("memory saved to %s", self._paths[tenant])
+                logger.info("memory saved to %s", self._paths[tenant])
 
     @contextmanager
     def paused(self) -> Iterator[None]:

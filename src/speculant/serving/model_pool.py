@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
     from speculant.options.serving import ServingOptions
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 LOOK = 0.02  # seconds between checks whether a model has become idle
 
 
@@ -237,7 +237,7 @@ class ModelPool:
                 served = await asyncio.to_thread(self._open, entry, entry.source, loop)
             except Exception as error:
                 known = isinstance(error, SpeculantError)
-                _LOG.error("the model '%s' was not loaded: %s", entry.name, error, exc_info=None if known else error)
+                logger.error("the model '%s' was not loaded: %s", entry.name, error, exc_info=None if known else error)
                 entry.metrics.unwatch()
                 reason = str(error) if known else "the server's log says why."
                 message = f"the model '{entry.name}' could not be loaded: {reason}"
@@ -245,7 +245,7 @@ class ModelPool:
             served.keep()
             entry.served, entry.used, entry.leaving = served, time.monotonic(), False
             facts = {"model": entry.name, "seconds": round(time.monotonic() - began, 2), "bytes": entry.size}
-            _LOG.info("model loaded", extra={"facts": facts})
+            logger.info("model loaded", extra={"facts": facts})
             return None
 
     def _open(self, entry: _Entry, source: FurtherModel, loop: asyncio.AbstractEventLoop) -> ServedModel:
@@ -285,7 +285,7 @@ class ModelPool:
         entry.leaving = False
         del served
         await asyncio.to_thread(_collect)
-        _LOG.info("model unloaded", extra={"facts": {"model": entry.name, "bytes": entry.size}})
+        logger.info("model unloaded", extra={"facts": {"model": entry.name, "bytes": entry.size}})
 
     def start(self) -> None:
         """Start decoding; called on the event loop."""

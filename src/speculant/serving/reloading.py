@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from speculant.drafters.mix.base import MixBase
     from speculant.options.serving import ServingOptions
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Reloader:
@@ -66,9 +66,9 @@ class Reloader:
             steps = [("keys", self._read_keys), *(("memories and bases", each.read) for each in self._memories())]
             for what, read in steps:
                 try:
-                    _LOG.info("%s: %s", what, await asyncio.to_thread(read))
+                    logger.info("%s: %s", what, await asyncio.to_thread(read))
                 except (SpeculantError, OSError, MemoryError) as error:
-                    _LOG.error("%s were not read again, those in force stay: %s", what, error)
+                    logger.error("%s were not read again, those in force stay: %s", what, error)
 
     def _read_keys(self) -> str:
         """Reload the key file; return a summary.

@@ -18,7 +18,7 @@ from speculant.serving.tools import ToolCallParser
 TEMPLATE = "response_template"
 _CALLS = "tool_calls"
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +58,7 @@ def load_template(tokenizer: Any, *, required: bool = False) -> ResponseTemplate
     except (ImportError, ValueError, TypeError, KeyError, AttributeError) as error:
         if required:
             raise UsageError(f"the tokenizer's response template cannot be used: {error}") from error
-        _LOG.warning("the tokenizer's response template cannot be used: %s", error)
+        logger.warning("the tokenizer's response template cannot be used: %s", error)
         return None
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     marks = tuple(token.content for token in added if token.special)

@@ -23,7 +23,7 @@ from speculant.serving.transcriber import hears
 if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 PROMPT = "Once upon a time"
 TOKENS = 48
 SECONDS = 0.35  # a run ends with the round that exceeds this
@@ -52,7 +52,7 @@ def measure_speed(speculator: Speculator, *, settings: Any = None) -> StartSpeed
     try:
         return _measure(speculator, settings)
     except SpeculantError as error:  # a server without this figure is better than no server
-        _LOG.info("the speed was not measured: %s", error)
+        logger.info("the speed was not measured: %s", error)
         return None
 
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from speculant.serving.errors import ApiError, api_error
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -79,7 +79,7 @@ class EventStream(Response):
                 await _send(send, each)
         except Exception as error:
             if not isinstance(error, ApiError):
-                _LOG.error("a stream failed", exc_info=error)
+                logger.error("a stream failed", exc_info=error)
             await _send(send, self._failed(api_error(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -21,7 +21,7 @@ from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import BadMessageError, decode, encode
 from speculant.sharing.outbox import Outbox
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 DELAY = 0.2  # seconds that committed tokens wait for others to join their message
 WINDOW = 600.0  # seconds behind the newest message beyond which older ones are skipped
 EXPIRY = 86400  # seconds after the last message when the server deletes the stream
@@ -124,7 +124,7 @@ class RedisChannel:
         except (BadMessageError, AttributeError) as error:
             self.counts.refused += 1
             if self.counts.refused == 1:
-                _LOG.warning(
+                logger.warning(
                     "a message in the stream of %s could not be decoded and was skipped; further ones are only "
                     "counted: %s",
                     self._address.shown,
@@ -210,7 +210,7 @@ class _Outage:
             first = not self._away
             self._away.add(who)
         if first:
-            _LOG.warning(
+            logger.warning(
                 "sharing is paused because %s cannot be used; decoding continues, and sharing resumes as soon as it "
                 "can. %s: %s",
                 self._shown,
@@ -224,7 +224,7 @@ class _Outage:
             last = self._away == {who}
             self._away.discard(who)
         if last:
-            _LOG.info("sharing has resumed through %s", self._shown)
+            logger.info("sharing has resumed through %s", self._shown)
 
 
 def open_client(address: Address) -> Any:

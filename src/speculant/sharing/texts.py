@@ -18,7 +18,7 @@ from speculant.core.tree import ROOT, DraftTree, Int32
 from speculant.sharing.channel import SharedTokens
 from speculant.sharing.encoding import MAX_TOKENS
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MAX_OPEN = 64  # maximum number of open texts; beyond it, the least recently extended ones are closed
 OBSERVED = 64  # maximum number of tokens observed at a time
 
@@ -97,7 +97,7 @@ class ForeignTexts:
     def _count_failure(self, error: Exception) -> None:
         self.failed += 1
         if self.failed == 1:
-            _LOG.warning(
+            logger.warning(
                 "a text from another replica could not be learned and was dropped; further ones are only counted. "
                 "%s: %s",
                 type(error).__name__,

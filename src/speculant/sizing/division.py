@@ -90,7 +90,7 @@ def limit_growth(curve, base, wanted):  # type: ignore[no-untyped-def]
     return min(most, max(math.ceil(_GROWTH * wanted) + 1, allowed))
 
 
-def share(gains: Sequence[Float64], nodes: int) -> list[int]:
+def divide_nodes(gains: Sequence[Float64], nodes: int) -> list[int]:
     """Return how many first nodes of each draft are among the `nodes` nodes with the largest gains of all drafts.
 
     Args:
@@ -105,6 +105,6 @@ def share(gains: Sequence[Float64], nodes: int) -> list[int]:
     return kept
 
 
-def heads(drafts: Sequence[DraftTree], kept: Sequence[int]) -> list[DraftTree]:
+def cut_drafts(drafts: Sequence[DraftTree], kept: Sequence[int]) -> list[DraftTree]:
     """Return each draft cut to its first `kept` nodes; sampled drafts are kept whole."""
     return [draft if draft.proposal is not None else draft.head(n) for draft, n in zip(drafts, kept, strict=True)]

@@ -9,7 +9,7 @@ from speculant.core.tree import UNLIMITED, DraftTree
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import SizedSession
-from speculant.sizing.division import gains_of, heads, share
+from speculant.sizing.division import cut_drafts, divide_nodes, gains_of
 from speculant.sizing.state import SequenceSizing
 
 
@@ -36,7 +36,7 @@ class FixedSizing:
         if len(drafts) < 2:
             return list(drafts)
         gains = [gains_of(state, draft, None) for state, draft in zip(states, drafts, strict=True)]
-        return heads(drafts, share(gains, self._nodes))
+        return cut_drafts(drafts, divide_nodes(gains, self._nodes))
 
     def observe(
         self,

@@ -34,11 +34,11 @@ _SAME = 0.004  # smaller changes of a size's cost do not recompute the curve
 
 
 @njit(cache=True)
-def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds):  # type: ignore[no-untyped-def]
+def observe_pass(by_size, now, curve, base, ends, climbed, known, i, rows, seconds):  # type: ignore[no-untyped-def]
     """Add the seconds of a pass to the state.
 
     Args:
-        sizes: Float64[8, S], the state by size, changed.
+        by_size: Float64[8, S], the state by size, changed.
         now: Float64[4], the rest of the state, changed.
         curve: Float64[N], cost of passes over 0, 1, ... draft rows, changed.
         base: Float64[N], the measured curve that costs are relative to, or ones.
@@ -52,16 +52,16 @@ def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds
     # 1. The error of the predicted seconds. A stall makes one pass slow, so a slow pass counts as far as the last one.
     if not now[SIZES_TRIED]:
         now[LEVEL] = seconds / base[rows]
-    tried, evidence, factor = sizes[TRIED, i], sizes[EVIDENCE, i], sizes[FACTOR, i]
+    tried, evidence, factor = by_size[TRIED, i], by_size[EVIDENCE, i], by_size[FACTOR, i]
     if not tried:
         now[SIZES_TRIED] += 1
-        factor = math.log(curve[rows] / base[rows]) if _below(sizes, i) >= 0 else 0.0
+        factor = math.log(curve[rows] / base[rows]) if _below(by_size, i) >= 0 else 0.0
     error = math.log(seconds / (now[LEVEL] * base[rows])) - factor
-    counted = error if error < 0 else min(error, max(0.0, sizes[LAST, i]))
+    counted = error if error < 0 else min(error, max(0.0, by_size[LAST, i]))
     counted = min(max(counted, -_JUMP), _JUMP)
-    sizes[LAST, i] = error
-    sizes[TRIED, i], sizes[EVIDENCE, i] = tried + 1, evidence + 1
-    sizes[ROWS, i] += (rows - sizes[ROWS, i]) / min(tried + 1, _WINDOW)
+    by_size[LAST, i] = error
+    by_size[TRIED, i], by_size[EVIDENCE, i] = tried + 1, evidence + 1
+    by_size[ROWS, i] += (rows - by_size[ROWS, i]) / min(tried + 1, _WINDOW)
 
     # 2. Part of it moves the cost of the size, at most to that of computing its rows one by one, and part the level. If
     # a size has few passes, the error may be in its cost rather than in the level; while there is nothing to compare it
@@ -70,9 +70,9 @@ def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds
     if begun:
         factor += counted * max(_LEARN, 1 / max(1, evidence + _KNOWN * known))
     if i:
-        mean = sizes[ROWS, i]
-        factor = min(factor, sizes[FACTOR, 0] + math.log((mean + 1) / base[round(mean)]) + 2 * _SAME)
-    sizes[FACTOR, i] = factor
+        mean = by_size[ROWS, i]
+        factor = min(factor, by_size[FACTOR, 0] + math.log((mean + 1) / base[round(mean)]) + 2 * _SAME)
+    by_size[FACTOR, i] = factor
     if not begun and error < -_JUMP and seconds > _READABLE:
         now[LEVEL] *= math.exp(error)
     elif evidence >= TRIES or not begun:
@@ -80,58 +80,58 @@ def observe_pass(sizes, now, curve, base, ends, climbed, known, i, rows, seconds
 
     # 3. Sizes that were not tried for long lose half of their excess cost; the curve follows what changed.
     now[TURN] += 1
-    sizes[DUE, i] = now[TURN] + sizes[PATIENCE, i]
-    now[FIRST_DUE] = min(now[FIRST_DUE], sizes[DUE, i])
-    forgotten = now[TURN] >= now[FIRST_DUE] and _forget(sizes, now, climbed, known)
-    if forgotten or not tried or abs(factor - sizes[FITTED, i]) > _SAME:
-        _fit(sizes, curve, base, ends, known)
+    by_size[DUE, i] = now[TURN] + by_size[PATIENCE, i]
+    now[FIRST_DUE] = min(now[FIRST_DUE], by_size[DUE, i])
+    forgotten = now[TURN] >= now[FIRST_DUE] and _forget(by_size, now, climbed, known)
+    if forgotten or not tried or abs(factor - by_size[FITTED, i]) > _SAME:
+        _fit(by_size, curve, base, ends, known)
 
 
 @njit(cache=True)
-def _below(sizes, i):  # type: ignore[no-untyped-def]
+def _below(by_size, i):  # type: ignore[no-untyped-def]
     """Return the largest size below size i that was tried; -1 if there is none."""
     below = i - 1
-    while below >= 0 and not sizes[TRIED, below]:
+    while below >= 0 and not by_size[TRIED, below]:
         below -= 1
     return below
 
 
 @njit(cache=True)
-def _forget(sizes, now, climbed, known):  # type: ignore[no-untyped-def]
+def _forget(by_size, now, climbed, known):  # type: ignore[no-untyped-def]
     """Halve the excess cost over the next smaller size of sizes not tried for long; return whether any changed.
 
     Row counts between the sizes of `latency.SIZES` are left alone: climbing does not require trying them.
     """
     forgotten, first = False, np.inf
     for i in climbed:
-        if not sizes[TRIED, i]:
+        if not by_size[TRIED, i]:
             continue
-        if now[TURN] >= sizes[DUE, i]:
-            sizes[PATIENCE, i] *= 2
-            sizes[DUE, i] = now[TURN] + sizes[PATIENCE, i]
-            sizes[LAST, i] = 0.0
-            below = _below(sizes, i)
+        if now[TURN] >= by_size[DUE, i]:
+            by_size[PATIENCE, i] *= 2
+            by_size[DUE, i] = now[TURN] + by_size[PATIENCE, i]
+            by_size[LAST, i] = 0.0
+            below = _below(by_size, i)
             if below >= 0:
-                excess = sizes[FACTOR, i] - sizes[FACTOR, below] - (0.0 if known else math.log(_UNTRIED))
+                excess = by_size[FACTOR, i] - by_size[FACTOR, below] - (0.0 if known else math.log(_UNTRIED))
                 if excess > 0:
-                    sizes[FACTOR, i] -= excess / 2
-                    sizes[EVIDENCE, i] = 0  # so that the next passes set its cost at once
+                    by_size[FACTOR, i] -= excess / 2
+                    by_size[EVIDENCE, i] = 0  # so that the next passes set its cost at once
                     forgotten = True
-        first = min(first, sizes[DUE, i])
+        first = min(first, by_size[DUE, i])
     now[FIRST_DUE] = now[TURN] if first == np.inf else first
     return forgotten
 
 
 @njit(cache=True)
-def _fit(sizes, curve, base, ends, known):  # type: ignore[no-untyped-def]
+def _fit(by_size, curve, base, ends, known):  # type: ignore[no-untyped-def]
     """Recompute the curve from the sizes that were tried."""
-    at, costs, counts = np.empty(sizes.shape[1]), np.empty(sizes.shape[1]), np.empty(sizes.shape[1])
+    at, costs, counts = np.empty(by_size.shape[1]), np.empty(by_size.shape[1]), np.empty(by_size.shape[1])
     count, largest = 0, 0
-    for i in range(sizes.shape[1]):
-        sizes[FITTED, i] = sizes[FACTOR, i]
-        if sizes[TRIED, i]:
-            at[count], costs[count] = sizes[ROWS, i], math.exp(sizes[FACTOR, i])
-            counts[count] = min(sizes[TRIED, i], _WINDOW)
+    for i in range(by_size.shape[1]):
+        by_size[FITTED, i] = by_size[FACTOR, i]
+        if by_size[TRIED, i]:
+            at[count], costs[count] = by_size[ROWS, i], math.exp(by_size[FACTOR, i])
+            counts[count] = min(by_size[TRIED, i], _WINDOW)
             count, largest = count + 1, i
     at, costs = at[:count], costs[:count]
     if known:

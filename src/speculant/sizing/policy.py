@@ -36,7 +36,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.contract import SizedSession
-from speculant.sizing.division import best_size, gains_of, heads, least_cost, limit_growth, share
+from speculant.sizing.division import best_size, cut_drafts, divide_nodes, gains_of, least_cost, limit_growth
 from speculant.sizing.explanation import explain_sizes
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.history import PausingHistory
@@ -208,7 +208,7 @@ class AdaptiveSizing:
         # If drafting takes time per level, that time does not depend on the number of nodes.
         drafting = 0.0 if all(state.by_level or state.plain for state in states) else latency.drafting.per_node
         nodes, worth = best_size(values, latency.curve, base, latency.maximum - base, price, drafting)
-        kept = share(gains, nodes)
+        kept = divide_nodes(gains, nodes)
         for state, draft, gain, n in zip(own, drafted, gains, kept, strict=True):
             if draft.proposal is None:
                 state.gain = max(0.0, float(gain[:n].sum()) - worth * n / max(nodes, 1))
@@ -216,7 +216,7 @@ class AdaptiveSizing:
                 cost = price * self._query_cost(base, queried) * len(draft.queries) / queried
                 state.gain += self._learning(state, draft.queries) - cost
         found = list(drafts)
-        for place, draft in zip(places, heads(drafted, kept), strict=True):
+        for place, draft in zip(places, cut_drafts(drafted, kept), strict=True):
             found[place] = draft
         return found
 
@@ -293,7 +293,7 @@ class AdaptiveSizing:
                 profit = len(walk.path) - spent * len(drafts) / plain
                 self._plan(state, len(draft), len(states), profit, reading * len(drafts) / plain, len(walk.tokens))
             self._reading.count(state, len(walk.tokens))
-            state.waited, state.resting = not state.asked, state.by_level and not state.levels
+            state.idle, state.without_levels = not state.asked, state.by_level and not state.levels
 
     def _charge(
         self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], costs: float, measured: float
@@ -325,7 +325,7 @@ class AdaptiveSizing:
         # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
         late = [
             bool(state.asked)
-            and (state.waited or not state.rounds or (state.resting and state.levels > 0) or state.read > 0)
+            and (state.idle or not state.rounds or (state.without_levels and state.levels > 0) or state.read > 0)
             for state in states
         ]
         usual = sum(late) < asking
@@ -347,7 +347,7 @@ class AdaptiveSizing:
         state.rounds += 1
         state.skipped += 1
         state.paused += 1
-        state.waited = True
+        state.idle = True
         self._reading.count(state, len(walk.tokens))
         state.pausing.skip()
         state.earlier.follow(state.pausing, self._share)
@@ -369,7 +369,7 @@ class AdaptiveSizing:
             # In a pause, decoding is plain: drafting time is worth what plain decoding would yield in it.
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.drafting.usual
-            state.pausing.observe(state.gain, took, plain, profit, reading, tokens=tokens, resumed=state.waited)
+            state.pausing.observe(state.gain, took, plain, profit, reading, tokens=tokens, resumed=state.idle)
         state.earlier.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:

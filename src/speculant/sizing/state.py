@@ -37,8 +37,8 @@ class SequenceSizing:
         earlier: pauses of the requests before it that were like it.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes and query rows.
-        waited: whether the last round asked for no draft.
-        resting: whether the last draft took no time for levels, although its drafter drafts by levels.
+        idle: whether the last round asked for no draft.
+        without_levels: whether the last draft took no time for levels, although its drafter drafts by levels.
         roomless: number of consecutive drafts without nodes and levels, as where there is no room.
         skipped, paused: counts of rounds without nodes, and of rounds that asked for no draft.
         plain: whether no draft is ever asked for; nothing about drafts is learned from such a text.
@@ -69,8 +69,8 @@ class SequenceSizing:
     rounds: int = 0
     spent: int = 0
     queried: int = 0
-    waited: bool = False
-    resting: bool = False
+    idle: bool = False
+    without_levels: bool = False
     roomless: int = 0
     skipped: int = 0
     paused: int = 0

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from speculant.engines.hf.views.decoder_output import decoder_positions
-from speculant.training.continuing import TokenPrompt, end_tokens
+from speculant.training.continuing import TokenPrompt, find_end_tokens
 from speculant.training.texts import Int32, Texts, from_parts
 
 
@@ -25,7 +25,7 @@ def answer_sources(model: Any, sources: Sequence[TokenPrompt], *, new_tokens: in
         new_tokens: maximum new tokens per text, within the decoder's positions.
         seed: seed of sampling.
     """
-    positions, ends = decoder_positions(model), end_tokens(model)
+    positions, ends = decoder_positions(model), find_end_tokens(model)
     maximum = new_tokens if positions is None else min(new_tokens, positions - 1)
     parts, groups = [np.zeros(0, np.int32)] * len(sources), dict[float, list[int]]()
     for row, source in enumerate(sources):

@@ -57,7 +57,7 @@ def _run(
         mask[row, longest - len(prompt.ids) :] = 1
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     temperatures = torch.tensor([prompt.temperature for prompt in prompts], device=device)
-    ending = torch.tensor(end_tokens(model), dtype=torch.long, device=device)
+    ending = torch.tensor(find_end_tokens(model), dtype=torch.long, device=device)
     takes = inspect.signature(model.forward).parameters
     ends = torch.full((len(prompts),), end, device=device)
     cache, active, start = DynamicCache(config=model.config), torch.arange(len(prompts), device=device), 0
@@ -93,7 +93,7 @@ def _choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) ->
     return torch.where(temperatures > 0, drawn, logits.argmax(-1))
 
 
-def end_tokens(model: Any) -> list[int]:
+def find_end_tokens(model: Any) -> list[int]:
     """Return the tokens that end a text."""
     for config in (getattr(model, "generation_config", None), model.config):
         found = getattr(config, "eos_token_id", None)

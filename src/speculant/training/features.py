@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from speculant.core.engine import LAST_LAYER
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.training.recipe import SourceStates, TrainBatch
 from speculant.engines.hf.views.layer_selection import shares_keys
@@ -21,8 +22,6 @@ from speculant.training.settings import TrainSettings
 from speculant.training.sources import encode_sources, source_inputs
 from speculant.training.stored_states import StoredStates
 from speculant.training.texts import Int64, Texts
-
-LAST = -1
 
 
 class Features:
@@ -189,4 +188,4 @@ def text_groups(texts: Texts, settings: TrainSettings, depth: int) -> Groups:
 
 def find_stored_layers(taps: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """Return the decoder layers whose output is needed for the taps and the target's own distribution, ascending."""
-    return tuple(sorted({tap % layers for tap in (*taps, LAST)}))
+    return tuple(sorted({tap % layers for tap in (*taps, LAST_LAYER)}))

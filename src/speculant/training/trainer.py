@@ -23,7 +23,7 @@ from speculant.training.checkpoints import load_state, save_state
 from speculant.training.evaluate import Acceptance, measure_acceptance
 from speculant.training.features import Features
 from speculant.training.interrupts import defer_interrupts
-from speculant.training.joint.recipe import JointHead
+from speculant.training.joint.recipe import HeadsWithBackbone
 from speculant.training.losses import parse_loss
 from speculant.training.optimizers import build_optimizers
 from speculant.training.progress import Progress, TrainState
@@ -80,7 +80,7 @@ class Trainer:
             settings.optimizer,
             lr=settings.lr,
             weight_decay=settings.weight_decay,
-            factors=self.head.factors(settings.joint_rate) if isinstance(self.head, JointHead) else {},
+            factors=self.head.factors(settings.joint_rate) if isinstance(self.head, HeadsWithBackbone) else {},
         )
         self._sums = torch.zeros(settings.depth + 1, device=self._device)  # sums of losses by depth; last: batch count
         self._started = self._saved = time.monotonic()

@@ -9,13 +9,13 @@ import pytest
 
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.metrics import over_time, run_metrics
-from speculant.bench.replay.player import Drafting, ReplayResult
+from speculant.bench.replay.player import DraftingCost, ReplayResult
 from speculant.sizing.step_cost import StepCost
 
 
 def result(**changes: Any) -> ReplayResult:
     """Return three requests of two categories in five rounds."""
-    drafting = Drafting(
+    drafting = DraftingCost(
         nodes=np.array([4, 4, 0, 4, 4]),
         deepest=np.array([2, 3, 0, 2, 2]),
         propose_seconds=np.array([1, 2, 3, 4, 5]) * 1e-6,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.bench.replay.player import Drafting, Float64, ReplayResult
+from speculant.bench.replay.player import DraftingCost, Float64, ReplayResult
 from speculant.core.stats import compute_mat
 from speculant.sizing.step_cost import StepCost
 
@@ -108,7 +108,7 @@ def _spread(seconds: Float64) -> dict[str, float]:
     return {"mean": float(seconds.mean() * 1e6), "p50": float(middle * 1e6), "p99": float(high * 1e6)}
 
 
-def _speedup(tokens: int, chosen: Any, opened: float, drafting: Drafting, cost: StepCost) -> float:
+def _speedup(tokens: int, chosen: Any, opened: float, drafting: DraftingCost, cost: StepCost) -> float:
     passes = cost.of(drafting.nodes[chosen]).sum()
     drafted = drafting.propose_seconds[chosen].sum() + drafting.learn_seconds[chosen].sum() + opened
     return float(tokens * cost.of(np.zeros(1))[0] / (passes + drafted))

@@ -29,7 +29,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drafting:
+class DraftingCost:
     """The cost of drafting, for R rounds of Q requests.
 
     Attributes:
@@ -65,7 +65,7 @@ class ReplayResult:
     prompt_tokens: Int64
     request: Int64
     accepted: Int64
-    drafting: Drafting | None = None
+    drafting: DraftingCost | None = None
 
     @property
     def tokens(self) -> int:
@@ -100,7 +100,7 @@ class _Log:
     reliability: Reliability = field(default_factory=Reliability)
 
     def result(self) -> ReplayResult:
-        drafting = Drafting(
+        drafting = DraftingCost(
             nodes=np.array(self.nodes, np.int64),
             deepest=np.array(self.deepest, np.int64),
             propose_seconds=np.array(self.propose_seconds),

@@ -16,7 +16,7 @@ from speculant.drafters.models.tree_acceptance import LevelAcceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSkipSettings:
+class LayerSkipMethodSettings:
     """Settings of `layer-skip`.
 
     Attributes:
@@ -36,7 +36,7 @@ class LayerSkipSettings:
 class LayerSkipDrafter(LayerDrafter):
     """Drafts chains without the skipped layers or sublayers."""
 
-    def __init__(self, *, layers: int, whole_layers: str = "", settings: LayerSkipSettings | None = None) -> None:
+    def __init__(self, *, layers: int, whole_layers: str = "", settings: LayerSkipMethodSettings | None = None) -> None:
         """Create the drafter.
 
         Args:
@@ -48,7 +48,7 @@ class LayerSkipDrafter(LayerDrafter):
             UnsupportedError: no layers of the target can be left out, or only whole ones.
             UsageError: a setting is out of range.
         """
-        s, count = settings or LayerSkipSettings(), check_layers(layers)
+        s, count = settings or LayerSkipMethodSettings(), check_layers(layers)
         acceptance = LevelAcceptance()
         super().__init__(
             without(parse_skipped(s.skipped, count, whole=whole_layers), count),

@@ -10,7 +10,7 @@ from torch import Tensor
 from speculant.core.sampler import Sampling
 from speculant.drafters.top_tokens import best_token
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Warping:
@@ -31,7 +31,7 @@ class Warping:
         if bool(unknown.any()):
             if not self._logged:
                 self._logged = True
-                _LOG.warning("the drafter returned NaN logits; its drafts cost time and gain nothing.")
+                logger.warning("the drafter returned NaN logits; its drafts cost time and gain nothing.")
             q = torch.where(unknown, 1 / q.shape[-1], q)
         return q
 

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Bool
-from speculant.engines.hf.caches.in_place_layer import InPlaceLayer, SourceLayer
+from speculant.engines.hf.caches.in_place_layer import InPlaceLayer, SourceCacheLayer
 from speculant.engines.hf.caches.indexed_layer import DynamicIndexedLayer, IndexedLayer
 from speculant.engines.hf.states.layers import HybridStateLayer, LinearAttentionLayer, Snapshot, StateLayer
 from speculant.engines.hf.states.mixers import Mixers
@@ -73,7 +73,7 @@ def usable_cache(
         cache = DynamicCache()
     count = max(len(cache.layers), max(sources, default=-1) + 1)
     held = [*cache.layers, *(InPlaceLayer() for _ in range(count - len(cache.layers)))]
-    kinds_of = dict.fromkeys(sources, SourceLayer)
+    kinds_of = dict.fromkeys(sources, SourceCacheLayer)
     cache.layers = [kinds_of.get(place, InPlaceLayer).adopt(layer) for place, layer in enumerate(held)]
     cache.layer_class_to_replicate = InPlaceLayer
     return cache
@@ -264,5 +264,5 @@ def layer_rows(cache: DynamicCache, layer: int, length: int, *, seen: Bool | Non
 
 def _holds_text_rows(layer: Any, length: int) -> bool:
     """Return whether a layer has its own keys and values for this many tokens."""
-    own = layer is not None and not isinstance(layer, SourceLayer) and getattr(layer, "is_initialized", False)
+    own = layer is not None and not isinstance(layer, SourceCacheLayer) and getattr(layer, "is_initialized", False)
     return own and layer.keys.shape[-2] >= length

@@ -27,7 +27,7 @@ from speculant.training.losses import parse_loss
 from speculant.training.settings import TrainSettings
 
 
-class JointHead(nn.Module):
+class HeadsWithBackbone(nn.Module):
     """Heads and the copy of the target that is trained with them, as one module.
 
     Attributes:
@@ -49,9 +49,9 @@ class JointHead(nn.Module):
 class JointRecipe(Recipe):
     """Runs a recipe on the states of the copy; its head must read only the states after the final norm."""
 
-    head: JointHead
+    head: HeadsWithBackbone
 
-    def __init__(self, head: JointHead, inner: Recipe, settings: TrainSettings) -> None:
+    def __init__(self, head: HeadsWithBackbone, inner: Recipe, settings: TrainSettings) -> None:
         """Wrap the recipe of the heads."""
         self.head, self.depth, self._inner = head, inner.depth, inner
         self._loss, self._start, self._learning = parse_loss(settings.joint_loss), settings.joint_from, True
@@ -75,7 +75,7 @@ class JointRecipe(Recipe):
         return self._loss(logits, anchor_target(batch, target, 0), anchor_tokens(batch, 1))
 
 
-def join_backbone(heads: nn.Module, model: Any, settings: TrainSettings) -> JointHead:
+def join_backbone(heads: nn.Module, model: Any, settings: TrainSettings) -> HeadsWithBackbone:
     """Return heads with a copy of their model to train.
 
     Raises:
@@ -83,4 +83,4 @@ def join_backbone(heads: nn.Module, model: Any, settings: TrainSettings) -> Join
     """
     with torch.random.fork_rng():
         torch.manual_seed(stream_seed(settings.seed))
-        return JointHead(heads, Backbone(model, settings.rank))
+        return HeadsWithBackbone(heads, Backbone(model, settings.rank))

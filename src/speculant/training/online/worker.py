@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from speculant.training.online.updates import Update, Updater
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MAX_FAULTS = 3  # consecutive failures that end updates
 
 
@@ -64,7 +64,7 @@ class Worker:
                 self._faults += 1
                 done = Update(error=f"{type(error).__name__}: {error}")
                 end = "; no more are made" if self._faults >= MAX_FAULTS else ""
-                _LOG.warning("an update of the drafter failed and was dropped%s: %s", end, done.error)
+                logger.warning("an update of the drafter failed and was dropped%s: %s", end, done.error)
             if done is not None:
                 self.updates = [*self.updates[-255:], done]
             return done

@@ -15,16 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
-
-LAST = -1
 
 
 class BlockwiseHead(nn.Module, ParallelHead):
     """The feed-forward layer of all k heads."""
 
-    taps = (LAST,)
+    taps = (LAST_LAYER,)
     depth: int
     ids = None
 

@@ -15,19 +15,18 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.feature_state import JointHead
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, Rotary
 from speculant.drafters.heads.static_tree import EAGLE_PATHS
 from speculant.drafters.heads.step import StepParts
 
-LAST = -1
-
 
 class EagleHead(nn.Module, JointHead):
     """The weights, named as in the authors' checkpoints."""
 
-    taps = (LAST,)
+    taps = (LAST_LAYER,)
     depth = None
     paths = EAGLE_PATHS
 

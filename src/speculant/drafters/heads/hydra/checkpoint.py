@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from speculant.core.engine import LAST_LAYER
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.fitting import (
@@ -23,7 +24,7 @@ from speculant.drafters.heads.checkpoints.fitting import (
 from speculant.drafters.heads.checkpoints.paths import read_paths, write_paths
 from speculant.drafters.heads.checkpoints.repeats import are_equal, save_weights
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.hydra.head import LAST, HydraHead, HydraShape
+from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.weight")
@@ -67,8 +68,8 @@ def load(checkpoint: Checkpoint, target: TargetParts) -> HydraHead:
         for head in range(heads)
     )
     offset = int(checkpoint.config.get("hidden_state_offset") or 0)  # in boundaries, counted down from the last one
-    layer = target.layers - 1 - offset if offset else LAST
-    check_taps(checkpoint, target, (layer,) if layer >= LAST else (target.layers,))
+    layer = target.layers - 1 - offset if offset else LAST_LAYER
+    check_taps(checkpoint, target, (layer,) if layer >= LAST_LAYER else (target.layers,))
     shape = HydraShape(
         hidden=hidden,
         vocabulary=vocabulary,
@@ -94,7 +95,7 @@ def save(head: HydraHead, folder: Path, target: TargetParts) -> None:
         "hydra_num_layers": shape.blocks,
         "hydra_head_arch": "mlp" if shape.prefix is None else "prefix-mlp",
         "grounded_heads": True,
-        "hidden_state_offset": 0 if shape.layer == LAST else target.layers - 1 - shape.layer,
+        "hidden_state_offset": 0 if shape.layer == LAST_LAYER else target.layers - 1 - shape.layer,
         "hidden_size": shape.hidden,
         "vocab_size": target.vocabulary,
         "hydra_choices": write_paths(head.paths),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, joined
@@ -20,8 +21,6 @@ from speculant.drafters.heads.levels import LevelHead, LevelState, newest_states
 from speculant.drafters.heads.published_trees import find_published_tree
 from speculant.drafters.heads.residual import ResBlock, repeat_block
 from speculant.drafters.heads.static_tree import RankPath
-
-LAST = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class HydraShape:
     blocks: int = 1
     shared: bool = True
     prefix: LayerShape | None = None
-    layer: int = LAST
+    layer: int = LAST_LAYER
     dropout: float = 0.0
 
 
@@ -83,7 +82,7 @@ class HydraHead(nn.Module, LevelHead):
 
     def features(self, hidden: Tensor, target: TargetParts) -> Tensor:
         """Return the input [..., D] of the heads or the decoder layer, given the tapped layer's output [..., D]."""
-        found = target.norm(hidden) if self.shape.layer == LAST else hidden
+        found = target.norm(hidden) if self.shape.layer == LAST_LAYER else hidden
         return found.to(self.dtype)
 
     def project(self, contexts: Tensor, index: int) -> Tensor:

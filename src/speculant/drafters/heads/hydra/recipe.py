@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.hydra.head import LAST, HydraHead, HydraShape
+from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
 from speculant.drafters.heads.residual import ResBlock
 from speculant.drafters.heads.training.depths import anchor_tokens, depth_output
@@ -33,7 +34,7 @@ class HydraRecipe(Recipe):
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         texts, rows = batch.anchors.unbind(1)
-        features = batch.final if self.head.shape.layer == LAST else batch.hidden[:, :, 0]
+        features = batch.final if self.head.shape.layer == LAST_LAYER else batch.hidden[:, :, 0]
         features = features.to(self.head.dtype)
         if (prefix := self.head.prefix_embeding_layer) is not None:
             features = prefix(features)

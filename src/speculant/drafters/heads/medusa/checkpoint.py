@@ -28,7 +28,7 @@ from speculant.drafters.heads.checkpoints.repeats import are_equal, save_weights
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.medusa.head import MedusaHead, MedusaShape
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _HEADS = "medusa_heads."
 _OWN, _VLLM = re.compile(r"(\d+)\.(\d+)\.linear\.weight"), re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 
@@ -101,7 +101,7 @@ def _heads_of_model(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
     """Return only the heads from a whole model's checkpoint."""
     tensors = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
     if len(tensors) < len(checkpoint.tensors) and prefix != _HEADS:
-        _LOG.warning(
+        logger.warning(
             "%s is a whole model that was trained together with its Medusa heads (Medusa-2). Only the heads are taken "
             "from it: they fit that model best, so load it as the target, too.",
             checkpoint.source,

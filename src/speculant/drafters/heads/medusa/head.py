@@ -15,13 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
 from speculant.drafters.heads.published_trees import find_published_tree
 from speculant.drafters.heads.residual import repeat_block
 from speculant.drafters.heads.static_tree import RankPath
-
-LAST = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class MedusaShape:
 class MedusaHead(nn.ModuleList, ParallelHead):
     """The weights, named as in the authors' checkpoints: `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`."""
 
-    taps = (LAST,)
+    taps = (LAST_LAYER,)
     depth: int
     paths: tuple[RankPath, ...]
     ids: Tensor | None

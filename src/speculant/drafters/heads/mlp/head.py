@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.levels import LevelHead, LevelState, newest_states
-
-LAST = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class BiasedRMSNorm(nn.Module):
 class MLPHead(nn.Module, LevelHead):
     """The weights, named as in the authors' checkpoints."""
 
-    taps = (LAST,)
+    taps = (LAST_LAYER,)
     depth: int
     ids = None
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.layers import joined
@@ -30,8 +31,6 @@ from speculant.drafters.heads.mtp.module import ROOT, ModuleRows, MtpModule, New
 from speculant.drafters.heads.mtp.plain import PlainMtp, view_plain
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
-
-LAST = -1
 
 
 class MtpHead(nn.Module, Head):
@@ -41,7 +40,7 @@ class MtpHead(nn.Module, Head):
         mtp: the modules; the first serves the first drafted token, and so on; the last one serves all later tokens.
     """
 
-    taps = (LAST,)
+    taps = (LAST_LAYER,)
     paths = ()
 
     def __init__(self, modules: Sequence[MtpModule], *, depth: int | None = None, ids: Tensor | None = None) -> None:

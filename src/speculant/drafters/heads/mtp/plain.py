@@ -13,19 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.feature_state import JointHead
 from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
 from speculant.drafters.heads.mtp.module import MtpModule
 from speculant.drafters.heads.step import StepParts
 
-LAST = -1
-
 
 class PlainMtp(nn.Module, JointHead):
     """A view of a module, which shares the module's parameters."""
 
-    taps = (LAST,)
+    taps = (LAST_LAYER,)
     depth = None
     paths = ()
 

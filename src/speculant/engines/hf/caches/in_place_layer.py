@@ -201,7 +201,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]
         self.held = keys[..., :end, :], values[..., :end, :]
 
 
-class SourceLayer(InPlaceLayer):
+class SourceCacheLayer(InPlaceLayer):
     """The keys and values for a cross-attention layer: rows of an image, not of the text's tokens.
 
     They are computed by the prompt's pass and stay as long as any of the text is kept.

@@ -32,7 +32,7 @@ from speculant.engines.hf.cpu.packaged import PACKAGED, find_library
 
 __all__ = ["KINDS", "SIGNATURES", "BuildError", "load_native", "processor", "source_digest"]
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Arguments and results: pointers, sizes, floats and unsigned 64-bit integers.
 KINDS = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint64}
@@ -95,9 +95,9 @@ def _load_packaged(folder: Path) -> tuple[ctypes.CDLL | None, str]:
             return None, ""
         loaded = ctypes.CDLL(str(library))
     except (BuildError, OSError) as error:
-        _LOG.warning("%s; the code for CPUs is compiled instead.", error)
+        logger.warning("%s; the code for CPUs is compiled instead.", error)
         return None, str(error)
-    _LOG.info("the code for CPUs is the package's %s.", library.name)
+    logger.info("the code for CPUs is the package's %s.", library.name)
     return loaded, ""
 
 
@@ -112,7 +112,7 @@ def _load_compiled() -> ctypes.CDLL:
             compile_library(compiler, NATIVE, library, bar.update)
         _check_owner(library)
         loaded = ctypes.CDLL(str(library))
-    _LOG.info("the code for CPUs is %s, compiled for this processor.", library)
+    logger.info("the code for CPUs is %s, compiled for this processor.", library)
     return loaded
 
 

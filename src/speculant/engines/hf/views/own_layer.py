@@ -22,7 +22,7 @@ from speculant.engines.hf.views.model_view import attention_paths, change_config
 SLIDING = "sliding_attention"
 
 
-class CachedRows:
+class OwnRows:
     """The rows of texts in a layer, see `drafters.heads.target_layer.LayerRows`.
 
     Layers of transformers accept it as their cache, whatever their index is.
@@ -65,7 +65,7 @@ class CachedRows:
 class JoinedRows(BatchCache):
     """The rows of several texts in one layer during one pass."""
 
-    def __init__(self, rows: Sequence[CachedRows], counts: Sequence[int], masks: Sequence[Tensor], own: str) -> None:
+    def __init__(self, rows: Sequence[OwnRows], counts: Sequence[int], masks: Sequence[Tensor], own: str) -> None:
         """Prepare for one pass; see `BatchCache`."""
         super().__init__(rows, counts, masks, own)
         self._rows = rows
@@ -74,7 +74,7 @@ class JoinedRows(BatchCache):
         """Return the number of rows of the longest text."""
         return max(each.get_seq_length() for each in self._rows)
 
-    def held_rows(self, cache: CachedRows) -> tuple[Tensor, Tensor]:
+    def held_rows(self, cache: OwnRows) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a text."""
         return cache.held
 
@@ -111,16 +111,16 @@ class OwnLayer(nn.Module):
         """The target's rotary embedding; None if layers have none."""
         return getattr(self._rotary, "__self__", None)
 
-    def open(self) -> CachedRows:
+    def open(self) -> OwnRows:
         """Return the empty rows of a new text."""
-        return CachedRows()
+        return OwnRows()
 
-    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: CachedRows) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: OwnRows) -> Tensor:
         """Append rows; return the layer's output [B, n, D]."""
         return self._run(self.layer, x, positions, self._mask(x, positions, seen, rows), rows)
 
     def run_together(
-        self, x: Tensor, positions: Tensor, seen: Sequence[Tensor | None], rows: Sequence[CachedRows]
+        self, x: Tensor, positions: Tensor, seen: Sequence[Tensor | None], rows: Sequence[OwnRows]
     ) -> Tensor:
         """Append rows of several texts; return the layer's output [n, D]. See `TargetLayer.run_together`."""
         counts = [1 if own is None else len(own) for own in seen]
@@ -144,7 +144,7 @@ class OwnLayer(nn.Module):
         x: Tensor,
         positions: Tensor,
         seen: Sequence[Tensor | None],
-        rows: Sequence[CachedRows],
+        rows: Sequence[OwnRows],
         counts: list[int],
     ) -> Tensor:
         masks = [
@@ -172,7 +172,7 @@ class OwnLayer(nn.Module):
         output: Tensor = found[0] if isinstance(found, tuple) else found
         return output
 
-    def _mask(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: CachedRows) -> Tensor:
+    def _mask(self, x: Tensor, positions: Tensor, seen: Tensor | None, rows: OwnRows) -> Tensor:
         """Return the mask added to the scores, [B, 1, n, rows]; required by attentions that select tokens with it."""
         count = rows.get_seq_length() + x.shape[1]
         if seen is None:

@@ -9,7 +9,7 @@ import pytest
 
 from speculant.core.tree import DraftTree
 from speculant.sizing.contract import Sizing
-from speculant.sizing.division import best_size, least_cost, share
+from speculant.sizing.division import best_size, divide_nodes, least_cost
 from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.state import SequenceSizing
 from trees import chain, random_draft
@@ -27,7 +27,7 @@ def test_shares_gain_as_much_as_any_heads_can() -> None:
     for _ in range(40):
         gains = [np.sort(source.random(source.integers(0, 4)))[::-1] for _ in range(3)]
         for nodes in range(sum(map(len, gains)) + 1):
-            kept = share(gains, nodes)
+            kept = divide_nodes(gains, nodes)
             assert sum(kept) == nodes
             best = max(
                 sum(gain[:n].sum() for gain, n in zip(gains, each, strict=True))
@@ -35,7 +35,7 @@ def test_shares_gain_as_much_as_any_heads_can() -> None:
                 if sum(each) == nodes
             )
             assert sum(gain[:n].sum() for gain, n in zip(gains, kept, strict=True)) == pytest.approx(best)
-    assert share([], 0) == []
+    assert divide_nodes([], 0) == []
 
 
 def test_the_best_size_is_that_of_every_size_compared() -> None:
