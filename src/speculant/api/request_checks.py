@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from speculant.api.options import check_number, unknown_option
 from speculant.core.errors import UsageError
+from speculant.engines.hf.sampling.own_config import MODES, find_modes
 from speculant.options.request import RequestKeywords, RequestOptions
 
 MAX_NEW_TOKENS = 256
@@ -22,6 +23,7 @@ REFUSED = {
     **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), _ELSEWHERE),
     **dict.fromkeys(("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens"), _DRAFTING),
     "custom_generate": "this is what a speculator is",
+    "stop_strings": "give them as `stop`",
 }
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
@@ -58,6 +60,21 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
         _check_whole_prompt(asked.cache, options)
     if asked.constraint is not None:
         _check_constrained(options)
+
+
+def leave_out_modes(own: GenerationConfig, options: dict[str, Any]) -> str:
+    """Leave out what a model's generation config asks for that is not decoded here, such as beams; return a note.
+
+    What the request itself asks for stays, to be refused.
+
+    Args:
+        own: the model's generation config.
+        options: options of the request for `generate`, to which values without these modes are added.
+    """
+    modes = find_modes(own, asked=options.get("generation_config"), given=options)
+    options.update({name: MODES[name] for name in modes})
+    left = ", ".join(f"{name}={getattr(own, name)!r}" for name in modes)
+    return f"left out of the model's generation config: {left}." if left else ""
 
 
 def _check_constrained(options: dict[str, Any]) -> None:

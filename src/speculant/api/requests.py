@@ -18,7 +18,7 @@ from speculant.api.constraints import CompiledConstraint, Constraint, Constraint
 from speculant.api.detokenizer import LEFT_OUT, SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media
 from speculant.api.options import check_logit_bias, check_number, check_stop
-from speculant.api.request_checks import check_options, limit_new_tokens
+from speculant.api.request_checks import check_options, leave_out_modes, limit_new_tokens
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
@@ -94,6 +94,12 @@ class Preparation:
         if presence or frequency:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
+        own = self._engine.model.generation_config
+        if note := leave_out_modes(own, options):
+            notes.append(note)
+        if own.stop_strings and "generation_config" not in options:
+            options["stop_strings"] = None  # `generate` has no tokenizer to find them with
+            strings = [*strings, *check_stop(own.stop_strings)]
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
         call = self._engine.prepare(ids, max_new_tokens=maximum, cache=asked.cache, options=options)
         generation = self.captured(

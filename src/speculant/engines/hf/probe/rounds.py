@@ -19,6 +19,7 @@ from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.forward_pass import ModelRunner, out_of_memory
 from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.quantized.model_weights import rounding_dtype
+from speculant.engines.hf.sampling.own_config import leave_out_all
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 _HALF = (torch.float16, torch.bfloat16)
@@ -305,18 +306,19 @@ def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
     """Return the logits [K, V] from which `model.generate` would choose each token after the prompt."""
     given, seen = _pad(ids[:, :prompt], padding)
     forced: list[int] = ids[0].tolist()
-    config = GenerationConfig(
-        max_new_tokens=ids.shape[1] - prompt,
-        do_sample=False,
-        num_beams=1,
-        return_dict_in_generate=True,
-        output_logits=True,
-        pad_token_id=0,
-    )
+    asked: dict[str, Any] = {
+        "max_new_tokens": ids.shape[1] - prompt,
+        "do_sample": False,
+        "num_beams": 1,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+        "pad_token_id": 0,
+    }
+    left_out = leave_out_all(model.generation_config)
     output = model.generate(
         given,
         attention_mask=seen,
-        generation_config=config,
+        **({**left_out, **asked} if left_out else {"generation_config": GenerationConfig(**asked)}),
         prefix_allowed_tokens_fn=lambda _, text: [forced[len(text) - padding]],  # some classes ignore processors
     )
     if output.sequences[0, padding:].tolist() != forced:

@@ -104,6 +104,8 @@ def tiny_config(config: Any) -> Any:
     _shrink(tiny)
     for name, value in TOKENS.items():
         _set_token(tiny, name, value)
+    if getattr(tiny, "use_cache", None) is False:  # as some checkpoints were saved by their training
+        tiny.use_cache = True
     text = tiny.get_text_config(decoder=True)
     if getattr(text, COUNTED_FROM_1, None):  # n-grams end at a token, which must exist and not occur in texts
         text.eos_token_id = VOCABULARY

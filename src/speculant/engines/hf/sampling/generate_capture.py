@@ -12,6 +12,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.core.sampler import GREEDY, Sampling
+from speculant.engines.hf.sampling.own_config import MODES, find_modes
 from speculant.engines.hf.sampling.sampler import SamplingPlan
 
 HANDLED = {
@@ -124,15 +125,21 @@ def check(call: Call, *, plain: bool = False) -> None:
     config = call.config
     mode = config.get_generation_mode()
     if config.num_beams > 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        own = call.model.generation_config
+        modes = [name for name in find_modes(own) if getattr(config, name) == getattr(own, name)]
+        way = f"Give {', '.join(f'{name}={MODES[name]}' for name in modes)}: the model's generation config sets another"
         raise UnsupportedError(
             f"speculative decoding is greedy or sampled, not {mode.value.replace('_', ' ')} with "
-            f"num_beams={config.num_beams}. Leave that out, or call `model.generate` without custom_generate."
+            f"num_beams={config.num_beams}. {f'{way} value' if modes else 'Leave that out'}, or call `model.generate` "
+            "without custom_generate."
         )
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise UnsupportedError(
             "attentions and hidden states are not returned: a pass over a tree has none per token. "
             "Leave out output_attentions and output_hidden_states."
         )
+    if "use_cache" in call.others and not plain:
+        raise UnsupportedError("drafts are verified with a cache. Set `model.generation_config.use_cache` to True.")
     if call.others and not plain:
         raise UnsupportedError(
             f"these inputs are not supported here: {', '.join(sorted(call.others))}. Leave them out, or call "
