@@ -37,6 +37,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a config of one module": own_config,
     "a hook": lambda model: model.model.norm.register_forward_hook(lambda *_: None),
     "a weight written in place": lambda model: model.model.norm.weight.detach().add_(1),
+    "a weight written past its version": lambda model: model.lm_head.weight.data.mul_(2),
     "a weight exchanged": lambda model: setattr(model.model.norm, "weight", nn.Parameter(torch.ones(32))),
     "a module in a leaf": lambda model: model.model.norm.add_module("adapter", nn.Identity()),
     "a module exchanged": lambda model: setattr(model.model.layers[0].mlp, "act_fn", nn.ReLU()),

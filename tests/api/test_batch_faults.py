@@ -220,6 +220,32 @@ def test_a_prompt_that_does_not_fit_waits_on(
     ] + texts[2:]
 
 
+@pytest.mark.parametrize("own", [{}, {"temperature": 1.0, "seed": 5}])
+def test_a_session_that_does_not_fit_repeats_no_token(
+    model: Any, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards losslessness where memory ends between a text's first token and its session, as of sparse caches."""
+    expected = alone(model, [GREEDY | own] * 2)
+    speculator, observe, failures = guessing(model, expected), GuessingSession.observe, [OutOfMemoryError("no room")]
+
+    def full(session: GuessingSession, verified: Any) -> None:
+        if session.text == expected[1] and failures:
+            raise failures.pop()
+        observe(session, verified)
+
+    monkeypatch.setattr(GuessingSession, "observe", full)
+    batch = speculator.batch(2)
+    running = batch.add(prompts()[0], **GREEDY | own)
+    batch.step()
+    generation = batch.add(prompts()[1], **GREEDY | own)
+    with pytest.raises(OutOfMemoryError):
+        batch.step()
+    for _ in batch:
+        pass
+    assert [running.result.ids, generation.result.ids] == expected
+    assert (speculator.drafter.opened, speculator.drafter.closed) == (3, 3)
+
+
 def test_a_prompt_that_fits_nowhere_fails(model: Any, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards who waits behind a prompt that has no room even alone."""
     device = Full(model.model.layers[1].mlp, monkeypatch)

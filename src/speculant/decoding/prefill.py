@@ -8,6 +8,7 @@ from speculant.core.drafter import Session
 from speculant.core.engine import Pass
 from speculant.core.errors import OutOfMemoryError
 from speculant.core.tree import DraftTree
+from speculant.core.verifier import Walk
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import DecodingComponents, find_needs, make_verified, raise_interrupt
 from speculant.drafters.none import EmptySession
@@ -63,28 +64,37 @@ def _begin(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
 
 
 def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
-    clock, nothing = parts.clock, DraftTree.empty()
-    began = clock()
-    early = _open_session(sequence, parts) if parts.verifier.scored else None
+    session = None
     try:
-        scores = nothing if early is None else early.empty_draft()
-        prepared = parts.verifier.prepare(scores, result, sequence.sampler)
-        read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
-        walk = parts.verifier.walk(scores, read, sequence.sampler)
+        # 1. The first token. If memory then lacks for the session, the prompt is read again, but the token stays.
+        began = parts.clock()
+        if sequence.first is None:
+            session = _open_session(sequence, parts) if parts.verifier.scored else None
+            sequence.first = _choose_first(sequence, result, parts, session)
+            sequence.sampler.end_round()
+        sequence.stats.prefill_seconds += parts.clock() - began
+
+        # 2. The session, and what sizing keeps.
+        walk, began = sequence.first, parts.work_clock()
+        session = session or _open_session(sequence, parts)
+        session.observe(make_verified(DraftTree.empty(), walk, result))
+        room = sequence.sampler.room
+        sizing = parts.sizing.open(session, room=room, plain=sequence.plain, start=sequence.start)
+        sequence.stats.draft_seconds += parts.work_clock() - began
+        sequence.stats.seconds = parts.clock() - (sequence.began or 0.0)
+        sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
     except BaseException:
-        if early is not None:
-            early.close()
+        if session is not None and sequence.session is None:
+            session.close()
         raise
-    sequence.sampler.end_round()
-    sequence.stats.prefill_seconds += clock() - began
-    began = parts.work_clock()
-    session = _open_session(sequence, parts) if early is None else early
-    session.observe(make_verified(nothing, walk, result))
-    room = sequence.sampler.room
-    sizing = parts.sizing.open(session, room=room, plain=sequence.plain, start=sequence.start)
-    sequence.begin(session, sizing, walk.tokens[0], result, ended=walk.ended)
-    sequence.stats.draft_seconds += parts.work_clock() - began
-    sequence.stats.seconds = clock() - (sequence.began or 0.0)
+
+
+def _choose_first(sequence: Sequence, result: Pass, parts: DecodingComponents, session: Session | None) -> Walk:
+    """Commit the first token by the verifier's rule, given the session if that rule scores drafts."""
+    scores = DraftTree.empty() if session is None else session.empty_draft()
+    prepared = parts.verifier.prepare(scores, result, sequence.sampler)
+    read = None if prepared is None else parts.engine.read(parts.verifier.decide([prepared]))[0]
+    return parts.verifier.walk(scores, read, sequence.sampler)
 
 
 def _open_session(sequence: Sequence, parts: DecodingComponents) -> Session:

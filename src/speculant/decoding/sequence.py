@@ -45,6 +45,7 @@ class Sequence:
         stats: statistics, updated while it is decoded.
         session: its drafting session; None before the prompt is read and after the end.
         sizing: the sizing policy's state of it.
+        first: the walk that committed its first token; None before.
         root: the last committed token.
         sources: the source of each committed token; one entry per token.
         ended: whether the text is complete.
@@ -88,6 +89,7 @@ class Sequence:
             self.prompt_logprobs.append(None)
         self.session: Session | None = None
         self.sizing: SizingState | None = None
+        self.first: Walk | None = None
         self.root = -1
         self.sources: list[Source] = []
         self.ended = False

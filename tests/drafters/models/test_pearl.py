@@ -66,6 +66,24 @@ def test_tokens_drafted_ahead_are_used() -> None:
     session.close()
 
 
+def test_tokens_are_tested_once() -> None:
+    """Guards losslessness: what a round drafted is no draft again where a pause behind it happens to repeat it."""
+    engine = HFEngine(tiny_model("llama"))
+    drafter = PearlDrafter(
+        lambda prompt: engine.open(torch.from_numpy(prompt).long()[None]),
+        vocabulary=61,
+        settings=PearlSettings(ahead=4),
+    )
+    session = drafter.open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
+    session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
+    budget = Budget(nodes=8, depth=8)
+    first = session.propose(budget)
+    session.observe(verified(first, 0, int(first.tokens[0] + 1) % 61))
+    session.follow(first.tokens)
+    assert len(session.propose(budget)) == 1
+    session.close()
+
+
 def test_the_length_follows_acceptance_and_times() -> None:
     """Guards adaptivity: tokens that are rarely accepted are not drafted; the first one only where its pass pays."""
     lengths = AheadLengths()

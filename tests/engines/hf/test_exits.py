@@ -49,6 +49,14 @@ def test_passes_go_on(name: str, layers: int, read: int) -> None:
     torch.testing.assert_close(cache.forward(*rows([4], [-1])).logits, other.forward(*rows([4], [-1])).logits)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "llama"])
+def test_a_single_row_goes_on_with_eager_attention(name: str) -> None:
+    """Guards masks that transformers would make by the first layer, which has the row already."""
+    (_, cache), (_, other) = (opened(name, attention="eager") for _ in range(2))
+    cache.read_exit(*rows([8], [-1]), 1)
+    torch.testing.assert_close(cache.forward(*rows([8], [-1])).logits, other.forward(*rows([8], [-1])).logits)
+
+
 def test_what_was_run_early() -> None:
     """Guards what sizes are chosen by: the share of a pass that drafting has run, by weights; none if a row was not."""
     _, cache = opened("llama")

@@ -215,9 +215,11 @@ class PearlSession(Session):
 
     def observe(self, verified: Verified) -> None:
         """Use what was drafted ahead if the text took that path."""
-        drawn, tokens = [*self._drawn, *self._end_ahead()], verified.tokens.tolist()
-        if self._drawn:
-            self._lengths.acceptance.observe(len(self._drawn), len(verified.path))
+        draft, ahead, tokens = self._drawn, self._end_ahead(), verified.tokens.tolist()
+        self._drawn, self._ahead = [], None  # tested once: rounds of a pause follow without a draft
+        if draft:
+            self._lengths.acceptance.observe(len(draft), len(verified.path))
+        drawn = [*draft, *ahead]
         self._ready = drawn[len(tokens) :] if [token for token, _ in drawn[: len(tokens)]] == tokens else []
         self._worker.submit(self._text.observe, verified).result()
         self._round += 1

@@ -266,7 +266,11 @@ class HFTargetCache(PromptedCache):
         if not capabilities.attends:
             mask = None
         elif explicit:
-            free = len(rows) == 1 and capabilities.window is None and self._prompt.seen is None
+            # Without a mask eager attention takes transformers', which counts the rows of the first layer: behind an
+            # exit that layer has more than the others.
+            free = len(rows) == 1 and not (
+                capabilities.additive or capabilities.window or self._prompt.seen is not None
+            )
             mask = None if free else self._mask(rows, before)
         else:
             mask = self._prompt.padding_mask(self._length + len(rows)) if plain else self._mask(rows, before)

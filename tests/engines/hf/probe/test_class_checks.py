@@ -92,7 +92,6 @@ def test_states_on_modules_need_layers_that_hold_them(monkeypatch: pytest.Monkey
         ("openai-gpt", "has no key-value cache"),
         ("xlnet", "has no key-value cache"),
         ("xlm", "has no key-value cache"),
-        ("mpt", "decodes without a key-value cache"),
         ("cpmant", "prompt tokens of its own"),
         ("prophetnet", "several tokens ahead"),
     ],
@@ -101,6 +100,14 @@ def test_what_is_no_plain_decoder_is_refused_for_what_it_is(name: str, reason: s
     """Guards messages: these failed with errors about caches in use elsewhere and the like."""
     with pytest.raises(UnsupportedError, match=reason):
         check_model(build(name, "eager"))
+
+
+def test_models_without_a_cache_are_refused_by_the_setting() -> None:
+    """Guards models whose generation config turns the cache off: the message names the setting."""
+    model = build("llama", "eager")
+    model.generation_config.use_cache = False
+    with pytest.raises(UnsupportedError, match=r"Set `model\.generation_config\.use_cache` to True"):
+        check_model(model)
 
 
 def test_encoders_are_refused_unless_they_decode() -> None:

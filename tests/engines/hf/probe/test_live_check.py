@@ -51,17 +51,17 @@ def test_drafting_ends_where_drafts_change_the_text(monkeypatch: pytest.MonkeyPa
 def test_its_time_is_not_that_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the sizes of drafts: plain passes of the check would make the first drafted passes look expensive."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="lookup", nodes=6, fast=False)
-    ticks, sample = itertools.count(), live_check.LiveCheck.sample
+    ticks, prepare = itertools.count(), live_check.LiveCheck.prepare
     sampled = list[bool]()
 
     def slow(check: live_check.LiveCheck, drafted: Any) -> Any:
-        found = sample(check, drafted)
+        found = prepare(check, drafted)
         sampled.append(found is not None)
         for _ in range(1000):
             next(ticks)
         return found
 
-    monkeypatch.setattr(live_check.LiveCheck, "sample", slow)
+    monkeypatch.setattr(live_check.LiveCheck, "prepare", slow)
     generation = speculator.prepare(PROMPT, max_new_tokens=20, temperature=0)
     stream = Stream(generation, replace(speculator.parts(), work_clock=lambda: float(next(ticks))))
     assert [*stream]

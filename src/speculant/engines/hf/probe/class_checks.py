@@ -242,7 +242,7 @@ def _first_position(base: Any) -> int:
 
 def _positions(config: Any) -> int | None:
     """Return the number of positions of a model; None for no limit."""
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    found = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions", "max_seq_len"))
     return next((int(positions) for positions in found if positions and positions > 0), None)  # XLNet has -1
 
 
