@@ -220,13 +220,13 @@ def test_stop_strings_end_rows() -> None:
     assert torch.equal(model.generate(**inputs, **GREEDY, custom_generate=speculator.bind(stop=".")), plain)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_odd_masks_are_honoured(inside: bool) -> None:
-    """Guards masks with holes and those that are all ones, which `generate` drops."""
+@pytest.mark.parametrize("masked", [None, slice(3, 6), slice(10, None)])
+def test_odd_masks_are_honoured(masked: slice | None) -> None:
+    """Guards masks with holes, padding behind a prompt, and masks that are all ones, which `generate` drops."""
     model, inputs = tiny_model("llama"), prompts()
     inputs["attention_mask"][:] = 1
-    if inside:
-        inputs["attention_mask"][2, 3:6] = 0
+    if masked is not None:
+        inputs["attention_mask"][2, masked] = 0
     plain = model.generate(**inputs, **GREEDY)
     assert torch.equal(model.generate(**inputs, **GREEDY, custom_generate=Speculator.from_transformers(model)), plain)
 

@@ -77,7 +77,7 @@ def test_stop_strings_end_the_text_where_generate_ends_it(stories: Speculator) -
 
 
 def test_streamers_get_prompt_tokens_and_end(tiny: Speculator) -> None:
-    """Guards transformers' streamers, which `generate` drops for callables."""
+    """Guards transformers' streamers, also given to `generate`, which passes them on to no callable."""
 
     class Recorder(BaseStreamer):
         def __init__(self) -> None:
@@ -91,12 +91,17 @@ def test_streamers_get_prompt_tokens_and_end(tiny: Speculator) -> None:
             self.ended += 1
 
     ids = torch.tensor([IDS])
-    plain, ours, bound = Recorder(), Recorder(), Recorder()
+    plain, ours, bound, given = Recorder(), Recorder(), Recorder(), Recorder()
     tiny.model.generate(ids, max_new_tokens=15, do_sample=False, streamer=plain)
     tiny.generate(ids, max_new_tokens=15, temperature=0, streamer=ours)
     tiny.model.generate(ids, max_new_tokens=15, do_sample=False, custom_generate=tiny.bind(streamer=bound))
-    assert plain.seen == ours.seen == bound.seen
-    assert plain.ended == ours.ended == bound.ended == 1
+    tiny.model.generate(ids, max_new_tokens=15, do_sample=False, streamer=given, custom_generate=tiny)
+    assert plain.seen == ours.seen == bound.seen == given.seen
+    assert plain.ended == ours.ended == bound.ended == given.ended == 1
+    with pytest.raises(UsageError, match="a streamer each"):
+        tiny.model.generate(ids, max_new_tokens=15, streamer=given, custom_generate=tiny.bind(streamer=bound))
+    with pytest.raises(UnsupportedError, match="draft_model"):
+        tiny.model.generate(ids, max_new_tokens=15, assistant_model=tiny.model, custom_generate=tiny)
 
 
 def test_text_streamers_work(stories: Speculator, capsys: pytest.CaptureFixture[str]) -> None:

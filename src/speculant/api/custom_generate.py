@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -24,9 +24,10 @@ from transformers.generation import (
 )
 
 from speculant.api.batch import Batch, BatchError
+from speculant.api.dropped_arguments import find_dropped
 from speculant.api.options import check_stop
 from speculant.api.result import Generation, Stream
-from speculant.core.errors import TokenizerError, UnsupportedError
+from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.sampling.generate_capture import Call, check
@@ -53,6 +54,7 @@ class Bound:
         parts: returns the components that decode a request by itself.
         batch: returns an empty batch of a given size.
         streamer, stop, seed, tokenizer, source: see `Speculator.bind`.
+        shows_prompt: whether the streamer gets the prompt first; `generate` has given it to its own.
     """
 
     begin: Callable[..., Generation]
@@ -65,6 +67,7 @@ class Bound:
     seed: int | None
     tokenizer: Any
     source: Mapping[str, Any] | None
+    shows_prompt: bool = True
 
     def __call__(
         self,
@@ -87,9 +90,19 @@ class Bound:
         different lengths.
 
         Raises:
-            UnsupportedError: a requested option is not supported; nothing was decoded.
+            UnsupportedError, UsageError: a requested option is not supported; nothing was decoded.
             BatchError: some of several rows failed; it has all their texts.
         """
+        if (streamer := find_dropped("streamer")) is not None and streamer is not self.streamer:
+            if self.streamer is not None:
+                raise UsageError("`generate` and `bind` were given a streamer each; leave out one of them.")
+            own = replace(self, streamer=streamer, shows_prompt=False)
+            return own(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        if find_dropped("assistant_model") is not None:
+            raise UnsupportedError(
+                "the speculator drafts, not an assistant: leave out `assistant_model`, and give the model as "
+                "`draft_model` where the speculator is made."
+            )
         call = Call()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
         call.source = self.source
@@ -117,7 +130,7 @@ class Bound:
         )
 
     def _alone(self, call: Call) -> Generation:
-        if self.streamer is not None:
+        if self.streamer is not None and self.shows_prompt:
             self.streamer.put(call.ids.cpu())
         generation = self._begin(call, self.seed)
         for _ in Stream(generation, self.parts()):

@@ -215,10 +215,11 @@ class Decoder:
         tokenizer: Any = None,
         source: Mapping[str, Any] | None = None,
     ) -> Bound:
-        """Return a callable for `model.generate(custom_generate=...)` with the options `generate` drops for callables.
+        """Return a callable for `model.generate(custom_generate=...)` with further options.
 
         Args:
-            streamer: receives the prompt, then every token, then end(); for one row. Do not also pass it to `generate`.
+            streamer: receives the prompt, then every token, then end(); for one row. It may be given to `generate`
+                instead.
             stop: strings that end the text.
             seed: seed of a separate random stream; with several rows, row i samples with seed + i.
             tokenizer: tokenizer for `stop`; None for the speculator's own.

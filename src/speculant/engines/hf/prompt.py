@@ -95,9 +95,10 @@ class Prompt:
         self.shift = 0
         if self._padding is not None:
             self.seen = self._padding[0].bool().cpu().numpy()
-            self.shift = int((~self.seen).sum())
-        elif positions is not None:
+        if positions is not None:  # behind padding at the end of a prompt, transformers goes on from that padding's
             self.shift = len(self) - 1 - int(positions[0, -1])
+        elif self.seen is not None:
+            self.shift = int((~self.seen).sum())
 
     def __len__(self) -> int:
         return int(self.ids.shape[1])
