@@ -10,6 +10,7 @@ from transformers import GenerationConfig, LogitsProcessor, TextIteratorStreamer
 
 from models import VOCABULARY, tiny_model
 from speculant import Speculator
+from speculant.api.loading import load_model
 from speculant.core.errors import PromptError, UnsupportedError, UsageError
 
 
@@ -55,6 +56,8 @@ def test_why_a_text_ended(speculator: Speculator, stop_at: int, reason: str) -> 
         ({"return_dict_in_generate": True}, "custom_generate"),
         ({"temperature": 1.0, "seed": 1 << 70}, "64 bits"),
         ({"temperature": 1.0, "seed": "x"}, "64 bits"),
+        ({"stop_strings": ["."]}, "as `stop`"),
+        ({"generation_config": {"max_new_tokens": 3}}, "GenerationConfig, not dict"),
     ],
 )
 def test_options_that_cannot_be_honoured(speculator: Speculator, options: dict[str, Any], said: str) -> None:
@@ -63,11 +66,38 @@ def test_options_that_cannot_be_honoured(speculator: Speculator, options: dict[s
         speculator.generate(ids(), **options)
 
 
-@pytest.mark.parametrize("prompt", [[5, VOCABULARY], [-1], 7, [0.5], [{"role": "user"}, 3], torch.ones(2, 2, 2), []])
+PROMPTS: list[Any] = [
+    *([5, VOCABULARY], [-1], 7, [0.5], [], b"abc", [True, False], [{"role": "user"}, 3], torch.ones(2, 2, 2)),
+    {"input_ids": [5, 9]},
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompts_that_are_none(speculator: Speculator, prompt: Any) -> None:
     """What is wrong with the prompt is said before anything is computed."""
     with pytest.raises(PromptError):
         speculator.generate(prompt, max_new_tokens=3)
+
+
+def test_embeddings_as_a_prompt(speculator: Speculator) -> None:
+    """Guards the message: nothing is wrong with an empty prompt of ids where there are embeddings."""
+    model = speculator.model
+    embeddings = model.get_input_embeddings()(torch.tensor([ids()]))
+    with pytest.raises(UnsupportedError, match="inputs_embeds"):
+        model.generate(inputs_embeds=embeddings, max_new_tokens=3, custom_generate=speculator)
+
+
+def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    """Guards against an error of the tokenizer's, which names no cause."""
+    model, tokenizer = load_model(None)
+    with pytest.raises(PromptError, match="surrogate"):
+        Speculator.from_transformers(model, tokenizer).generate("a\ud800b", max_new_tokens=3)
+
+
+def test_misspelled_options_are_named() -> None:
+    """Guards drafting options: the message has the nearest name."""
+    with pytest.raises(UsageError, match="Did you mean `memory`"):
+        Speculator.from_transformers(tiny_model("llama"), memroy="x")  # type: ignore[call-arg]
 
 
 def test_several_texts_as_a_prompt(speculator: Speculator) -> None:

@@ -160,6 +160,7 @@ def test_a_vanished_client_frees_its_place(listening: Any, stream: bool, reset: 
         until(lambda: idle(address))
         assert metric(address, "generation_tokens_total") < 400
         assert metric(address, "request_cancellations_total") == 1
+        assert metric(address, "request_failures_total") == 0
         assert ask(address)["usage"]["completion_tokens"] == 12
 
 

@@ -69,8 +69,8 @@ def encode_messages(processor: Any, messages: Sequence[Mapping[str, Any]], **opt
     """
     if processor is None:
         raise UnsupportedError(
-            "images and other media need the model's processor: give AutoProcessor.from_pretrained(...) where a "
-            "tokenizer is given."
+            "images and other media need the model's processor, and there is none: models without one read text alone. "
+            "In Python, give AutoProcessor.from_pretrained(...) where a tokenizer is given."
         )
     if not getattr(processor, "chat_template", None):
         raise UnsupportedError("the model's processor has no chat template; give the inputs that it makes as a dict.")
@@ -93,7 +93,8 @@ def check_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(inputs.get("input_ids"), Tensor):
         raise PromptError(
-            "a prompt given as a dict must hold what a processor returns: 'input_ids' as a tensor, and media."
+            "a prompt given as a dict must hold what a processor returns: 'input_ids' as a tensor, and media. Give "
+            "`return_tensors='pt'` to a tokenizer or processor."
         )
     return dict(inputs)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from speculant.core.errors import UsageError
+from speculant.options.drafting import DraftingKeywords, DraftingOptions
 
 AUTO = "auto"
 MAX_BIAS = 100
@@ -87,8 +89,23 @@ def check_stop(stop: Any) -> list[str]:
     return strings
 
 
-def unknown_option(name: str, known: Iterable[str]) -> UsageError:
+def unknown_option(
+    name: str, known: Iterable[str], *, see: str = "help(Speculator.stream) and transformers' GenerationConfig"
+) -> UsageError:
     """Return the error for an unknown option, suggesting the most similar known one."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    hint = f" Did you mean `{near[0]}`?" if near else " See help(Speculator.stream) and transformers' GenerationConfig."
-    return UsageError(f"there is no option `{name}`.{hint}")
+    hint = f"Did you mean `{near[0]}`?" if near else f"See {see}."
+    return UsageError(f"there is no option `{name}`. {hint}")
+
+
+def make_drafting_options(given: DraftingKeywords) -> DraftingOptions:
+    """Return drafting options.
+
+    Raises:
+        UsageError: there is no option of that name.
+    """
+    known = {field.name for field in fields(DraftingOptions)}
+    for name in given:
+        if name not in known:
+            raise unknown_option(name, known, see="help(Speculator.from_transformers)")
+    return DraftingOptions(**given)

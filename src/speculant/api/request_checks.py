@@ -41,6 +41,9 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
             raise UsageError(f"`{name}` is not supported here: {REFUSED[name]}.")
         if name not in known:
             raise unknown_option(name, {*known, *RequestKeywords.__annotations__} - set(REFUSED))
+    config = options.get("generation_config")
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise UsageError(f"generation_config must be transformers' GenerationConfig, not {type(config).__name__}.")
     check_number("temperature", asked.temperature, minimum=0)
     check_number("top_p", asked.top_p, minimum=0, maximum=1, above=True)
     check_number("top_k", asked.top_k, minimum=0, whole=True)

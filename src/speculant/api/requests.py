@@ -155,6 +155,8 @@ class Preparation:
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
         undrafted = foreign or not self.drafts(call)
         ids = call.ids[:, call.start :]
+        if "inputs_embeds" in call.others and not ids.shape[1]:
+            raise UnsupportedError("`inputs_embeds` is not supported here: give token ids as `input_ids`.")
         self._check_length(ids, None if call.padding is None else call.padding[:, call.start :])
         generator = None if seed is None else _generator(engine.model.device, seed)
         grammar, first = None, list[Any]()
@@ -271,9 +273,15 @@ class Preparation:
                 raise TokenizerError("this model has no tokenizer; pass the prompt as token ids.")
             if not prompt:
                 raise PromptError("the prompt is empty.")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise PromptError("the prompt has half of a surrogate pair, which is no text.") from error
             ids = torch.tensor([self._tokenizer(prompt)["input_ids"]])
         elif _is_chat(prompt):
             ids = torch.tensor([self.encode_chat(prompt)])
+        elif isinstance(prompt, bytes | bytearray):
+            raise PromptError("a prompt must be text, token ids or chat messages, not bytes. Decode them first.")
         elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, str) for each in prompt):
             raise PromptError("this prompt is a list of texts; pass one text, or all of them to `generate_batch`.")
         else:
@@ -281,10 +289,10 @@ class Preparation:
                 ids = torch.tensor([list(prompt)])
             except (TypeError, ValueError, RuntimeError) as error:
                 raise PromptError(f"a prompt must be text, token ids or chat messages, not {prompt!r:.60}.") from error
-        if ids.ndim != 2 or (ids.numel() and ids.is_floating_point()):
+        if ids.ndim != 2 or (ids.numel() and (ids.is_floating_point() or ids.dtype == torch.bool)):
             raise PromptError(f"token ids must be whole numbers [T] or [1, T], not {ids.dtype} {list(ids.shape)}.")
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-            raise PromptError(f"token ids must be below {vocabulary}, the model's vocabulary.")
+            raise PromptError(f"token ids must be from 0 to {vocabulary - 1}, the model's vocabulary.")
         return ids.to(self._engine.model.device, torch.long)
 
     def _check_length(self, ids: torch.Tensor, padding: Any = None) -> None:

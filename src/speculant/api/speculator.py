@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from speculant.api.decoder import Decoder
 from speculant.api.loading import load_model, load_processor
+from speculant.api.options import make_drafting_options
 from speculant.drafters.checked import checked
-from speculant.options.drafting import DraftingKeywords, DraftingOptions
+from speculant.options.drafting import DraftingKeywords
 from speculant.registry import find_method
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Speculator(Decoder):
         from speculant.api.media_prompts import split_processor
 
         tokenizer, processor = split_processor(tokenizer)
-        asked = DraftingOptions(**options)
+        asked = make_drafting_options(options)
         with compiled_beside(*late_warm_ups(asked)):
             drafting = open_drafting(model, tokenizer, asked)
             speculator = cls(
@@ -184,7 +185,7 @@ def check_before_loading(options: DraftingKeywords) -> None:
     Raises:
         UnknownMethodError, UsageError: there is no such option, method or drafter.
     """
-    asked = DraftingOptions(**options)
+    asked = make_drafting_options(options)
     if asked.method is not None:
         find_method(asked.method)
     if asked.drafter is not None:

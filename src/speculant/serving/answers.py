@@ -120,10 +120,12 @@ class Service:
         if (request.min_tokens or 0) > limit:
             message = f"'min_tokens' is {request.min_tokens}, and the text may have {limit} tokens."
             raise ApiError(400, message, param="min_tokens", code="invalid_value")
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        self.prompts.check_vocabulary([*bias], "logit_bias")
         options: dict[str, Any] = {
             "max_new_tokens": limit,
             "repetition_penalty": request.repetition_penalty,
-            "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()} or None,
+            "logit_bias": bias or None,
             "presence_penalty": request.presence_penalty or None,
             "frequency_penalty": request.frequency_penalty or None,
             "logprobs": request.alternatives,

@@ -151,9 +151,10 @@ class Metrics:
     def _end(self, ticket: Ticket, delta: Delta, counted: Counted | None, now: float) -> None:
         """Count a text that has ended."""
         if delta.error is not None:
-            self._failed.inc()
-            if self._families.vllm and not ticket.cancelled:
-                self._finished("error").inc()
+            if not ticket.cancelled:  # cancellations have a counter of their own
+                self._failed.inc()
+                if self._families.vllm:
+                    self._finished("error").inc()
             return
         tokens = 0 if counted is None else counted.tokens
         self._finished(str(delta.finish_reason)).inc()

@@ -139,7 +139,10 @@ def check(call: Call, *, plain: bool = False) -> None:
             "Leave out output_attentions and output_hidden_states."
         )
     if "use_cache" in call.others and not plain:
-        raise UnsupportedError("drafts are verified with a cache. Set `model.generation_config.use_cache` to True.")
+        raise UnsupportedError(
+            "drafts are verified with a cache: leave out use_cache=False, or, if it stands there, set "
+            "`model.generation_config.use_cache` to True."
+        )
     if call.others and not plain:
         raise UnsupportedError(
             f"these inputs are not supported here: {', '.join(sorted(call.others))}. Leave them out, or call "
