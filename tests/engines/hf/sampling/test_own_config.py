@@ -17,7 +17,6 @@ from speculant.engines.hf.sampling.own_config import find_modes, leave_out_all
 IDS = [5, 9, 14, 3, 8, 5, 9, 14]
 OWN: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3},
-    "several": {"num_return_sequences": 2},
     "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
     "lookup": {"prompt_lookup_num_tokens": 3},
     "static cache": {"cache_implementation": "static"},
