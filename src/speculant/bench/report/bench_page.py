@@ -18,14 +18,12 @@ from speculant.bench.report.bench_table import (
     task_label,
 )
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
-from speculant.bench.report.render import Chart, render, series_colors, table
+from speculant.bench.report.render import MAX_DEPTH, Chart, Rows, render, series_colors, table
 from speculant.bench.report.scaling_section import scaling_section
 from speculant.bench.report.summary import OVERALL, noise
 from speculant.bench.suite.rows import PLAIN
 
-MAX_DEPTH = 24
 PARTS = ("draft", "target", "rest")
-Rows = Sequence[dict[str, Any]]
 Colors = Mapping[str, int]
 
 

@@ -12,10 +12,14 @@ from speculant.bench.report.charts import PALETTE
 from speculant.bench.report.extra import missing_extra
 
 TEMPLATES = "templates"
+MAX_DEPTH = 24  # levels that charts by depth show
 DARK_PALETTE = (
     "#5aa9e6", "#f0894a", "#3fc796", "#e07bbb", "#d9b82e", "#86cdf5",
     "#c89a86", "#b0b0b0", "#a9cf3a", "#a693f0", "#3fc4d0", "#f27b6d",
 )  # fmt: skip
+
+
+Rows = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

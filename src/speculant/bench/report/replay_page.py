@@ -10,16 +10,13 @@ from typing import Any
 from speculant.bench.replay.traces import RECORDED
 from speculant.bench.report.charts import Bars, Line, bar_chart, line_chart
 from speculant.bench.report.excerpts import ExcerptToken
-from speculant.bench.report.render import Chart, render, series_colors, table
+from speculant.bench.report.render import MAX_DEPTH, Chart, Rows, render, series_colors, table
 from speculant.bench.report.replay_table import NAME_COLUMNS, SPEEDUP, replay_table, tell_apart
 from speculant.core.stats import compute_mat
-
-MAX_DEPTH = 24
 
 EXPLANATION = """MAT: mean accepted tokens per target pass, the target's own included; plain decoding has 1. Times are
 microseconds. learn: updating the memory. ECE: expected calibration error of the drafter's probabilities."""
 
-Rows = Sequence[dict[str, Any]]
 Excerpts = Mapping[tuple[str, str], Sequence[ExcerptToken]]
 Colors = Mapping[str, int]
 

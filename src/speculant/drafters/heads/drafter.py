@@ -190,4 +190,4 @@ class HeadChain(Chain):
         self.passes, self.choosing = depth, choosing
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
-        return GrowthPlan(levels, 1, 1, levels, 0.0, 0.0, 0.0, [1.0] * levels) if self.choosing else None
+        return GrowthPlan(levels=levels, nodes=levels, ratios=[1.0] * levels) if self.choosing else None

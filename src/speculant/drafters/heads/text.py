@@ -258,8 +258,9 @@ def measure_row_share(text: HeadText) -> float:
     """
 
     def seconds(levels: int, expanded: int) -> float:
-        ratios, rows = [1.0] * levels, _TIMED_ROWS
-        plan = GrowthPlan(levels, rows, expanded, levels * rows * rows, 0.0, 0.0, 0.0, ratios)
+        rows = _TIMED_ROWS
+        nodes, ratios = levels * rows * rows, [1.0] * levels
+        plan = GrowthPlan(levels=levels, top_k=rows, expanded=expanded, nodes=nodes, ratios=ratios)
         times = list[float]()
         for _ in range(_TIMED_DRAFTS):
             began = time.perf_counter()

@@ -120,7 +120,9 @@ class PayingChain(Shape):
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
         ratios = self._gains.ratios(levels)
-        return GrowthPlan(levels, 1, 1, levels, 0.0, budget.level_price, 0.0, ratios, self._threshold)
+        return GrowthPlan(
+            levels=levels, nodes=levels, ratios=ratios, level_price=budget.level_price, confidence=self._threshold
+        )
 
     def take_levels(self, extended: Sequence[float]) -> None:
         self.extended = extended

@@ -68,7 +68,7 @@ class Candidate:
     probability: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthPlan:
     """How a draft of the most probable paths grows, for code that grows a whole draft at once.
 
@@ -77,21 +77,21 @@ class GrowthPlan:
         top_k: candidates per expanded node.
         expanded: maximum nodes expanded per level.
         nodes: maximum nodes per draft.
+        ratios: for levels 2, 3, ..., tokens gained per joint probability of the nodes that the level expands.
         min_probability: minimum joint probability of a node that is expanded.
         level_price: minimum gain of a further level.
         row_price: minimum gain of a further node expanded in the same level.
-        ratios: for levels 2, 3, ..., tokens gained per joint probability of the nodes that the level expands.
         confidence: minimum probability of the node itself to be expanded.
     """
 
     levels: int
-    top_k: int
-    expanded: int
+    top_k: int = 1
+    expanded: int = 1
     nodes: int
-    min_probability: float
-    level_price: float
-    row_price: float
     ratios: Sequence[float]
+    min_probability: float = 0.0
+    level_price: float = 0.0
+    row_price: float = 0.0
     confidence: float = 0.0
 
 
@@ -273,12 +273,16 @@ class BestFirst(Shape):
 
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
         ratios = self._gains.ratios(levels)
-        min_probability, top_k = (
-            max(self._min_probability, budget.node_price),
-            self._width(budget.nodes) if trees else 1,
+        top_k = self._width(budget.nodes) if trees else 1
+        return GrowthPlan(
+            levels=levels,
+            top_k=top_k,
+            expanded=(top_k if self._expanded is None else self._expanded) if trees else 1,
+            nodes=budget.nodes,
+            ratios=ratios,
+            min_probability=max(self._min_probability, budget.node_price),
+            level_price=budget.level_price,
         )
-        expanded = (top_k if self._expanded is None else self._expanded) if trees else 1
-        return GrowthPlan(levels, top_k, expanded, budget.nodes, min_probability, budget.level_price, 0.0, ratios)
 
     def _width(self, nodes: int) -> int:
         """Return the number of candidates per node in a draft of `nodes` nodes."""

@@ -145,6 +145,7 @@ class ModelRunner:
             OutOfMemoryError: the device is full.
             UnsupportedError: hidden states or these sublayers are not available on this model.
         """
+        # 1. The inputs by the names that the class takes.
         held, mixers = self._states_of(cache, recorder)
         names = self.capabilities.inputs
         if given.cross is not None:
@@ -155,6 +156,8 @@ class ModelRunner:
         if self.capabilities.takes_positions:
             first = self.capabilities.first_position
             options[names.positions] = given.positions + first if first else given.positions
+
+        # 2. Whether compiled code may run all layers, and the rows whose logits are computed.
         count, index, last = given.ids.shape[1], None, False
         joined = config is None or type(cache) is BatchCache  # compiled code separates sequences itself
         whole = joined and layers is None and entry is None and mixers is None and embeddings is None
@@ -165,6 +168,8 @@ class ModelRunner:
                 last = list(wanted) == [count - 1] and not (needs.hidden_layers and needs.prompt and self._shares_keys)
                 options["logits_to_keep"] = 1 if last else index
                 index = None
+
+        # 3. The pass: by compiled code, else by a view of the model with what is changed for this pass.
         with torch.no_grad(), out_of_memory(f"{total} cached tokens"):
             taps = self._selection.taps(needs.hidden_layers, layers)
             if whole and (given.mask is None or type(given.mask) is Tensor):
