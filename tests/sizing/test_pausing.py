@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -344,3 +346,14 @@ def test_levels_that_take_time_are_few() -> None:
     speed, levels = run(first=0.3, further=0.3, rate=0.7, requests=40)
     assert speed > 1.2
     assert levels < 4
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_history_follows_every_part_of_a_request(share: float) -> None:
+    """Guards parts that are added later: each is taken over, wholly or by its share, but the initial credit."""
+    names = [field.name for field in fields(Pausing)]
+    history = Pausing(**dict.fromkeys(names, 0.0))
+    history.follow(Pausing(**{name: float(place) for place, name in enumerate(names, start=1)}), share)
+    expected = [share * place for place in range(1, len(names) + 1)]
+    expected[names.index("credit")] = 0.0
+    assert [getattr(history, name) for name in names] == expected

@@ -35,6 +35,7 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED, DraftTree, Float64, Queries
 from speculant.core.verifier import Walk
 from speculant.sizing.acceptance import AcceptanceModel
+from speculant.sizing.accounting import Accounting
 from speculant.sizing.contract import SizedSession
 from speculant.sizing.division import best_size, cut_drafts, divide_nodes, gains_of, least_cost, limit_growth
 from speculant.sizing.explanation import explain_sizes
@@ -45,9 +46,8 @@ from speculant.sizing.reading import SOME
 from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
 
-_MIN_ASKED = 4
+_MIN_ASKED = 4  # nodes: minimum to ask for, since a search that finds fewer takes as long
 _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting takes longer than this, in plain passes
-_BOOKED = 1.5  # maximum ratio of the time charged for a pass to its predicted time, and the reverse, against stalls
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
@@ -90,6 +90,7 @@ class AdaptiveSizing:
         self._shared, self._throughput = throughput, Throughput(throughput)
         self._history = PausingHistory() if history is None else history
         self._reading = self._history.reading
+        self._accounting = Accounting(latency, self._reading)
         self._counts = np.arange(len(latency.curve) + 1)
 
     def open(
@@ -155,7 +156,7 @@ class AdaptiveSizing:
         return price * self._latency.drafting.per_level + node, node
 
     def _chain_length(self, state: SequenceSizing, maximum: int, sequences: int) -> int:
-        """Return the length of a chain that pays off, decided before it is drafted."""
+        """Return the length of a chain that pays off, decided before it is drafted; set its gain."""
         values = state.acceptance.by_depth(maximum)
         if not maximum:
             return 0
@@ -166,7 +167,14 @@ class AdaptiveSizing:
         return best + 1 if state.gain > 0 else 1  # at least one node, or nothing more would be learned
 
     def _forecast_size(self, state: SequenceSizing, gains: Float64, maximum: int, sequences: int) -> tuple[int, int]:
-        """Return the numbers of nodes and levels that pay off, given the forecast `gains` of up to `maximum` nodes."""
+        """Return the numbers of nodes and levels that pay off; set their gain.
+
+        Args:
+            state: the sequence.
+            gains: the session's forecast for up to `maximum` nodes.
+            maximum: maximum nodes of the draft.
+            sequences: number of sequences in the pass.
+        """
         if not gains.size:
             return min(maximum, max(_MIN_ASKED, int(2 * state.wanted))), UNLIMITED
         price, levels = self._price(sequences), np.arange(1, len(gains) + 1)
@@ -254,19 +262,12 @@ class AdaptiveSizing:
             for state, walk in zip(states, walks, strict=True):
                 self._count_pause(state, walk)
             return
-        latency, asking = self._latency, sum([state.asked > 0 for state in states])
-        nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
-        rows, level = min(nodes + len(drafts), len(latency.curve)) - 1, latency.level
-        if not nodes and any(state.by_level and state.asked for state in states):
-            costs = latency.observe_empty(rows, target_seconds)
-        else:
-            latency.observe(rows, target_seconds)
-            costs = float(latency.curve[rows])
-        plain = float(latency.curve[len(drafts) - 1])
+        costs, took = self._accounting.observe_pass(states, drafts, target_seconds)
         if all(state.plain for state in states):
             return
-        took = self._charge(states, drafts, costs, target_seconds / level)
-        drafting, readings = self._observe_drafting(states, drafts, draft_seconds, asking)
+        plain, asking = float(self._latency.curve[len(drafts) - 1]), sum([state.asked > 0 for state in states])
+        nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
+        drafting, readings = self._accounting.observe_drafting(states, drafts, draft_seconds)
         tokens = sum([len(walk.tokens) for walk in walks])
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, costs + drafting)
@@ -294,52 +295,6 @@ class AdaptiveSizing:
                 self._plan(state, len(draft), len(states), profit, reading * len(drafts) / plain, len(walk.tokens))
             self._reading.count(state, len(walk.tokens))
             state.idle, state.without_levels = not state.asked, state.by_level and not state.levels
-
-    def _charge(
-        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], costs: float, measured: float
-    ) -> float:
-        """Return the time of a pass that its drafts are charged, given its predicted and its measured time.
-
-        The curve forgets the cost of rarely tried sizes, so drafts are charged what their pass took: in a batch only
-        their share of the difference, since the noise of a pass over many texts is no cost of a few drafts.
-        """
-        drafted = sum([bool(len(draft) or len(draft.queries)) for draft in drafts])
-        if not drafted:
-            drafted = sum([state.by_level and state.asked > 0 for state in states])
-        measured = min(max(measured, costs / _BOOKED), _BOOKED * costs)
-        return costs + (measured - costs) * drafted / len(states)
-
-    def _observe_drafting(
-        self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float, asking: int
-    ) -> tuple[float, list[float]]:
-        """Let the latency model learn from the drafting time; return it, and what reading took for each sequence.
-
-        Times are in units of the curve. The model learns the mean of the `asking` sequences: the time of another
-        sequence is not that of further nodes.
-        """
-        if not asking:
-            return 0.0, [0.0] * len(states)
-        drafted = zip(states, drafts, strict=True)
-        units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
-        even = all(state.by_level or state.sampled or state.plain for state in states)
-        # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
-        late = [
-            bool(state.asked)
-            and (state.idle or not state.rounds or (state.without_levels and state.levels > 0) or state.read > 0)
-            for state in states
-        ]
-        usual = sum(late) < asking
-        charged = asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
-        read = [state.read for state in states]
-        if not any(read) and not usual:
-            read = [int(each) for each in late]  # by texts, where it is not known what was read
-        excess, total = asking * self._latency.drafting.excess, sum(read)
-        if not (total and excess > 0):  # it is NaN where it is not known
-            return charged, [0.0] * len(states)
-        times = [excess * own / total for own in read]
-        for state, time in zip(states, times, strict=True):
-            self._reading.observe(state.read, time)
-        return charged, times
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
