@@ -32,6 +32,7 @@ from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.sampling.generate_capture import Call, check
 from speculant.engines.hf.target_cache import HFTargetCache
+from speculant.options.request import RequestOptions
 
 PARTS = (logits_process.LogitsProcessor, stopping_criteria.StoppingCriteria)
 OWN = {logits_process.__name__, stopping_criteria.__name__}
@@ -159,8 +160,8 @@ class Bound:
         return rows
 
     def _begin(self, call: Call, seed: int | None) -> Generation:
-        streamer = self.streamer
-        return self.begin(call, streamer=streamer, stop=self.stop, seed=seed, tokenizer=self.tokenizer)
+        asked = RequestOptions(streamer=self.streamer, stop=self.stop, seed=seed)
+        return self.begin(call, asked, tokenizer=self.tokenizer)
 
     def _seed(self, row: Call, place: int) -> int | None:
         if self.seed is not None:

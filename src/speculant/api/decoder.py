@@ -229,7 +229,7 @@ class Decoder:
         from speculant.api.custom_generate import Bound
 
         return Bound(
-            begin=self._captured,
+            begin=self._from_call,
             drafts=self._drafts,
             reads_padding=lambda: self._preparation.reads_padding,
             parts=self.parts,
@@ -353,9 +353,9 @@ class Decoder:
         self.probe()
         return self._preparation.drafts(call)
 
-    def _captured(self, call: Any, **options: Any) -> Generation:
+    def _from_call(self, call: Any, asked: RequestOptions, *, tokenizer: Any) -> Generation:
         self.probe()
-        generation = self._preparation.captured(call, **options)
+        generation = self._preparation.from_call(call, asked, tokenizer=tokenizer)
         self.last_stats = generation.sequence.stats
         return generation
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from speculant.api.constraints import CompiledConstraint, Constraint, ConstraintCompiler
-from speculant.api.detokenizer import LEFT_OUT, SpecialTokens
+from speculant.api.detokenizer import SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media
 from speculant.api.options import check_logit_bias, check_number, check_stop
 from speculant.api.request_checks import check_options, leave_out_modes, limit_new_tokens
@@ -102,53 +103,26 @@ class Preparation:
             strings = [*strings, *check_stop(own.stop_strings)]
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
         call = self._engine.prepare(ids, max_new_tokens=maximum, cache=asked.cache, options=options)
-        generation = self.captured(
-            call,
-            streamer=asked.streamer,
-            stop=strings,
-            seed=asked.seed,
-            tokenizer=self._tokenizer,
-            bias=bias,
-            logprobs=asked.logprobs,
-            prompt_logprobs=asked.prompt_logprobs,
-            constraint=asked.constraint,
-            plain=asked.plain,
-            watched=asked.watched,
-            tenant=asked.tenant,
-            prediction=asked.prediction,
-            special=SpecialTokens(skip=asked.skip_special_tokens, spaced=asked.spaces_between_special_tokens),
-        )
+        whole = replace(asked, stop=strings, logit_bias=bias)
+        generation = self.from_call(call, whole, tokenizer=self._tokenizer)
         generation.sequence.stats.notes += notes
         if asked.streamer is not None:
             asked.streamer.put(ids.cpu())
         return generation
 
-    def captured(
-        self,
-        call: Call,
-        *,
-        streamer: Any,
-        stop: Any,
-        seed: int | None,
-        tokenizer: Any,
-        bias: Mapping[int, float] | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        constraint: Constraint | CompiledConstraint | None = None,
-        plain: bool = False,
-        watched: bool = False,
-        tenant: str = "",
-        prediction: Sequence[int] | None = None,
-        special: SpecialTokens = LEFT_OUT,
-    ) -> Generation:
+    def from_call(self, call: Call, asked: RequestOptions, *, tokenizer: Any) -> Generation:
         """Return the request for one row prepared by `generate`.
 
-        A constraint's mask and the bias come before transformers' processors, in that order, as in vLLM.
+        Args:
+            call: what `generate` prepared.
+            asked: options of the request, of which `generate` has applied those that it knows.
+            tokenizer: tokenizer for stop strings and text; or None.
 
         Raises:
             UsageError: it belongs to another model.
             PromptError, UnsupportedError: it cannot be decoded.
         """
+        # 1. Whether drafts can be verified on it, and how its tokens are chosen.
         engine = self._engine
         foreign = call.model is not engine.model
         if foreign and not any(call.model is each for each in engine.whole.modules()):
@@ -158,33 +132,32 @@ class Preparation:
         if "inputs_embeds" in call.others and not ids.shape[1]:
             raise UnsupportedError("`inputs_embeds` is not supported here: give token ids as `input_ids`.")
         self._check_length(ids, None if call.padding is None else call.padding[:, call.start :])
-        generator = None if seed is None else _generator(engine.model.device, seed)
-        grammar, first = None, list[Any]()
-        if constraint is not None:
-            ends = end_tokens(call.criteria)
-            grammar = self._compiler.open(constraint, prompt=call.ids.shape[1], ends=ends)
-            first.append(grammar)
-        if bias:
-            first.append(LogitBias(bias, call.ids.device))
-        call.processors = [*first, *call.processors]
-        known = undrafted or engine.capabilities.media  # all of its inputs are supported
-        plan = plan_sampling(call, stop=check_stop(stop), tokenizer=tokenizer, generator=generator, plain=known)
+        grammar = self._constrain(call, asked)
+        plan = plan_sampling(
+            call,
+            stop=check_stop(asked.stop),
+            tokenizer=tokenizer,
+            generator=None if asked.seed is None else _generator(engine.model.device, asked.seed),
+            plain=undrafted or engine.capabilities.media,  # all of its inputs are supported
+        )
+
+        # 2. Its cache, and what its drafts start from.
         cache = engine.open_prepared(call, plain=undrafted)
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
-        sampler = make_sampler(call.ids, plan)
+        sampler, ranked = make_sampler(call.ids, plan), asked.prompt_logprobs is not None
         start = SessionRequest(
-            prompt=_read_by_drafters(
-                call, ids[0, self._padding_read(call) :], () if prompt_logprobs is not None else self._unread
-            ),
+            prompt=_read_by_drafters(call, ids[0, self._padding_read(call) :], () if ranked else self._unread),
             sampling=sampling_settings(call),
-            seed=_drafting_seed(seed),
+            seed=_drafting_seed(asked.seed),
             target=cache,
             constraint=grammar,
-            tenant=tenant,
-            prediction=np.array([] if prediction is None else prediction, np.int32),
+            tenant=asked.tenant,
+            prediction=np.array([] if asked.prediction is None else asked.prediction, np.int32),
             source=None if undrafted else find_source(call),
         )
+
+        # 3. The sequence, and what users see of it.
         notes = list(engine.notes)
         if undrafted and engine.capabilities.drafts:
             reason = "this class lets a model within it write the text" if foreign else engine.obstacle(call)
@@ -194,10 +167,12 @@ class Preparation:
             sampler,
             start,
             Stats(method=self._method, prompt_tokens=cache.unread, notes=notes),
-            recorder=None if logprobs is None else TopLogprobs(logprobs),
-            prompt_recorder=None if prompt_logprobs is None else TopLogprobs(prompt_logprobs, ranks=True),
-            plain=plain or undrafted,
-            watched=watched,
+            recorder=None if asked.logprobs is None else TopLogprobs(asked.logprobs),
+            prompt_recorder=TopLogprobs(asked.prompt_logprobs, ranks=True)
+            if asked.prompt_logprobs is not None
+            else None,
+            plain=asked.plain or undrafted,
+            watched=asked.watched,
         )
         chunk = call.config.prefill_chunk_size
         return Generation(
@@ -205,10 +180,26 @@ class Preparation:
             sampler,
             target=cache,
             tokenizer=tokenizer,
-            streamer=streamer,
-            special=special,
-            chunk=chunk if prompt_logprobs is None else min(chunk or WATCHED_CHUNK, WATCHED_CHUNK),
+            streamer=asked.streamer,
+            special=SpecialTokens(skip=asked.skip_special_tokens, spaced=asked.spaces_between_special_tokens),
+            chunk=min(chunk or WATCHED_CHUNK, WATCHED_CHUNK) if ranked else chunk,
         )
+
+    def _constrain(self, call: Call, asked: RequestOptions) -> Any:
+        """Put a constraint's mask and the bias before transformers' processors, in that order, as in vLLM.
+
+        Returns:
+            The state of the constraint, or None.
+        """
+        grammar, first = None, list[Any]()
+        if asked.constraint is not None:
+            ends = end_tokens(call.criteria)
+            grammar = self._compiler.open(asked.constraint, prompt=call.ids.shape[1], ends=ends)
+            first.append(grammar)
+        if asked.logit_bias:
+            first.append(LogitBias(asked.logit_bias, call.ids.device))
+        call.processors = [*first, *call.processors]
+        return grammar
 
     @property
     def by_slot(self) -> bool:
