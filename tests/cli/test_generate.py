@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,19 @@ def test_repeated_runs_have_the_same_bases(tmp_path: Path) -> None:
     assert [base.path for base in baselines._other("mix").bases] == [path]
     assert baselines._plain.bases == ()
     baselines.close()
+
+
+def test_compare_leaves_out_what_a_checkpoint_asks_for(
+    tiny_folder: Path, tmp_path: Path, record: Callable[..., Any]
+) -> None:
+    """Guards the reference: where beams are left out of the drafted text, they are left out of `generate`'s."""
+    folder = tmp_path / "beams"
+    shutil.copytree(tiny_folder, folder)
+    config = folder / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"num_beams": 4}), "utf-8")
+    found = record("Tom", "--model", str(folder), "--max-new-tokens", "12", "--compare")
+    assert found["identical_to_hf"]
+    assert any("num_beams=4" in note for note in found["notes"])
 
 
 def test_compare_without_a_seed_takes_one_and_says_so(capsys: CaptureFixture) -> None:

@@ -145,7 +145,9 @@ class Baselines:
         """
         import torch
 
+        from speculant.api.options import check_stop
         from speculant.engines.hf.sampling.generate_capture import sampling_options
+        from speculant.engines.hf.sampling.own_config import MODES, find_modes
 
         speculator = self._speculator
         if has_quantized_weights(speculator.model) or not any(True for _ in speculator.model.parameters()):
@@ -155,19 +157,21 @@ class Baselines:
         ids = torch.tensor([read], device=model.device)
         positions = speculator.engine.capabilities.positions
         room = options["max_new_tokens"] if positions is None else positions - ids.shape[1]
+        own, start = model.generation_config, 1 if model.config.is_encoder_decoder else ids.shape[1]
         chosen = sampling_options(options["temperature"], options["top_p"], options["top_k"])
-        if options["stop"]:
-            chosen |= {"stop_strings": options["stop"], "tokenizer": tokenizer}
+        chosen |= {name: MODES[name] for name in find_modes(own)}  # left out of drafted texts as well
+        if stops := [*check_stop(options["stop"]), *check_stop(own.stop_strings)]:
+            chosen |= {"stop_strings": stops, "tokenizer": tokenizer}
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             if options["seed"] is not None:
                 torch.manual_seed(options["seed"])
-            start = time.perf_counter()
+            began = time.perf_counter()
             output = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=min(room, options["max_new_tokens"]),
                 **chosen,
             )
-            new: list[int] = output[0, ids.shape[1] :].tolist()
-            seconds = time.perf_counter() - start
+            new: list[int] = output[0, start:].tolist()
+            seconds = time.perf_counter() - began
         return Timed(new, seconds)

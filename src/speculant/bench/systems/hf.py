@@ -16,6 +16,7 @@ from speculant.bench.systems.hf_names import ASSISTED, OPTIONS, check_hf
 from speculant.bench.systems.system import RequestOutcome
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.sampling.generate_capture import sampling_options
+from speculant.engines.hf.sampling.own_config import MODES, find_modes
 
 
 class HuggingFace:
@@ -66,7 +67,8 @@ class HuggingFace:
         model = self._model
         ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
         recorder = _PassRecorder()
-        options = self._options | sampling_options(sampling.temperature, None, None)
+        modes = {name: MODES[name] for name in find_modes(model.generation_config, given=self._options)}
+        options = modes | self._options | sampling_options(sampling.temperature, None, None)
         ending: Sequence[int] = eos_ids(model)
         if request.forced is not None:
             options["logits_processor"] = [ForcingProcessor(ids.shape[1], request.forced.tolist())]
