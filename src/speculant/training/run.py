@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -74,6 +74,7 @@ def train_head(
         SpeculantError: training is not possible; see `Trainer.run`.
         KeyboardInterrupt: it was interrupted; its state is saved.
     """
+    # 1. The head, alone or with a copy of the model's layers, and those whose features it is trained beside.
     unfinished = check_output(files.out, resume=files.resume, noun=kind.noun)
     if files.resume and not unfinished:
         note(f"{files.out} holds no state of a training; it begins anew.")
@@ -89,6 +90,8 @@ def train_head(
         return JointRecipe(head, recipe, settings) if settings.joint else recipe
 
     before = [fix_model(kind.load_head(source, target, tokenizer), model.device) for source in files.before]
+
+    # 2. Its texts, and the features that it reads of them.
     settings = fitting_depths(kind, head, settings)
     rooms = [longest, *(getattr(each, "positions", None) for each in (head, *before))]
     longest = min((room for room in rooms if room is not None), default=None)
@@ -103,14 +106,8 @@ def train_head(
     if settings.steps is None and settings.minutes is None:
         of_step = settings.texts * settings.accumulate * workers.count
         settings = replace(settings, steps=-(-len(training) * EPOCHS // of_step))
-    about: dict[str, Any] = {
-        "kind": kind.name,
-        "target": f"{identity.model} {identity.tokenizer}",
-        "data": training.digest(),
-        "init": files.init or dict(files.options) | ({} if files.like is None else {"like": files.like}),
-    }
-    if before:
-        about["before"] = [weights_digest(each) for each in before]
+
+    # 3. Training, from where an earlier run stopped if its state is there.
     trainer = Trainer(
         new_recipe,
         target,
@@ -118,7 +115,7 @@ def train_head(
         features[0],
         settings,
         path=state_file(files.out),
-        about=about,
+        about=_describe(kind, identity, files, training.digest(), before),
         workers=workers,
         checkpoint_steps=files.checkpoint_steps,
         checkpoint_minutes=files.checkpoint_minutes,
@@ -134,6 +131,8 @@ def train_head(
             heads.paths = found or heads.paths  # none if no head was ever right
         changes = measure_changes(head.backbone, features[0], target) if settings.joint else None
     workers.leave()
+
+    # 4. The files, written by one process.
     if not workers.first:
         return None
     record = _record(kind, heads, data, identity, trainer.settings, state, len(held_out), workers.count, model.device)
@@ -146,6 +145,19 @@ def train_head(
     write_head(files.out, heads, kind, target, record, tokenizer, tuned)
     remove_state(files.out)
     return record
+
+
+def _describe(
+    kind: TrainingKind, identity: TargetIdentity, files: Files, digest: str, before: Sequence[nn.Module]
+) -> dict[str, Any]:
+    """Return what a training must have in common with an earlier one to go on from its state."""
+    found: dict[str, Any] = {
+        "kind": kind.name,
+        "target": f"{identity.model} {identity.tokenizer}",
+        "data": digest,
+        "init": files.init or dict(files.options) | ({} if files.like is None else {"like": files.like}),
+    }
+    return found | ({"before": [weights_digest(each) for each in before]} if before else {})
 
 
 @contextmanager
