@@ -131,6 +131,58 @@ def test_a_store_serves_one_speculator(speculator: Speculator) -> None:
         speculator.batch(2, prefix_cache="much")
 
 
+class Rows:
+    """An engine whose caches are their numbers of bytes."""
+
+    changes = 0
+
+    def compacted(self, cache: int) -> int:
+        return cache
+
+    def held_bytes(self, cache: int) -> int:
+        return cache
+
+
+def opened(limit: int = 1 << 40) -> PrefixCache:
+    prefixes = PrefixCache(limit)
+    prefixes.attach(Rows())  # type: ignore[arg-type]
+    return prefixes
+
+
+def test_no_text_is_kept_twice() -> None:
+    """Guards memory: a text within a kept one is not kept, those within a new one leave, and the bytes add up."""
+    random, prefixes, kept = np.random.default_rng(5), opened(), dict[tuple[int, ...], int]()
+    whole = [random.integers(0, 2, 4 * BLOCK, np.int32) for _ in range(3)]
+    whole += [np.append(each[: 2 * BLOCK], random.integers(0, 2, 2 * BLOCK, np.int32)) for each in whole]
+    for step in range(1, 400):
+        text = whole[random.integers(len(whole))][: random.integers(BLOCK, BLOCK + step * BLOCK // 130)]
+        prefixes.put(text, step)
+        own = tuple(text.tolist())
+        if not any(other[: len(own)] == own for other in kept):
+            kept = {other: size for other, size in kept.items() if own[: len(other)] != other} | {own: step}
+    assert {tuple(entry.tokens.tolist()): entry.size for entry in prefixes._entries.values()} == kept
+    assert (prefixes.stats.texts, prefixes.stats.bytes) == (len(kept), sum(kept.values()))
+    for number in list(prefixes._entries):
+        prefixes._drop(number)
+    assert (prefixes._blocks, prefixes._ends, prefixes.stats.texts, prefixes.stats.bytes) == ({}, {}, 0, 0)
+
+
+def test_a_text_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards servers with thousands of kept texts, where each end of a text would take milliseconds of all requests."""
+    compared, random = list[int](), np.random.default_rng(5)
+
+    def counted(left: np.ndarray, right: np.ndarray) -> int:
+        compared.append(1)
+        return shared_prefix(left, right)
+
+    monkeypatch.setattr("speculant.api.prefix_cache.shared_prefix", counted)
+    prefixes, system = opened(), np.arange(2 * BLOCK, dtype=np.int32)
+    for _ in range(300):
+        prefixes.put(np.concatenate([system, random.integers(0, 1000, 40, np.int32)]), 1)
+    assert prefixes.stats.texts == 300
+    assert not compared
+
+
 def test_shared_prefix() -> None:
     """Guards the comparison at both ends."""
     left = np.arange(BLOCK, dtype=np.int32)

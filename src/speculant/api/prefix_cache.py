@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,8 @@ class PrefixCache:
         self._engine: ModelEngine | None = None
         self._changes = 0  # the model's change count when the kept caches were computed
         self._entries: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
-        self._blocks: dict[int, list[int]] = {}  # entries by the hashes of their blocks
+        self._blocks: dict[int, dict[int, None]] = {}  # entries by the hashes of their blocks, oldest first
+        self._ends: dict[int, dict[int, None]] = {}  # entries by the hash of their last whole block
         self._next = 0
         self._own: dict[str, PrefixCacheStats] = {}  # by owner
 
@@ -115,9 +117,10 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop everything, as after a change of the model's weights."""
-        self._entries.clear()
-        self._blocks.clear()
-        self._count()
+        for held in (self._entries, self._blocks, self._ends):
+            held.clear()
+        for stats in (self.stats, *self._own.values()):
+            stats.texts = stats.bytes = 0
 
     def stats_of(self, owner: str) -> PrefixCacheStats:
         """Return the statistics of one owner."""
@@ -193,34 +196,32 @@ class PrefixCache:
         assert self._engine is not None
         if self._drop_other_models() or len(tokens) < BLOCK:
             return
-        own = [each for each in self._entries.items() if (each[1].owner, each[1].media) == (owner, media)]
-        shared = {number: shared_prefix(tokens, entry.tokens) for number, entry in own}
-        for number, length in shared.items():
-            if length == len(tokens):
-                self._entries.move_to_end(number)
-                return
+        hashes = list(block_hashes(tokens, owner, media))
+        if (longer := self._find_longer(tokens, hashes)) is not None:
+            self._entries.move_to_end(longer)
+            return
         held = self._engine.copy_prefix(cache, len(tokens), room=len(tokens)) if copy else self._engine.compacted(cache)
         size = 0 if held is None else self._engine.held_bytes(held)
         if size > self.limit:
             self._put_prefix(tokens, held, size, owner, media)
         if not size or size > self.limit:
             return
-        for number, entry in own:
-            if shared[number] == len(entry.tokens):
-                self._drop(number)
+        for number in self._find_shorter(tokens, hashes):
+            self._drop(number)
         while self._entries and self.stats.bytes + size > self.limit:
             number, oldest = next(iter(self._entries.items()))
             self._drop(number)
             for stats in (self.stats, self.stats_of(oldest.owner)):
                 stats.evictions += 1
-        entry = Entry(tokens, held, size, list(block_hashes(tokens, owner, media)), owner, media)
-        self._entries[self._next] = entry
-        for block in entry.hashes:
-            self._blocks.setdefault(block, []).append(self._next)
+        self._entries[self._next] = Entry(tokens, held, size, hashes, owner, media)
+        for block in hashes:
+            self._blocks.setdefault(block, {})[self._next] = None
+        self._ends.setdefault(hashes[-1], {})[self._next] = None
         self._next += 1
         for stats in (self.stats, self.stats_of(owner)):
             stats.stored += 1
-        self._count()
+            stats.texts += 1
+            stats.bytes += size
 
     def _put_prefix(self, tokens: Int32, held: Any, size: int, owner: str, media: str) -> None:
         """Keep the beginning of a text of `size` bytes, which do not fit."""
@@ -237,28 +238,39 @@ class PrefixCache:
 
     def _candidates(self, prompt: Int32, owner: str, media: str) -> list[int]:
         """Return the owner's most recent entries among those that share the most blocks with a prompt."""
-        found: list[int] = []
+        found: dict[int, None] = {}
         for block in block_hashes(prompt, owner, media):
             if block not in self._blocks:
                 break
             found = self._blocks[block]
-        alike = [(self._entries[each].owner, self._entries[each].media) == (owner, media) for each in found]
-        return [each for each, same in zip(found, alike, strict=True) if same][-CANDIDATES:]
+        recent = (each for each in reversed(found) if self._belongs(each, owner, media))
+        return list(islice(recent, CANDIDATES))
+
+    def _find_longer(self, tokens: Int32, hashes: Sequence[int]) -> int | None:
+        """Return an entry that begins with a text, given the hashes of its blocks; it has the last of them too."""
+        for number in self._blocks.get(hashes[-1], ()):
+            if shared_prefix(tokens, self._entries[number].tokens) == len(tokens):
+                return number
+        return None
+
+    def _find_shorter(self, tokens: Int32, hashes: Sequence[int]) -> list[int]:
+        """Return the entries that a text begins with: the last of their blocks is a block of the text."""
+        ended = [(number, self._entries[number].tokens) for block in hashes for number in self._ends.get(block, ())]
+        return [number for number, own in ended if shared_prefix(tokens, own) == len(own)]
+
+    def _belongs(self, number: int, owner: str, media: str) -> bool:
+        return (self._entries[number].owner, self._entries[number].media) == (owner, media)
 
     def _drop(self, number: int) -> None:
         entry = self._entries.pop(number)
-        for block in entry.hashes:
-            self._blocks[block].remove(number)
-            if not self._blocks[block]:
-                del self._blocks[block]
-        self._count()
-
-    def _count(self) -> None:
-        for owner, stats in self._own.items():
-            sizes = [entry.size for entry in self._entries.values() if entry.owner == owner]
-            stats.texts, stats.bytes = len(sizes), sum(sizes)
-        self.stats.texts = len(self._entries)
-        self.stats.bytes = sum(entry.size for entry in self._entries.values())
+        places = [*((self._blocks, block) for block in entry.hashes), (self._ends, entry.hashes[-1])]
+        for entries, block in places:
+            del entries[block][number]
+            if not entries[block]:
+                del entries[block]
+        for stats in (self.stats, self.stats_of(entry.owner)):
+            stats.texts -= 1
+            stats.bytes -= entry.size
 
 
 def shared_prefix(left: Int32, right: Int32) -> int:
