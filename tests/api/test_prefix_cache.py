@@ -155,7 +155,7 @@ def test_no_text_is_kept_twice() -> None:
     whole = [random.integers(0, 2, 4 * BLOCK, np.int32) for _ in range(3)]
     whole += [np.append(each[: 2 * BLOCK], random.integers(0, 2, 2 * BLOCK, np.int32)) for each in whole]
     for step in range(1, 400):
-        text = whole[random.integers(len(whole))][: random.integers(BLOCK, BLOCK + step * BLOCK // 130)]
+        text = whole[random.integers(len(whole))][: random.integers(BLOCK, BLOCK + 1 + step * BLOCK // 135)]
         prefixes.put(text, step)
         own = tuple(text.tolist())
         if not any(other[: len(own)] == own for other in kept):
