@@ -70,12 +70,14 @@ def prompts() -> list[list[int]]:
 def alone(model: Any, options: Sequence[dict[str, Any]]) -> list[list[int]]:
     """Return each request's text when it is decoded alone and plainly."""
     speculator = Speculator.from_transformers(model, method="none")
-    return [speculator.generate(prompt, **own).ids for prompt, own in zip(prompts(), options, strict=False)]
+    return [
+        speculator.generate(prompt, **own).ids for prompt, own in zip(prompts()[: len(options)], options, strict=True)
+    ]
 
 
 def guessing(model: Any, texts: Sequence[Sequence[int]], *, nodes: int | str = 12, **options: Any) -> Speculator:
     """Return a speculator whose drafts are good guesses at these texts."""
     speculator = Speculator.from_transformers(model, method="none", nodes=nodes)
-    known = {tuple(prompt): text for prompt, text in zip(prompts(), texts, strict=False)}
+    known = {tuple(prompt): text for prompt, text in zip(prompts()[: len(texts)], texts, strict=True)}
     speculator.drafter = Guesses(known, **options)
     return speculator

@@ -12,7 +12,7 @@ import torch
 from models import endless
 from pairwise import in_turn
 from speculant import PrefixCache, Speculator
-from speculant.api.prefix_cache import BLOCK, default_limit, shared_prefix
+from speculant.api.prefix_cache import BLOCK, CANDIDATES, default_limit, shared_prefix
 from speculant.core.errors import UsageError
 
 SYSTEM = [(7 * place) % 50 + 5 for place in range(40)]
@@ -176,11 +176,12 @@ def test_a_text_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> 
         return shared_prefix(left, right)
 
     monkeypatch.setattr("speculant.api.prefix_cache.shared_prefix", counted)
-    prefixes, system = opened(), np.arange(2 * BLOCK, dtype=np.int32)
-    for _ in range(300):
-        prefixes.put(np.concatenate([system, random.integers(0, 1000, 40, np.int32)]), 1)
-    assert prefixes.stats.texts == 300
-    assert not compared
+    for own in (40, 10):  # beyond the block that all have in common, or within the next one
+        prefixes, system = opened(), np.arange(2 * BLOCK, dtype=np.int32)
+        for _ in range(300):
+            prefixes.put(np.concatenate([system, random.integers(0, 1000, own, np.int32)]), 1)
+        assert prefixes.stats.texts == 300
+        assert len(compared) <= 300 * CANDIDATES
 
 
 def test_shared_prefix() -> None:

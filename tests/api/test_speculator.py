@@ -98,6 +98,11 @@ def test_streamers_get_prompt_tokens_and_end(tiny: Speculator) -> None:
     tiny.model.generate(ids, max_new_tokens=15, do_sample=False, streamer=given, custom_generate=tiny)
     assert plain.seen == ours.seen == bound.seen == given.seen
     assert plain.ended == ours.ended == bound.ended == given.ended == 1
+    both = Recorder()
+    tiny.model.generate(
+        ids, max_new_tokens=15, do_sample=False, streamer=both, custom_generate=tiny.bind(streamer=both)
+    )
+    assert both.seen == plain.seen
     with pytest.raises(UsageError, match="a streamer each"):
         tiny.model.generate(ids, max_new_tokens=15, streamer=given, custom_generate=tiny.bind(streamer=bound))
     with pytest.raises(UnsupportedError, match="draft_model"):

@@ -94,8 +94,8 @@ class Bound:
             UnsupportedError, UsageError: a requested option is not supported; nothing was decoded.
             BatchError: some of several rows failed; it has all their texts.
         """
-        if (streamer := find_dropped("streamer")) is not None and streamer is not self.streamer:
-            if self.streamer is not None:
+        if (streamer := find_dropped("streamer")) is not None and self.shows_prompt:
+            if self.streamer not in (None, streamer):
                 raise UsageError("`generate` and `bind` were given a streamer each; leave out one of them.")
             own = replace(self, streamer=streamer, shows_prompt=False)
             return own(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)

@@ -89,7 +89,7 @@ class PrefixCache:
         self._changes = 0  # the model's change count when the kept caches were computed
         self._entries: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
         self._blocks: dict[int, dict[int, None]] = {}  # entries by the hashes of their blocks, oldest first
-        self._ends: dict[int, dict[int, None]] = {}  # entries by the hash of their last whole block
+        self._ends: dict[int, dict[bytes, int]] = {}  # entries by their last whole block, and the tokens behind it
         self._next = 0
         self._own: dict[str, PrefixCacheStats] = {}  # by owner
 
@@ -216,7 +216,7 @@ class PrefixCache:
         self._entries[self._next] = Entry(tokens, held, size, hashes, owner, media)
         for block in hashes:
             self._blocks.setdefault(block, {})[self._next] = None
-        self._ends.setdefault(hashes[-1], {})[self._next] = None
+        self._ends.setdefault(hashes[-1], {})[_tail(tokens)] = self._next
         self._next += 1
         for stats in (self.stats, self.stats_of(owner)):
             stats.stored += 1
@@ -247,27 +247,38 @@ class PrefixCache:
         return list(islice(recent, CANDIDATES))
 
     def _find_longer(self, tokens: Int32, hashes: Sequence[int]) -> int | None:
-        """Return an entry that begins with a text, given the hashes of its blocks; it has the last of them too."""
-        for number in self._blocks.get(hashes[-1], ()):
+        """Return an entry that begins with a text, given the hashes of its blocks: the same text, or a recent one."""
+        if (same := self._ends.get(hashes[-1], {}).get(_tail(tokens))) is not None:
+            return same
+        for number in islice(reversed(self._blocks.get(hashes[-1], {})), CANDIDATES):
             if shared_prefix(tokens, self._entries[number].tokens) == len(tokens):
                 return number
         return None
 
     def _find_shorter(self, tokens: Int32, hashes: Sequence[int]) -> list[int]:
         """Return the entries that a text begins with: the last of their blocks is a block of the text."""
-        ended = [(number, self._entries[number].tokens) for block in hashes for number in self._ends.get(block, ())]
-        return [number for number, own in ended if shared_prefix(tokens, own) == len(own)]
+        found = list[int]()
+        for end, block in zip(range(BLOCK, len(tokens) + 1, BLOCK), hashes, strict=True):
+            if tails := self._ends.get(block):
+                beginnings = (
+                    tokens[end : end + length].tobytes() for length in range(min(BLOCK, len(tokens) - end + 1))
+                )
+                found += [tails[each] for each in beginnings if each in tails]
+        return found
 
     def _belongs(self, number: int, owner: str, media: str) -> bool:
         return (self._entries[number].owner, self._entries[number].media) == (owner, media)
 
     def _drop(self, number: int) -> None:
         entry = self._entries.pop(number)
-        places = [*((self._blocks, block) for block in entry.hashes), (self._ends, entry.hashes[-1])]
-        for entries, block in places:
-            del entries[block][number]
-            if not entries[block]:
-                del entries[block]
+        for block in entry.hashes:
+            del self._blocks[block][number]
+            if not self._blocks[block]:
+                del self._blocks[block]
+        tails = self._ends[entry.hashes[-1]]
+        del tails[_tail(entry.tokens)]
+        if not tails:
+            del self._ends[entry.hashes[-1]]
         for stats in (self.stats, self.stats_of(entry.owner)):
             stats.texts -= 1
             stats.bytes -= entry.size
@@ -278,6 +289,11 @@ def shared_prefix(left: Int32, right: Int32) -> int:
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     return int(differ[0]) if len(differ) else size
+
+
+def _tail(tokens: Int32) -> bytes:
+    """Return the tokens behind the last whole block of a text."""
+    return tokens[len(tokens) // BLOCK * BLOCK :].tobytes()
 
 
 def block_hashes(tokens: Int32, owner: str, media: str = "") -> Iterable[int]:

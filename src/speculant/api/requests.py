@@ -98,9 +98,14 @@ class Preparation:
         own = self._engine.model.generation_config
         if note := leave_out_modes(own, options):
             notes.append(note)
-        if own.stop_strings and "generation_config" not in options:
+        configured = getattr(options.get("generation_config"), "stop_strings", None) or own.stop_strings
+        if configured:
             options["stop_strings"] = None  # `generate` has no tokenizer to find them with
-            strings = [*strings, *check_stop(own.stop_strings)]
+            strings = [*strings, *check_stop(configured)]
+            if self._tokenizer is None:
+                raise TokenizerError(
+                    "the generation config has stop strings, and there is no tokenizer; leave them out."
+                )
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
         call = self._engine.prepare(ids, max_new_tokens=maximum, cache=asked.cache, options=options)
         whole = replace(asked, stop=strings, logit_bias=bias)

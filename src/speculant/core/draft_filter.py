@@ -15,7 +15,7 @@ class DraftFilter(Protocol):
     """
 
     def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
-        """Return Bool[N], False at nodes that cannot come next after the text and the nodes above them.
+        """Return Bool[N], False at nodes that cannot follow the text and their ancestors in the draft.
 
         Args:
             tree: draft below the last committed token.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from speculant.core.errors import FileError, UsageError
 from speculant.corpus.rows import Document, batches
-from speculant.memory.aside import write_aside
+from speculant.memory.aside import SHARED, write_aside
 
 if TYPE_CHECKING:
     from speculant.core.drafter import Drafter
@@ -193,7 +193,7 @@ def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, v
     ranked = [int(token) for token in (-counter.counts).argsort(kind="stable") if counter.counts[token]]
     ids = ranked if end is None else [int(end), *(token for token in ranked if token != end)]
     try:
-        with write_aside(path) as file:
+        with write_aside(path, mode=SHARED) as file:
             file.write(json.dumps(ids).encode())
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.") from error
@@ -208,7 +208,7 @@ def build_ranking(read: Callable[[Builder], None], path: Path, tokenizer: Any, v
 
 def _check_length(tokens: int, *, minimum: int = 1) -> None:
     if tokens < minimum:
-        found = f"have {tokens} tokens, and {minimum} are needed" if tokens else "are empty"
+        found = f"have fewer than {minimum} tokens" if tokens else "are empty"
         raise UsageError(f"the texts {found}. Name files with more text in them.")
 
 

@@ -56,9 +56,10 @@ def _begin(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
     """
     try:
         _open(sequence, result, parts)
-    except OutOfMemoryError:
-        raise
     except BaseException as error:
+        drawn = sequence.first is None and len(sequence.sampler.tokens) > 0  # a token that a retry would draw again
+        if isinstance(error, OutOfMemoryError) and not drawn:
+            raise
         sequence.cache.restart()
         sequence.fail(error)
 

@@ -10,26 +10,31 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 SUFFIX = ".saving"
+PRIVATE, SHARED = 0o600, 0o666  # permissions of memories, which hold users' texts, and of files for everyone
 
 
 @contextmanager
-def write_aside(path: Path) -> Iterator[IO[bytes]]:
+def write_aside(path: Path, *, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` on exit, after it is synced to disk; on failure it is removed.
 
     Files left by earlier writers of `path` that were killed are removed first.
+
+    Args:
+        path: the file to write.
+        mode: permissions of the file, of which the process's umask takes some away.
 
     Raises:
         OSError: a file cannot be written there; `path` is unchanged.
     """
     remove_stale(path)
-    with _lock_new_file(path) as file:
+    with _lock_new_file(path, mode) as file:
         try:
             yield file
             file.flush()
@@ -52,12 +57,11 @@ def remove_stale(path: Path) -> list[Path]:
     return removed
 
 
-def _lock_new_file(path: Path) -> IO[bytes]:
+def _lock_new_file(path: Path, mode: int) -> IO[bytes]:
     """Return a new temporary file with its lock held."""
     while True:
-        file = tempfile.NamedTemporaryFile(  # noqa: SIM115  (the caller closes it)
-            dir=path.parent, prefix=f".{path.name}.", suffix=SUFFIX, delete=False
-        )
+        name = path.parent / f".{path.name}.{secrets.token_hex(8)}{SUFFIX}"
+        file = open(name, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115  (the caller closes it)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.path.exists(file.name):  # otherwise another process got the lock first and removed the file as stale

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import FileError
-from speculant.memory.aside import write_aside
+from speculant.memory.aside import SHARED, write_aside
 
 FOLDER, STATE = ".training", "state.pt"
 
@@ -29,7 +29,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with write_aside(path) as file:
+        with write_aside(path, mode=SHARED) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:  # torch raises the latter if the disk is full
         raise FileError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from speculant.core.errors import FileError, UnsupportedError
+from speculant.memory.aside import SHARED, write_aside
 
 STATES, FILLED, ABOUT = "states.f16", "filled.npy", "about.json"
 
@@ -92,9 +93,8 @@ class FeatureCache:
         if not self._held:
             return
         self._states.flush()
-        aside = self._folder / f"{FILLED}.tmp.npy"
-        np.save(aside, self._filled)
-        aside.replace(self._folder / FILLED)
+        with write_aside(self._folder / FILLED, mode=SHARED) as file:
+            np.save(file, self._filled)
 
     def _open(self, about: dict[str, Any]) -> None:
         note, states = self._folder / ABOUT, self._folder / STATES

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from speculant.core.errors import FileError
-from speculant.memory.aside import write_aside
+from speculant.memory.aside import SHARED, write_aside
 from speculant.training.texts import Int32, Int64, Texts, from_parts
 
 MANIFEST = "data.json"
@@ -37,7 +37,7 @@ def write_shard(path: Path, texts: Texts) -> None:
     if texts.sources is not None:
         arrays |= {SOURCES: texts.sources.ids, SOURCE_LENGTHS: texts.sources.lengths}
     try:
-        with write_aside(path) as file:
+        with write_aside(path, mode=SHARED) as file:
             np.savez(file, **arrays)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error}. Make room; the same command then goes on.") from error
@@ -104,5 +104,5 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest of a folder; raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    with write_aside(folder / MANIFEST) as file:
+    with write_aside(folder / MANIFEST, mode=SHARED) as file:
         file.write(f"{json.dumps(manifest, indent=2)}\n".encode())

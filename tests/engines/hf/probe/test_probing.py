@@ -16,7 +16,7 @@ from passes import IDS, plain_text
 from speculant import Speculator
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.probe import probing, tiny
-from speculant.engines.hf.probe.class_checks import check_model
+from speculant.engines.hf.probe.class_checks import check_model, misreads_at_limit
 
 
 @pytest.fixture
@@ -197,9 +197,11 @@ def test_a_release_that_decodes_the_class_wrongly_is_named(release: str, monkeyp
         limit = self.config.original_max_position_embeddings
         return limit, GenerationMixin.prepare_inputs_for_generation(self, input_ids, **given)
 
-    model = tiny_model("phi3")
+    model = tiny_model("phi3", original_max_position_embeddings=14)
     prepare = masked_as_one if release == "before 5.4" else last_token_alone
     monkeypatch.setattr(type(model), "prepare_inputs_for_generation", prepare)
     outcome = probing.examine(model, check_model(model))
     assert outcome.verdict == "refused"
     assert "wrong in this version of transformers" in outcome.reason
+    model.config.original_max_position_embeddings = model.config.max_position_embeddings  # as of Phi-3-mini-4k
+    assert not misreads_at_limit(model)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from models import tiny_model
 from speculant import Speculator
 from speculant.api.loading import load_model
-from speculant.core.errors import UnsupportedError
+from speculant.core.errors import TokenizerError, UnsupportedError
 from speculant.engines.hf.sampling.own_config import find_modes, leave_out_all
 
 IDS = [5, 9, 14, 3, 8, 5, 9, 14]
@@ -45,7 +45,7 @@ def test_what_generate_would_decode_otherwise_is_refused_with_a_way_out() -> Non
     """Guards `custom_generate`: plain `generate` would search beams, so another text must be asked for by name."""
     model = configured(OWN["beams"])
     speculator, ids = Speculator.from_transformers(model), torch.tensor([IDS])
-    with pytest.raises(UnsupportedError, match="Give num_beams=1: the model's generation config"):
+    with pytest.raises(UnsupportedError, match=r"the model's generation config.*give num_beams=1"):
         model.generate(ids, max_new_tokens=4, custom_generate=speculator)
     found = model.generate(ids, max_new_tokens=4, num_beams=1, custom_generate=speculator)
     assert found.shape == (1, len(IDS) + 4)
@@ -56,6 +56,7 @@ def test_a_request_has_precedence() -> None:
     own, asked = GenerationConfig(num_beams=4), GenerationConfig(num_beams=2)
     assert find_modes(own) == ["num_beams"]
     assert find_modes(own, given={"num_beams": 2}) == find_modes(own, asked=asked) == []
+    assert find_modes(own, asked=GenerationConfig(num_beams=1)) == []
     with pytest.raises(UnsupportedError, match="num_beams=2"):
         Speculator.from_transformers(configured(OWN["beams"])).generate(IDS, num_beams=2)
 
@@ -71,6 +72,10 @@ def test_stop_strings_of_a_checkpoint_end_texts() -> None:
     """Guards `stop_strings` in a generation config, for which `generate` itself asks for a tokenizer in every call."""
     model, tokenizer = load_model(None)
     model.generation_config.stop_strings = ["."]
-    result = Speculator.from_transformers(model, tokenizer).generate("One day, a girl", max_new_tokens=60)
-    assert result.finish_reason == "stop"
-    assert result.text.count(".") == 1
+    speculator, asked = Speculator.from_transformers(model, tokenizer), GenerationConfig(max_new_tokens=60)
+    for options in ({"max_new_tokens": 60}, {"generation_config": asked}):
+        result = speculator.generate("One day, a girl", **options)
+        assert result.finish_reason == "stop"
+        assert result.text.count(".") == 1
+    with pytest.raises(TokenizerError, match="the generation config has stop strings"):
+        Speculator.from_transformers(model).generate(IDS)

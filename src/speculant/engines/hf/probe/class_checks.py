@@ -272,14 +272,17 @@ def _rereads(model: Any) -> bool:
 
 
 def misreads_at_limit(model: Any) -> bool:
-    """Return whether `generate` itself is wrong for texts beyond the limit.
+    """Return whether `generate` itself is wrong for texts beyond the rotary limit, which the model may reach.
 
-    Before transformers 5.4 the rereading pass is masked as if it had a single token, so that tokens attend to later
-    ones. Since then a class that drops the cache must also ask transformers for the whole text, as Phi-3 does and
-    Phi-4-multimodal does not, whose passes beyond the limit see a single token.
+    Before transformers 5.4 the rereading pass of Phi-3 is masked as if it had a single token, so that tokens attend to
+    later ones. Since then a class that drops the cache must also ask transformers for the whole text, as Phi-3 does in
+    later releases and Phi-4-multimodal does not, whose passes beyond the limit see a single token.
     """
-    code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
+    config, code = model.config, getattr(type(model).prepare_inputs_for_generation, "__code__", None)
     if code is None or not _rereads(model):
+        return False
+    limit, positions = getattr(config, "original_max_position_embeddings", None), _positions(config)
+    if limit is None or (positions is not None and positions <= limit):
         return False
     partly = "prepare_inputs_for_generation" in code.co_names and "next_sequence_length" not in code.co_consts
     return partly or "cache_position" in code.co_varnames

@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.core.sampler import GREEDY, Sampling
-from speculant.engines.hf.sampling.own_config import MODES, find_modes
+from speculant.engines.hf.sampling.own_config import DECIDING, MODES, find_modes
 from speculant.engines.hf.sampling.sampler import SamplingPlan
 
 HANDLED = {
@@ -126,12 +126,12 @@ def check(call: Call, *, plain: bool = False) -> None:
     mode = config.get_generation_mode()
     if config.num_beams > 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         own = call.model.generation_config
-        modes = [name for name in find_modes(own) if getattr(config, name) == getattr(own, name)]
-        way = f"Give {', '.join(f'{name}={MODES[name]}' for name in modes)}: the model's generation config sets another"
+        modes = [name for name in find_modes(own) if name in DECIDING and getattr(config, name) == getattr(own, name)]
+        way = f"If it is the model's generation config that asks for it, give {', '.join(f'{name}={MODES[name]}' for name in modes)}"
         raise UnsupportedError(
             f"speculative decoding is greedy or sampled, not {mode.value.replace('_', ' ')} with "
-            f"num_beams={config.num_beams}. {f'{way} value' if modes else 'Leave that out'}, or call `model.generate` "
-            "without custom_generate."
+            f"num_beams={config.num_beams}. {way if modes else 'Leave that out'}, or call `model.generate` without "
+            "custom_generate."
         )
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise UnsupportedError(
@@ -140,8 +140,8 @@ def check(call: Call, *, plain: bool = False) -> None:
         )
     if "use_cache" in call.others and not plain:
         raise UnsupportedError(
-            "drafts are verified with a cache: leave out use_cache=False, or, if it stands there, set "
-            "`model.generation_config.use_cache` to True."
+            "drafts are verified with a cache: leave out use_cache=False, or, if the model's generation config says so, "
+            "set `model.generation_config.use_cache` to True."
         )
     if call.others and not plain:
         raise UnsupportedError(

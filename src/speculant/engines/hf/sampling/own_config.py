@@ -20,6 +20,7 @@ MODES: Mapping[str, Any] = MappingProxyType(  # names, and the values with which
         "cache_implementation": None,
     }
 )
+DECIDING = tuple(name for name in MODES if name not in ("cache_implementation", "num_return_sequences"))  # the mode
 _GROWING = ("dynamic", "dynamic_full", "hybrid")  # caches to which rows are added; "hybrid" is an old name
 _RULES = (  # what rules tokens out or ends texts, beside end-of-text tokens
     *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),
@@ -42,7 +43,7 @@ def find_modes(
     for name, without in MODES.items():
         value, other = getattr(own, name, None), getattr(asked, name, None)
         usual = value in (None, False, without) or (name == "cache_implementation" and value in _GROWING)
-        if not (usual or name in given or other not in (None, False, without)):
+        if not (usual or name in given or other not in (None, False)):
             found.append(name)
     return found
 
