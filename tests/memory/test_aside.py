@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from speculant.cli.main import main
-from speculant.memory.aside import remove_stale, write_aside
+from speculant.memory.aside import PRIVATE, SHARED, remove_stale, write_aside
 from speculant.memory.file import write_memory
 
 WRITER = """
 import sys
 from pathlib import Path
-from speculant.memory.aside import write_aside
+from speculant.memory.aside import PRIVATE, SHARED, write_aside
 
 with write_aside(Path(sys.argv[1])) as file:
     file.write(b"new")
@@ -99,3 +99,15 @@ def test_memory_commands_remove_it_too(command: list[str], tmp_path: Path, capsy
     main(["memory", command[0], str(path), *command[1:]])
     assert "left from a killed save" in capsys.readouterr().err
     assert beside(path) == []
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(PRIVATE, 0o600), (SHARED, 0o644)])
+def test_permissions_are_those_of_the_kind_of_file(mode: int, expected: int, tmp_path: Path) -> None:
+    """Guards both ways: memories hold users' texts, while shards and vocabularies are read by others."""
+    before = os.umask(0o022)
+    try:
+        with write_aside(tmp_path / "a", mode=mode) as file:
+            file.write(b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == expected

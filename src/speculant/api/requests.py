@@ -103,9 +103,7 @@ class Preparation:
             options["stop_strings"] = None  # `generate` has no tokenizer to find them with
             strings = [*strings, *check_stop(configured)]
             if self._tokenizer is None:
-                raise TokenizerError(
-                    "the generation config has stop strings, and there is no tokenizer; leave them out."
-                )
+                raise TokenizerError("the generation config has stop strings, which need a tokenizer; leave them out.")
         options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
         call = self._engine.prepare(ids, max_new_tokens=maximum, cache=asked.cache, options=options)
         whole = replace(asked, stop=strings, logit_bias=bias)

@@ -59,7 +59,8 @@ def usable_cache(
     if type(cache) not in (DynamicCache, kind) or getattr(cache, "offloading", False):
         raise UnsupportedError(
             f"a {type(cache).__name__} cannot keep the accepted rows of a tree; leave out `cache_implementation` "
-            "and `past_key_values`, or pass a DynamicCache()."
+            "and `past_key_values`, or pass a DynamicCache(). If the model's generation config asks for it, give "
+            "cache_implementation=None."
         )
     if config is not None:
         return _of_kinds(cache, config, kind)

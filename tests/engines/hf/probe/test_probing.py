@@ -202,6 +202,6 @@ def test_a_release_that_decodes_the_class_wrongly_is_named(release: str, monkeyp
     monkeypatch.setattr(type(model), "prepare_inputs_for_generation", prepare)
     outcome = probing.examine(model, check_model(model))
     assert outcome.verdict == "refused"
-    assert "wrong in this version of transformers" in outcome.reason
+    assert "wrong in this release of transformers" in outcome.reason
     model.config.original_max_position_embeddings = model.config.max_position_embeddings  # as of Phi-3-mini-4k
     assert not misreads_at_limit(model)

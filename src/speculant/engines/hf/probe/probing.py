@@ -101,7 +101,7 @@ def examine(
         OutOfMemoryError: the device is full.
     """
     if misreads_at_limit(base_model(model)):
-        reason = "its `generate` gets texts beyond the first rotary limit wrong in this version of transformers; try a later one"
+        reason = "its `generate` gets texts beyond the first rotary limit wrong in this release of transformers"
         return ProbeOutcome(verdict="refused", batches=False, reason=reason)
     used = PlainPasses() if acceleration is None else acceleration
     notes: tuple[str, ...] = ()

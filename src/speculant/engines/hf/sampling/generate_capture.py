@@ -127,7 +127,8 @@ def check(call: Call, *, plain: bool = False) -> None:
     if config.num_beams > 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         own = call.model.generation_config
         modes = [name for name in find_modes(own) if name in DECIDING and getattr(config, name) == getattr(own, name)]
-        way = f"If it is the model's generation config that asks for it, give {', '.join(f'{name}={MODES[name]}' for name in modes)}"
+        given = ", ".join(f"{name}={MODES[name]}" for name in modes)
+        way = f"If the model's generation config asks for that, give {given}"
         raise UnsupportedError(
             f"speculative decoding is greedy or sampled, not {mode.value.replace('_', ' ')} with "
             f"num_beams={config.num_beams}. {way if modes else 'Leave that out'}, or call `model.generate` without "
@@ -140,8 +141,8 @@ def check(call: Call, *, plain: bool = False) -> None:
         )
     if "use_cache" in call.others and not plain:
         raise UnsupportedError(
-            "drafts are verified with a cache: leave out use_cache=False, or, if the model's generation config says so, "
-            "set `model.generation_config.use_cache` to True."
+            "drafts are verified with a cache: leave out use_cache=False. If the model's generation config has it, set "
+            "`model.generation_config.use_cache` to True."
         )
     if call.others and not plain:
         raise UnsupportedError(
