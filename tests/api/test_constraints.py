@@ -284,6 +284,19 @@ def test_special_tokens_are_named(added: bool) -> None:
     assert state.forced([], 20) == tokenizer("<call>x")["input_ids"]
 
 
+def test_rules_of_a_checkpoint_yield_to_a_constraint(model: Any) -> None:
+    """Guards checkpoints that force an end or a length, as BART's: a text that was cut looks cut."""
+    own = tiny_model("llama", vocab_size=model.config.vocab_size, eos_token_id=model.config.eos_token_id)
+    own.generation_config.forced_eos_token_id = model.config.eos_token_id
+    own.generation_config.min_length = 400
+    speculator = Speculator.from_transformers(own, byte_level(), method="lookup")
+    options: dict[str, Any] = {"constraint": CONSTRAINTS["regex"], "temperature": 0}
+    cut, whole = (speculator.generate(PROMPT, max_new_tokens=length, **options) for length in (6, 180))
+    assert model.config.eos_token_id not in cut.ids
+    assert holds("regex", whole.text)
+    assert all("forced_eos_token_id" in note and "min_length" in note for note in whole.stats.notes)
+
+
 def test_what_a_constraint_needs(model: Any, plain: Speculator) -> None:
     """Guards the remaining refusals: no tokenizer, no end of text, options that contradict it."""
     given: dict[str, Any] = {"constraint": CONSTRAINTS["json"], "temperature": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ REFUSED = {
     "custom_generate": "this is what a speculator is",
     "stop_strings": "give them as `stop`",
 }
+_CONTRADICTING = ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id")
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
 
@@ -65,27 +67,35 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
         _check_constrained(options)
 
 
-def leave_out_modes(own: GenerationConfig, options: dict[str, Any]) -> str:
+def leave_out_modes(own: GenerationConfig, options: dict[str, Any], *, constrained: bool) -> str:
     """Leave out what a model's generation config asks for that is not decoded here, such as beams; return a note.
 
     What the request itself asks for stays, to be refused.
 
     Args:
         own: the model's generation config.
-        options: options of the request for `generate`, to which values without these modes are added.
+        options: options of the request for `generate`, to which the values without these settings are added.
+        constrained: whether the text follows a constraint, which also rules against other settings are left out for.
     """
-    modes = find_modes(own, asked=options.get("generation_config"), given=options)
-    options.update({name: MODES[name] for name in modes})
-    left = ", ".join(f"{name}={getattr(own, name)!r}" for name in modes)
+    names = find_modes(own, asked=options.get("generation_config"), given=options)
+    if constrained:
+        names += [name for name in _CONTRADICTING if _contradicts(name, own) and name not in options]
+    options.update({name: MODES.get(name) for name in names})
+    left = ", ".join(f"{name}={getattr(own, name)!r}" for name in names)
     return f"left out of the model's generation config: {left}." if left else ""
 
 
 def _check_constrained(options: dict[str, Any]) -> None:
     """Refuse options that could exclude every token that a constraint allows."""
-    config = options.get("generation_config")
-    for name in ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"):
-        if options.get(name) or getattr(config, name, None):
+    for name in _CONTRADICTING:
+        if _contradicts(name, SimpleNamespace(**options)) or _contradicts(name, options.get("generation_config")):
             raise UsageError(f"`{name}` can contradict a constraint, which decides where the text ends; leave it out.")
+
+
+def _contradicts(name: str, settings: Any) -> bool:
+    """Return whether settings rule out tokens that a constraint may allow, by a setting of `_CONTRADICTING`."""
+    value = getattr(settings, name, None)
+    return bool(value) if name.startswith("min_") else value is not None  # a forced token may be number 0
 
 
 def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class Preparation:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         own = self._engine.model.generation_config
-        if note := leave_out_modes(own, options):
+        if note := leave_out_modes(own, options, constrained=asked.constraint is not None):
             notes.append(note)
         configured = getattr(options.get("generation_config"), "stop_strings", None) or own.stop_strings
         if configured:
@@ -110,7 +110,7 @@ class Preparation:
         generation = self.from_call(call, whole, tokenizer=self._tokenizer)
         generation.sequence.stats.notes += notes
         if asked.streamer is not None:
-            asked.streamer.put(ids.cpu())
+            asked.streamer.put(call.ids.cpu())
         return generation
 
     def from_call(self, call: Call, asked: RequestOptions, *, tokenizer: Any) -> Generation:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -114,3 +115,18 @@ def test_processes_agree_on_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
         digests.add(digest_of(model))
     assert len(digests) == 1
     assert None not in digests
+
+
+@pytest.mark.parametrize("layout", ["sparse", "freed", "conjugated"])
+def test_tensors_without_plain_memory_are_passed_over(layout: str) -> None:
+    """Guards sparse buffers, those that were freed, and views: their memory is not read, and nothing fails."""
+    model, buffer = gated(), torch.arange(64.0)
+    if layout == "sparse":
+        buffer = buffer.to_sparse()
+    elif layout == "conjugated":
+        buffer = torch.ones(4, dtype=torch.complex64).conj()
+    else:
+        buffer = buffer[8:]
+        buffer.untyped_storage().resize_(0)
+    model.model.norm.register_buffer("own", buffer)
+    assert state_of(model) == state_of(model)

@@ -173,6 +173,13 @@ def test_a_config_that_requires_an_end_token_is_made_small() -> None:
     assert tiny.tiny_config(config).eos_token_id == tiny.VOCABULARY
 
 
+def test_any_token_may_end_texts() -> None:
+    """Guards small vocabularies: the random texts of a probe hold ends, at which `generate` would stop."""
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = list(range(2, 30))
+    assert probing.examine(model, check_model(model)).verdict == "trees"
+
+
 def test_what_cannot_be_built_small_is_probed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards remote code: a class that fails with a small config is probed with short texts, and a note says so."""
 

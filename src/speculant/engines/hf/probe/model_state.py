@@ -246,14 +246,21 @@ def _version(tensor: Tensor | None, *, gate: bool) -> Hashable:
 
 def _spot(tensor: Tensor, address: int) -> int:
     """Return eight bytes from the middle of a tensor in the host's memory: writes through `.data` change no version."""
-    size = tensor.nbytes
-    if not address or size < 16 or not tensor.is_cpu or not tensor.is_contiguous():
+    if not address:
         return 0
+    size = tensor.nbytes
+    if size < 16 or not tensor.is_cpu or not tensor.is_contiguous() or tensor.untyped_storage().nbytes() < size:
+        return 0  # the last for one that was freed
     return ctypes.c_uint64.from_address(address + size // 16 * 8).value
 
 
 def _address(tensor: Tensor) -> int:
-    return 0 if tensor.device.type == "meta" or type(tensor) not in _DENSE else tensor.data_ptr()
+    return tensor.data_ptr() if type(tensor) in _DENSE and _has_values(tensor) else 0
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor's elements lie in memory one by one."""
+    return tensor.device.type != "meta" and tensor.layout is torch.strided
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -265,9 +272,10 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _values(tensor: Tensor) -> bytes:
     """Return elements of a tensor: all of a small one, a sample of a large one, none if it is elsewhere."""
-    if tensor.device.type == "meta" or type(tensor).__name__ not in ("Tensor", "Parameter", "Buffer"):
+    if not _has_values(tensor) or type(tensor).__name__ not in ("Tensor", "Parameter", "Buffer"):
         return b""
     with torch.no_grad():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
         flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
         picked = flat if flat.numel() <= SMALL else flat[:: -(-flat.numel() // SAMPLE)]
         return picked.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from speculant.core.engine import MAX_NODES, Pass
 from speculant.core.errors import ModelError, OutOfMemoryError
@@ -313,12 +312,12 @@ def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
         "return_dict_in_generate": True,
         "output_logits": True,
         "pad_token_id": 0,
+        "eos_token_id": None,  # the forced text may hold an end
     }
-    left_out = leave_out_all(model.generation_config)
     output = model.generate(
         given,
         attention_mask=seen,
-        **({**left_out, **asked} if left_out else {"generation_config": GenerationConfig(**asked)}),
+        **{**leave_out_all(model.generation_config), **asked},
         prefix_allowed_tokens_fn=lambda _, text: [forced[len(text) - padding]],  # some classes ignore processors
     )
     if output.sequences[0, padding:].tolist() != forced:
