@@ -40,9 +40,8 @@ def verified(tree: DraftTree, accepted: int, own: int) -> Verified:
     return Verified(tree=tree, path=path, tokens=np.array([*tree.tokens[:accepted], own], np.int32))
 
 
-def test_tokens_drafted_ahead_are_used() -> None:
-    """Guards the pipeline: one token first; what was drafted behind it is the next draft, unless the text differs."""
-    model = tiny_model("llama")
+def opened(model: Any) -> PearlSession:
+    """Return a session behind the prompt, whose draft model is the target."""
     engine = HFEngine(model)
     drafter = PearlDrafter(
         lambda prompt: engine.open(torch.from_numpy(prompt).long()[None]),
@@ -51,6 +50,13 @@ def test_tokens_drafted_ahead_are_used() -> None:
     )
     session = drafter.open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
     session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
+    return session
+
+
+def test_tokens_drafted_ahead_are_used() -> None:
+    """Guards the pipeline: one token first; what was drafted behind it is the next draft, unless the text differs."""
+    model = tiny_model("llama")
+    session = opened(model)
     text = model.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=-1)[0, 4:].tolist()
     budget = Budget(nodes=8, depth=8)
     first = session.propose(budget)
@@ -68,14 +74,7 @@ def test_tokens_drafted_ahead_are_used() -> None:
 
 def test_tokens_are_tested_once() -> None:
     """Guards losslessness: what a round drafted is no draft again where a pause behind it happens to repeat it."""
-    engine = HFEngine(tiny_model("llama"))
-    drafter = PearlDrafter(
-        lambda prompt: engine.open(torch.from_numpy(prompt).long()[None]),
-        vocabulary=61,
-        settings=PearlSettings(ahead=4),
-    )
-    session = drafter.open(SessionRequest(prompt=np.array(PROMPT[:-1], np.int32)))
-    session.observe(verified(DraftTree.empty(), 0, PROMPT[-1]))
+    session = opened(tiny_model("llama"))
     budget = Budget(nodes=8, depth=8)
     first = session.propose(budget)
     session.observe(verified(first, 0, int(first.tokens[0] + 1) % 61))
