@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StoppingCriteria, TextStreamer
 
+from architecture_matrix.catalogue import build
 from guesses import Guesses
 from models import VOCABULARY, tiny_model
 from pairwise import in_turn
@@ -310,3 +311,16 @@ def test_streamers_and_filled_caches_are_refused() -> None:
     longer = {name: torch.cat([value, torch.ones_like(value[:, :2])], dim=1) for name, value in inputs.items()}
     with pytest.raises(UnsupportedError, match="filled cache"):
         model.generate(**longer, **GREEDY, past_key_values=cache, custom_generate=speculator)
+
+
+def test_what_is_decoded_plainly_returns_its_cache() -> None:
+    """Guards loops that pass a turn's cache on: without it, the next turn reads the whole conversation again."""
+    model, ids = build("doge", "eager"), torch.tensor([[5, 9, 14, 3, 8]])
+    speculator, options = Speculator.from_transformers(model), GREEDY | {"return_dict_in_generate": True}
+    for decoding in ({}, {"custom_generate": speculator}):
+        first = model.generate(ids, **options, **decoding)
+        again = torch.cat([first.sequences, ids], dim=1)
+        second = model.generate(again, **options, **decoding, past_key_values=first.past_key_values)
+        if not decoding:
+            expected = (first.past_key_values.get_seq_length(), second.sequences.tolist())
+    assert (first.past_key_values.get_seq_length(), second.sequences.tolist()) == expected

@@ -30,6 +30,7 @@ from speculant.api.result import Generation, Stream
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
+from speculant.engines.hf.caches.plain_cache import PlainTargetCache
 from speculant.engines.hf.sampling.generate_capture import Call, check
 from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.options.request import RequestOptions
@@ -249,9 +250,9 @@ def _output(rows: Sequence[Generation], config: Any) -> Any:
     )
     if not config.return_dict_in_generate:
         return sequences
-    cache = rows[0].result.cache if len(rows) == 1 else None
-    if cache is not None and isinstance(rows[0].target, HFTargetCache):
-        cache = rows[0].target.whole_cache
+    cache, target = (rows[0].result.cache, rows[0].target) if len(rows) == 1 else (None, None)
+    if isinstance(target, PlainTargetCache) or (cache is not None and isinstance(target, HFTargetCache)):
+        cache = target.whole_cache
     kind = GenerateEncoderDecoderOutput if isinstance(cache, EncoderDecoderCache) else GenerateDecoderOnlyOutput
     return kind(
         sequences=sequences,

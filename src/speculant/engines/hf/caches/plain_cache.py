@@ -70,6 +70,11 @@ class PlainTargetCache:
         return self._length
 
     @property
+    def whole_cache(self) -> Any:
+        """The model's own cache, as `generate` returns it; None if the class returns none."""
+        return self._kwargs.get("past_key_values", self._kwargs.get("cache_params"))
+
+    @property
     def unread(self) -> int:
         return 0 if self._length else int(self._prompt.shape[1])
 
