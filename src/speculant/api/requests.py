@@ -171,9 +171,7 @@ class Preparation:
             start,
             Stats(method=self._method, prompt_tokens=cache.unread, notes=notes),
             recorder=None if asked.logprobs is None else TopLogprobs(asked.logprobs),
-            prompt_recorder=TopLogprobs(asked.prompt_logprobs, ranks=True)
-            if asked.prompt_logprobs is not None
-            else None,
+            prompt_recorder=None if asked.prompt_logprobs is None else TopLogprobs(asked.prompt_logprobs, ranks=True),
             plain=asked.plain or undrafted,
             watched=asked.watched,
         )

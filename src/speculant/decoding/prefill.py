@@ -77,7 +77,7 @@ def _open(sequence: Sequence, result: Pass, parts: DecodingComponents) -> None:
 
         # 2. The session, and what sizing keeps.
         walk, began = sequence.first, parts.work_clock()
-        session = session or _open_session(sequence, parts)
+        session = _open_session(sequence, parts) if session is None else session
         session.observe(make_verified(DraftTree.empty(), walk, result))
         room = sequence.sampler.room
         sizing = parts.sizing.open(session, room=room, plain=sequence.plain, start=sequence.start)
