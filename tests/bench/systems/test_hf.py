@@ -89,3 +89,11 @@ def test_models_with_states_are_refused_before_they_run() -> None:
     with pytest.raises(UnsupportedError, match="verifies no drafts on models with recurrent states"):
         HuggingFace("hf:prompt-lookup", model)
     assert HuggingFace("hf:generate", model).run(TaskRequest(PROMPT, 4), GREEDY).ids
+
+
+def test_stop_strings_of_a_checkpoint_are_refused_before_anything_runs() -> None:
+    """Guards long runs: `generate` would fail in the first request, since it asks for a tokenizer."""
+    model = tiny_model("llama")
+    model.generation_config.stop_strings = ["."]
+    with pytest.raises(UnsupportedError, match="stop strings"):
+        HuggingFace("hf:generate", model)

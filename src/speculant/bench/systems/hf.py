@@ -42,6 +42,11 @@ class HuggingFace:
                 f"{name} cannot run {type(model).__name__}: transformers verifies no drafts on models with recurrent "
                 "states. Leave it out, or name hf:generate."
             )
+        if model.generation_config.stop_strings:
+            raise UnsupportedError(
+                f"{name} has no tokenizer to find the stop strings of the model's generation config with. Remove them from "
+                "generation_config.json, or leave the method out."
+            )
         self.name = name
         self._model = model
         self._options = dict(OPTIONS[name])
