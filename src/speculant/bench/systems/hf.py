@@ -44,7 +44,7 @@ class HuggingFace:
             )
         if model.generation_config.stop_strings:
             raise UnsupportedError(
-                f"{name} has no tokenizer to find the stop strings of the model's generation config with. Remove them from "
+                f"{name} has no tokenizer to find the stop strings of the model's generation config. Remove them from "
                 "generation_config.json, or leave the method out."
             )
         self.name = name
