@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import struct
@@ -147,10 +148,19 @@ def rest_of_stream(client: socket.socket) -> bytes:
     return found
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Return the facts of the requests for texts that have been logged."""
+    found = [vars(record).get("facts", {}) for record in caplog.records]
+    return [facts for facts in found if facts.get("path") == "/v1/completions"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_vanished_client_frees_its_place(listening: Any, stream: bool, reset: bool) -> None:
-    """Guards connections that are closed or reset in the middle: decoding ends long before the text."""
+def test_a_vanished_client_frees_its_place(
+    listening: Any, stream: bool, reset: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards connections that are closed or reset in the middle: decoding ends, and the log says how far it was."""
+    caplog.set_level(logging.INFO, "speculant.serving.access")
     with listening(max_concurrency=1, max_queue=0) as (_, address):
         client = connect(address, request(max_tokens=400, stream=stream))
         until(lambda: metric(address, "generation_tokens_total") > 0)
@@ -161,6 +171,10 @@ def test_a_vanished_client_frees_its_place(listening: Any, stream: bool, reset: 
         assert metric(address, "generation_tokens_total") < 400
         assert metric(address, "request_cancellations_total") == 1
         assert metric(address, "request_failures_total") == 0
+        until(lambda: logged(caplog))
+        [facts] = logged(caplog)
+        assert facts["completion_tokens"] > 0
+        assert (facts["status"], facts.get("disconnected")) == ((200, True) if stream else (499, None))
         assert ask(address)["usage"]["completion_tokens"] == 12
 
 

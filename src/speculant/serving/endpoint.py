@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -79,7 +80,12 @@ async def respond(
 
 
 async def _noted(events: AsyncIterator[bytes], request: Request, exchange: Exchange) -> AsyncIterator[bytes]:
-    """Yield events, then add facts about the decoding to the request's log line."""
-    async for each in events:
-        yield each
-    note(request, **outcome(exchange))
+    """Yield events, then add facts about the decoding to the request's log line, also if the client disconnects."""
+    try:
+        async for each in events:
+            yield each
+    except (asyncio.CancelledError, GeneratorExit):
+        note(request, disconnected=True)
+        raise
+    finally:
+        note(request, **outcome(exchange))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
@@ -71,6 +71,8 @@ class EventStream(Response):
         finally:
             self._decoding.close()
             await _end(sending, leaving)
+            if isinstance(self._events, AsyncGenerator):
+                await self._events.aclose()  # now, so that what it notes at its end is in the log line
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
