@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from gguf_families import family_file
 from ggufs import bundled_gguf, needs_llamacpp, open_engine, tiny_gguf
 from models import deep_model
 from speculant import Constraint, PrefixCache
@@ -16,6 +18,7 @@ from speculant.api.loading import load_model
 from speculant.api.speculator import Speculator
 from speculant.core.errors import MemoryFileError, UnsupportedError, UsageError
 from speculant.registry import METHODS
+from state_ggufs import state_gguf
 
 pytestmark = pytest.mark.peers
 
@@ -229,3 +232,32 @@ def test_a_prefix_cache_shares_rows_of_llama_cpps_cache(stories: dict[str, Specu
         assert [result.ids for result in results] == expected
     assert prefixes.stats.hits == 5
     assert 0 < prefixes.stats.bytes <= prefixes.limit
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama"])
+def test_what_follows_the_beginning_of_a_text_reads_all_of_it(name: str) -> None:
+    """Guards windows: llama.cpp stores others in the cells of rows that no window reaches, and turns may go back."""
+    needs_llamacpp()
+    random = np.random.default_rng(3)
+    file = family_file(name)
+    plain, drafting = (
+        Speculator.from_gguf(file, threads=1, engine="llamacpp", method=method) for method in ("none", "aded")
+    )
+    for _ in range(6):
+        prompt, cache = random.integers(3, 61, 5).tolist(), None
+        for _ in range(4):
+            options: dict[str, Any] = {"max_new_tokens": int(random.choice([3, 10, 40])), "no_repeat_ngram_size": 3}
+            result = drafting.generate(prompt, cache=cache, **options)
+            assert result.ids == plain.generate(prompt, **options).ids
+            whole, cache = prompt + result.ids, result.cache
+            length = int(random.integers(1, len(whole)))
+            cache.crop(length)
+            prompt = whole[:length] + random.integers(3, 61, 3).tolist()
+
+
+def test_what_chains_have_no_rows_for_is_refused_by_name() -> None:
+    """Guards `lookahead` on models with states: the message says what to do, not which field of a budget to set."""
+    needs_llamacpp()
+    speculator = Speculator.from_gguf(state_gguf("mamba"), threads=1, engine="llamacpp", method="lookahead")
+    with pytest.raises(UnsupportedError, match="Use another method"):
+        speculator.generate([5, 9, 14], max_new_tokens=4)

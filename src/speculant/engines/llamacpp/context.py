@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from speculant.core.engine import MAX_NODES
 from speculant.core.errors import ModelError, OutOfMemoryError, SpeculantError, UnsupportedError, UsageError
 from speculant.engines.llamacpp.batch import BatchArrays, Rows
 from speculant.engines.llamacpp.branches import Share
@@ -143,10 +144,10 @@ class LlamaContext:
         self._api.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     def cut(self, text: LlamaText, length: int) -> None:
-        """Keep the first rows of a text; if layers have recurrent state, the text is reread at its next use."""
+        """Keep the first rows of a text, which is reread at its next use if they are not sure to be there."""
         if text.sequence is None:
             return
-        if self.model.states:
+        if self.model.states or self.loses(text, length):
             self.drop(text)
         else:
             self.remove(text.sequence, length)
@@ -171,9 +172,17 @@ class LlamaContext:
         self._texts = [each for each in self._texts if each() not in (None, text)] + [weakref.ref(text)]
         return text.sequence
 
+    def loses(self, text: LlamaText, length: int) -> bool:
+        """Return whether some of the last rows before `length` may be gone, of a text that went on behind them.
+
+        In cells of rows that no window reaches any more llama.cpp stores others, also with room for all (`swa_full`).
+        """
+        reached = len(text.tokens) + MAX_NODES
+        return length < len(text.tokens) and 0 < self.model.window < reached
+
     def fork(self, text: LlamaText, length: int) -> LlamaText | None:
-        """Return a new text that shares the first rows of another; None if that was evicted, or the cache is full."""
-        if text.sequence is None or length > len(text.tokens):
+        """Return a new text that shares the first rows of another; None if these are gone, or the cache is full."""
+        if text.sequence is None or length > len(text.tokens) or self.loses(text, length):
             return None
         try:
             [sequence] = self.take(1, [text])

@@ -156,8 +156,8 @@ class LlamaEngine(ModelEngine):
         return length
 
     def reusable(self, cache: LlamaText, length: int) -> int:
-        """Return how many of a cache's first tokens a prompt can reuse: all of them."""
-        return length
+        """Return how many of a cache's first tokens a prompt can reuse: all, or none if their rows may be gone."""
+        return 0 if self.context.loses(cache, length) else length
 
     def copy_prefix(self, cache: LlamaText, length: int, *, room: int) -> LlamaText | None:
         """Return a text that shares the first rows of another; None if that was evicted from llama.cpp's cache."""
@@ -174,7 +174,7 @@ class LlamaEngine(ModelEngine):
     def forward(
         self, batch: Sequence[tuple[LlamaTargetCache, int, DraftTree]], needs: RequestedOutputs = NO_OUTPUTS
     ) -> list[Pass]:
-        check_needs(needs)
+        check_needs(needs, trees=self.capabilities.trees)
         if any(cache.uncommitted for cache, _, _ in batch):
             raise UsageError("a cache has rows that were neither kept nor dropped; roll it back before a target pass.")
         requests = [(cache, *tree.rows(root)) for cache, root, tree in batch]

@@ -34,6 +34,7 @@ class LlamaModel:
         threads: number of threads for passes on the CPU.
         refusal: why drafts cannot be verified on it; "" if they can.
         states: whether layers keep a recurrent state instead of a row for each token.
+        window: number of rows that layers with a sliding window attend to; 0 without such layers.
     """
 
     def __init__(self, path: str | Path, options: LlamaCppOptions) -> None:
@@ -74,6 +75,7 @@ class LlamaModel:
         self.vocab = api.llama_model_get_vocab(self.pointer)
         self.refusal = self._check_kind()
         self.states = bool(api.llama_model_is_recurrent(self.pointer) or api.llama_model_is_hybrid(self.pointer))
+        self.window = int(api.llama_model_n_swa(self.pointer))
 
     @property
     def vocabulary(self) -> int:

@@ -139,7 +139,7 @@ class LlamaTargetCache(TargetCache):
             UnsupportedError: hidden states are requested.
         """
         self._check_text()
-        check_needs(needs)
+        check_needs(needs, trees=self.trees)
         if not self.unread:
             raise UsageError("the prompt of this sequence has already been read.")
         start = self._length
@@ -165,7 +165,7 @@ class LlamaTargetCache(TargetCache):
     ) -> Pass:
         if layers is not None or embeddings is not None:
             raise _no_layers()
-        check_needs(needs)
+        check_needs(needs, trees=self.trees)
         self.check_tokens(tokens)
         return finish_pass(self.run(tokens, parents, [self.text]), needs)
 
@@ -262,12 +262,16 @@ def finish_pass(logits: Tensor, needs: RequestedOutputs) -> Pass:
     return Pass(logits=logits, top_ids=ids, top_logits=values)
 
 
-def check_needs(needs: RequestedOutputs) -> None:
+def check_needs(needs: RequestedOutputs, *, trees: bool) -> None:
     """Refuse outputs that llama.cpp does not provide.
 
     Raises:
-        UnsupportedError: hidden states are requested.
+        UnsupportedError: hidden states are requested, or further rows where only chains can be verified.
     """
+    if needs.queries and not trees:
+        raise UnsupportedError(
+            "this method needs rows in addition to the draft, and this model verifies chains only. Use another method."
+        )
     if needs.hidden_layers:
         raise UnsupportedError(
             "llama.cpp returns no hidden states of decoder layers, which this method drafts from. Use a method "
