@@ -258,6 +258,6 @@ def test_what_follows_the_beginning_of_a_text_reads_all_of_it(name: str) -> None
 def test_what_chains_have_no_rows_for_is_refused_by_name() -> None:
     """Guards `lookahead` on models with states: the message says what to do, not which field of a budget to set."""
     needs_llamacpp()
-    speculator = Speculator.from_gguf(state_gguf("mamba"), threads=1, engine="llamacpp", method="lookahead")
+    speculator = Speculator.from_gguf(state_gguf("mamba")[0], threads=1, engine="llamacpp", method="lookahead")
     with pytest.raises(UnsupportedError, match="Use another method"):
         speculator.generate([5, 9, 14], max_new_tokens=4)
