@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from models import tiny_model
 from speculant.api import loading
 from speculant.api.loading import load_tokenizer
 from speculant.bench.report import charts
+from speculant.cli.main import main
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +71,20 @@ def threads_kept() -> Iterator[None]:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write pages without charts, which take longer than the run; some runs and the tests of reports draw them."""
     monkeypatch.setattr(charts, "_svg", lambda _figure, _label: "<svg></svg>")
+
+
+@pytest.fixture
+def two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare two runs of each kind instead of five."""
+    monkeypatch.setattr("speculant.cli.comparison.PAIRS", 2)
+
+
+@pytest.fixture
+def record(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return what runs `generate` and returns its record."""
+
+    def run(*argv: str) -> Any:
+        assert main(["generate", *argv, "--json", "-"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run

@@ -243,7 +243,8 @@ class PrefixCache:
             if block not in self._blocks:
                 break
             found = self._blocks[block]
-        recent = (each for each in reversed(found) if self._belongs(each, owner, media))
+        entries = ((each, self._entries[each]) for each in reversed(found))  # hashes of two owners might be equal
+        recent = (each for each, entry in entries if (entry.owner, entry.media) == (owner, media))
         return list(islice(recent, CANDIDATES))
 
     def _find_longer(self, tokens: Int32, hashes: Sequence[int]) -> int | None:
@@ -265,9 +266,6 @@ class PrefixCache:
                 )
                 found += [tails[each] for each in beginnings if each in tails]
         return found
-
-    def _belongs(self, number: int, owner: str, media: str) -> bool:
-        return (self._entries[number].owner, self._entries[number].media) == (owner, media)
 
     def _drop(self, number: int) -> None:
         entry = self._entries.pop(number)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from speculant.api.options import check_number, unknown_option
 from speculant.core.errors import UsageError
-from speculant.engines.hf.sampling.own_config import MODES, find_modes
+from speculant.engines.hf.sampling.own_config import leave_out_modes
 from speculant.options.request import RequestKeywords, RequestOptions
 
 MAX_NEW_TOKENS = 256
@@ -67,7 +67,7 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
         _check_constrained(options)
 
 
-def leave_out_modes(own: GenerationConfig, options: dict[str, Any], *, constrained: bool) -> str:
+def leave_out_settings(own: GenerationConfig, options: dict[str, Any], *, constrained: bool) -> str:
     """Leave out what a model's generation config asks for that is not decoded here, such as beams; return a note.
 
     What the request itself asks for stays, to be refused.
@@ -77,11 +77,11 @@ def leave_out_modes(own: GenerationConfig, options: dict[str, Any], *, constrain
         options: options of the request for `generate`, to which the values without these settings are added.
         constrained: whether the text follows a constraint, which also rules against other settings are left out for.
     """
-    names = find_modes(own, asked=options.get("generation_config"), given=options)
+    without = leave_out_modes(own, asked=options.get("generation_config"), given=options)
     if constrained:
-        names += [name for name in _CONTRADICTING if _contradicts(name, own) and name not in options]
-    options.update({name: MODES.get(name) for name in names})
-    left = ", ".join(f"{name}={getattr(own, name)!r}" for name in names)
+        without |= {name: None for name in _CONTRADICTING if _contradicts(name, own) and name not in options}
+    options.update(without)
+    left = ", ".join(f"{name}={getattr(own, name)!r}" for name in without)
     return f"left out of the model's generation config: {left}." if left else ""
 
 

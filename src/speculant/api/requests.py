@@ -19,7 +19,7 @@ from speculant.api.constraints import CompiledConstraint, Constraint, Constraint
 from speculant.api.detokenizer import SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media
 from speculant.api.options import check_logit_bias, check_number, check_stop
-from speculant.api.request_checks import check_options, leave_out_modes, limit_new_tokens
+from speculant.api.request_checks import check_options, leave_out_settings, limit_new_tokens
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
@@ -96,7 +96,7 @@ class Preparation:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
         own = self._engine.model.generation_config
-        if note := leave_out_modes(own, options, constrained=asked.constraint is not None):
+        if note := leave_out_settings(own, options, constrained=asked.constraint is not None):
             notes.append(note)
         configured = getattr(options.get("generation_config"), "stop_strings", None) or own.stop_strings
         if configured:

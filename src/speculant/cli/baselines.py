@@ -147,7 +147,7 @@ class Baselines:
 
         from speculant.api.options import check_stop
         from speculant.engines.hf.sampling.generate_capture import sampling_options
-        from speculant.engines.hf.sampling.own_config import MODES, find_modes
+        from speculant.engines.hf.sampling.own_config import leave_out_modes
 
         speculator = self._speculator
         if has_quantized_weights(speculator.model) or not any(True for _ in speculator.model.parameters()):
@@ -159,7 +159,7 @@ class Baselines:
         room = options["max_new_tokens"] if positions is None else positions - ids.shape[1]
         own, start = model.generation_config, 1 if model.config.is_encoder_decoder else ids.shape[1]
         chosen = sampling_options(options["temperature"], options["top_p"], options["top_k"])
-        chosen |= {name: MODES[name] for name in find_modes(own)}  # left out of drafted texts as well
+        chosen |= leave_out_modes(own)  # left out of drafted texts as well
         if stops := [*check_stop(options["stop"]), *check_stop(own.stop_strings)]:
             chosen |= {"stop_strings": stops, "tokenizer": tokenizer}
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):

@@ -16,7 +16,7 @@ from speculant.bench.systems.hf_names import ASSISTED, OPTIONS, check_hf
 from speculant.bench.systems.system import RequestOutcome
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.sampling.generate_capture import sampling_options
-from speculant.engines.hf.sampling.own_config import MODES, find_modes
+from speculant.engines.hf.sampling.own_config import leave_out_modes
 
 
 class HuggingFace:
@@ -72,7 +72,7 @@ class HuggingFace:
         model = self._model
         ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
         recorder = _PassRecorder()
-        modes = {name: MODES[name] for name in find_modes(model.generation_config, given=self._options)}
+        modes = leave_out_modes(model.generation_config, given=self._options)
         options = modes | self._options | sampling_options(sampling.temperature, None, None)
         ending: Sequence[int] = eos_ids(model)
         if request.forced is not None:

@@ -12,7 +12,7 @@ from models import tiny_model
 from speculant import Speculator
 from speculant.api.loading import load_model
 from speculant.core.errors import TokenizerError, UnsupportedError
-from speculant.engines.hf.sampling.own_config import find_modes, leave_out_all
+from speculant.engines.hf.sampling.own_config import leave_out_all, leave_out_modes
 
 IDS = [5, 9, 14, 3, 8, 5, 9, 14]
 OWN: dict[str, dict[str, Any]] = {
@@ -54,9 +54,9 @@ def test_what_generate_would_decode_otherwise_is_refused_with_a_way_out() -> Non
 def test_a_request_has_precedence() -> None:
     """Guards against overriding what was asked for, which is refused if it cannot be decoded."""
     own, asked = GenerationConfig(num_beams=4), GenerationConfig(num_beams=2)
-    assert find_modes(own) == ["num_beams"]
-    assert find_modes(own, given={"num_beams": 2}) == find_modes(own, asked=asked) == []
-    assert find_modes(own, asked=GenerationConfig(num_beams=1)) == []
+    assert leave_out_modes(own) == {"num_beams": 1}
+    assert leave_out_modes(own, given={"num_beams": 2}) == leave_out_modes(own, asked=asked) == {}
+    assert leave_out_modes(own, asked=GenerationConfig(num_beams=1)) == {}
     with pytest.raises(UnsupportedError, match="num_beams=2"):
         Speculator.from_transformers(configured(OWN["beams"])).generate(IDS, num_beams=2)
 

@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.core.sampler import GREEDY, Sampling
-from speculant.engines.hf.sampling.own_config import DECIDING, MODES, find_modes
+from speculant.engines.hf.sampling.own_config import DECIDING, leave_out_modes
 from speculant.engines.hf.sampling.sampler import SamplingPlan
 
 HANDLED = {
@@ -126,9 +126,9 @@ def check(call: Call, *, plain: bool = False) -> None:
     mode = config.get_generation_mode()
     if config.num_beams > 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         own = call.model.generation_config
-        modes = [name for name in find_modes(own) if name in DECIDING and getattr(config, name) == getattr(own, name)]
-        given = ", ".join(f"{name}={MODES[name]}" for name in modes)
-        way = f"If the model's generation config asks for that, give {given}"
+        without = [each for each in leave_out_modes(own).items() if each[0] in DECIDING]
+        modes = [f"{name}={value}" for name, value in without if getattr(config, name) == getattr(own, name)]
+        way = f"If the model's generation config asks for that, give {', '.join(modes)}"
         raise UnsupportedError(
             f"speculative decoding is greedy or sampled, not {mode.value.replace('_', ' ')} with "
             f"num_beams={config.num_beams}. {way if modes else 'Leave that out'}, or call `model.generate` without "

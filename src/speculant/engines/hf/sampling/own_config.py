@@ -29,26 +29,25 @@ _RULES = (  # what rules tokens out or ends texts, beside end-of-text tokens
 )
 
 
-def find_modes(
+def leave_out_modes(
     own: GenerationConfig, *, asked: GenerationConfig | None = None, given: Container[str] = ()
-) -> list[str]:
-    """Return the names of `MODES` that a model's own config sets.
+) -> dict[str, Any]:
+    """Return the options for `generate` that leave out the modes of a model's own config, by name.
 
     Args:
         own: the model's generation config.
         asked: the config of the request, which has precedence; or None.
         given: options of the request, which have precedence.
     """
-    found = []
+    found = {}
     for name, without in MODES.items():
         value, other = getattr(own, name, None), getattr(asked, name, None)
         usual = value in (None, False, without) or (name == "cache_implementation" and value in _GROWING)
         if not (usual or name in given or other not in (None, False)):
-            found.append(name)
+            found[name] = without
     return found
 
 
 def leave_out_all(own: GenerationConfig) -> dict[str, Any]:
     """Return the options for `generate` that leave out modes, and what rules tokens out, of a model's own config."""
-    rules = [name for name in _RULES if getattr(own, name, None) is not None]
-    return dict.fromkeys(rules) | {name: MODES[name] for name in find_modes(own)}
+    return dict.fromkeys(name for name in _RULES if getattr(own, name, None) is not None) | leave_out_modes(own)
