@@ -9,8 +9,10 @@ import pytest
 
 from servers import Connect, chat, make_speculator
 from speculant import Speculator
+from speculant.serving.lenience import UNUSED
 
 pytestmark = pytest.mark.anyio
+START = "Once upon a time"
 SWITCHED = (
     "{% if enable_thinking is defined and not enable_thinking %}quick: {% endif %}"
     "{% if reasoning_effort %}{{ reasoning_effort }}: {% endif %}"
@@ -56,7 +58,7 @@ async def test_guided_fields_are_structured_outputs(connect: Connect, ending: Sp
 
 
 async def test_switches_reach_the_chat_template(connect: Connect, model: Any, tokenizer: Any) -> None:
-    """Guards `chat_template_kwargs`, `reasoning_effort` by either name, and arguments of others, which are refused."""
+    """Guards `chat_template_kwargs`, and the effort of reasoning by either name and in each protocol."""
     own = copy.deepcopy(tokenizer)
     own.chat_template = SWITCHED
     async with connect(served=make_speculator(model, own)) as client:
@@ -69,7 +71,16 @@ async def test_switches_reach_the_chat_template(connect: Connect, model: Any, to
         plain = await tokens()
         assert await tokens(chat_template_kwargs={"enable_thinking": True}) == plain
         assert await tokens(chat_template_kwargs={"enable_thinking": False}) > plain
-        assert await tokens(reasoning_effort="high") > plain
+        high = await tokens(reasoning_effort="high")
+        assert high > plain
+        asked: dict[str, Any] = {"input": START, "max_output_tokens": 1, "reasoning": {"effort": "high"}}
+        answer = await client.post("/v1/responses", json=asked)
+        assert (answer.json()["usage"]["input_tokens"], UNUSED in answer.headers) == (high, False)
+        asked = {"messages": [{"role": "user", "content": START}], "output_config": {"effort": "high"}}
+        counted = await client.post("/v1/messages/count_tokens", json=asked)
+        answer = await client.post("/v1/messages", json=asked | {"max_tokens": 1})
+        assert (answer.json()["usage"]["input_tokens"], UNUSED in answer.headers) == (high, False)
+        assert counted.json()["input_tokens"] == high
         for name in ("tokenize", "chat_template", "tools"):
             answer = await client.post("/v1/chat/completions", json=chat(chat_template_kwargs={name: True}))
             assert answer.status_code == 400
@@ -77,6 +88,5 @@ async def test_switches_reach_the_chat_template(connect: Connect, model: Any, to
     async with connect(served=make_speculator(model, own)) as client:
         assert await tokens(reasoning_effort="high") > plain
     async with connect() as client:
-        answer = await client.post("/v1/chat/completions", json=chat(reasoning_effort="high"))
-        assert answer.status_code == 400
-        assert "no such switch" in answer.json()["error"]["message"]
+        answer = await client.post("/v1/chat/completions", json=chat(max_tokens=1, reasoning_effort="high"))
+        assert (answer.status_code, answer.headers[UNUSED]) == (200, "reasoning_effort")

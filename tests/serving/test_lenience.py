@@ -66,9 +66,12 @@ async def test_the_text_is_that_without_them(connect: Connect) -> None:
 
 async def test_only_what_changes_no_text_is_left_out(connect: Connect) -> None:
     """Guards known parameters that are refused: those that the text depends on still are."""
+    for lenient in (False, True):
+        async with connect(lenient=lenient) as client:
+            asked = chat(store=True, metadata={"a": "b"}, service_tier="flex", prompt_cache_key="a")
+            left_out = await client.post("/v1/chat/completions", json=asked)
+            assert left_out.headers[UNUSED] == "store, metadata, service_tier, prompt_cache_key"
     async with connect(lenient=True) as client:
-        left_out = await client.post("/v1/chat/completions", json=chat(store=True, metadata={"a": "b"}))
-        assert left_out.headers[UNUSED] == "store, metadata"
         refused = await client.post("/v1/chat/completions", json=chat(modalities=["audio"]))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "modalities")
         wrong = await client.post("/v1/chat/completions", json=chat(temperature="hot"))

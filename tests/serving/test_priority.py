@@ -1,4 +1,4 @@
-"""`priority`: who leaves the queue first."""
+"""Places in the queue, and `priority` in the protocols."""
 
 from __future__ import annotations
 
@@ -9,32 +9,22 @@ import pytest
 from servers import Connect, completion
 from speculant import Speculator
 from speculant.serving.engine_loop import EngineLoop
-from speculant.serving.exchange import Job
+from speculant.serving.errors import ApiError
 
 pytestmark = pytest.mark.anyio
 
 
-def order(speculator: Speculator, jobs: list[tuple[str, str, int]]) -> list[str]:
-    """Return the names of jobs (name, tenant, priority) in the order in which the queue lets them go."""
-    loop = EngineLoop(speculator, size=1, queue=20, seconds=60, buffer_tokens=99, observer=Mock())
-    for name, tenant, priority in jobs:
-        with loop.open(1, tenant=tenant) as exchange:
-            exchange._submit = loop._queue
-            exchange._cancel = lambda _: None
-            exchange.submit(Job(prompt=[1], tenant=tenant, priority=priority, stop=(name,)))
-    return [each.job.stop[0] for each in loop._waiting]
-
-
-def test_lower_priorities_go_first(speculator: Speculator) -> None:
-    """Guards the order within a key, and that of arrival among equals."""
-    jobs = [("a", "", 0), ("b", "", 2), ("c", "", -1), ("d", "", 0), ("e", "", -1)]
-    assert order(speculator, jobs) == ["c", "e", "a", "d", "b"]
-
-
-def test_a_key_cannot_pass_another(speculator: Speculator) -> None:
-    """Guards fairness: each key keeps the places at which its requests arrived, whatever their priorities."""
-    jobs = [("a1", "a", 0), ("b1", "b", 5), ("a2", "a", -9), ("b2", "b", 0), ("a3", "a", -9)]
-    assert order(speculator, jobs) == ["a2", "b2", "a3", "b1", "a1"]
+def test_no_key_takes_the_whole_queue(speculator: Speculator) -> None:
+    """Guards the place that is kept for each key that has asked: it is refused neither by others nor for long."""
+    loop = EngineLoop(speculator, size=1, queue=4, seconds=60, buffer_tokens=99, observer=Mock())
+    with loop.open(1, tenant="quiet"):
+        pass
+    with loop.open(4, tenant="busy"):
+        with pytest.raises(ApiError, match="at most 4 texts") as refusal:
+            loop.open(1, tenant="busy")
+        assert refusal.value.status == 429
+        with loop.open(1, tenant="quiet"), pytest.raises(ApiError, match="at most 5 texts"):
+            loop.open(1, tenant="new")
 
 
 async def test_priorities_are_taken_by_requests(connect: Connect) -> None:

@@ -164,8 +164,7 @@ def _middleware(settings: ServingOptions, keys: KeyRing, *, body_bytes: int) -> 
     if settings.hosts:
         found.append(Middleware(HostCheck, hosts=settings.hosts, seconds=settings.body_seconds))
     found.append(Middleware(KeyCheck, keys=keys, seconds=settings.body_seconds))
-    if settings.lenient:
-        found.append(Middleware(LenienceMiddleware))
+    found.append(Middleware(LenienceMiddleware, lenient=settings.lenient))
     found.append(Middleware(BodyLimit, maximum=body_bytes, seconds=settings.body_seconds))
     return found
 

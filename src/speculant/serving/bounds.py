@@ -69,7 +69,7 @@ class Strict(BaseModel):
         given = {name: each for name, each in value.items() if each is not None or fields.get(name)}
         unknown = [name for name in given if name not in fields] if cls.is_closed(given) else []
         unused = unused_members()
-        if unknown and unused is None:
+        if unknown and not (unused and unused.lenient):
             raise UnknownMemberError(unknown[0], fields)
         known = {name: each for name, each in given.items() if name not in unknown}
         if unused is None:

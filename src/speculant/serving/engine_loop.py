@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,11 +22,14 @@ from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
 from speculant.serving.errors import SERVER, ApiError, queue_full
 from speculant.serving.exchange import Delta, Exchange, Ticket
+from speculant.serving.waiting_texts import WaitingTexts
 
 if TYPE_CHECKING:
     from speculant.api.batch import Batch
     from speculant.api.result import Generation
     from speculant.api.speculator import Speculator
+
+_RECENT = 60.0  # seconds for which a tenant's place in the queue is kept
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +106,11 @@ class EngineLoop:
         self.speculator, self.size = speculator, size
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
         self._places, self._refusal, self._side_work = size + queue, refusal, side_work
+        self._most_kept, self._asked = queue // 2, dict[str, float]()  # when each tenant last asked for places
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used: Counter[str] = Counter()  # places in use by tenant; used by the event loop only
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
-        self._waiting: deque[Ticket] = deque()
+        self._waiting = WaitingTexts()
         self._active: dict[Generation, Ticket] = {}  # oldest first
         self._deltas: list[tuple[Ticket, Delta]] = []
         self._numbers = itertools.count()
@@ -194,14 +198,20 @@ class EngineLoop:
     def open(self, places: int, *, tenant: str = "") -> Exchange:
         """Return an exchange for `places` texts of a tenant.
 
+        A place of the queue is kept for each tenant that has asked within the last minute and has none now, up to half
+        of the queue, so that no tenant can shut others out.
+
         Raises:
             ApiError: too many requests are waiting, the model does not decode texts, or the thread has ended.
         """
         if self._refusal:
             raise ApiError(400, self._refusal, code="unsupported")
         self.check_alive()
-        if self._used.total() + places > self._places:
-            raise queue_full(self._places, "texts")
+        now = self._asked[tenant] = time.monotonic()
+        idle = sum(now - asked < _RECENT and not self._used[other] for other, asked in self._asked.items())
+        kept = min(idle, self._most_kept) if self._used[tenant] else 0
+        if self._used.total() + places > self._places - kept:
+            raise queue_full(self._places - kept, "texts")
         self._used[tenant] += places
         return Exchange(
             lambda ticket: self._commands.put(("submit", ticket)),
@@ -257,15 +267,7 @@ class EngineLoop:
             elif self._stopping:
                 self._finish(ticket, Delta(error=_shutting_down()))
             else:
-                self._queue(ticket)
-
-    def _queue(self, ticket: Ticket) -> None:
-        """Add a text to the queue; the texts of a tenant take that tenant's places in order of priority."""
-        self._waiting.append(ticket)
-        tenant = ticket.job.tenant
-        own = [each for each in self._waiting if each.job.tenant == tenant]
-        ranked = iter(sorted(own, key=lambda each: each.job.priority))
-        self._waiting = deque(next(ranked) if each.job.tenant == tenant else each for each in self._waiting)
+                self._waiting.add(ticket)
 
     def _expire(self, batch: Batch) -> None:
         now = time.monotonic()
@@ -280,7 +282,7 @@ class EngineLoop:
 
     def _admit(self, batch: Batch) -> None:
         while self._waiting and len(self._active) < self.size:
-            ticket = self._waiting.popleft()
+            ticket = self._waiting.take(Counter(each.job.tenant for each in self._active.values()))
             ticket.admitted, ticket.number = time.monotonic(), next(self._numbers)
             ticket.slot = min({*range(self.size)} - {each.slot for each in self._active.values()})
             job = ticket.job
@@ -349,8 +351,7 @@ class EngineLoop:
 
     def _drop(self, batch: Batch, ticket: Ticket, error: BaseException) -> None:
         """End a request with an error, whether it waits or is being decoded."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+        self._waiting.discard(ticket)
         for generation in [each for each, own in self._active.items() if own is ticket]:
             self._leave(batch, generation)
         self._finish(ticket, Delta(error=error))

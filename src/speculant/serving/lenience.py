@@ -1,4 +1,4 @@
-"""`--lenient`: unknown members of requests are ignored and named in a response header.
+"""Members of requests that have no effect are named in a response header; with `--lenient`, unknown ones too.
 
 So clients that send parameters of other servers work, and can see which ones had no effect.
 """
@@ -22,17 +22,21 @@ _members: ContextVar[UnusedMembers | None] = ContextVar("speculant_unused", defa
 
 
 class UnusedMembers:
-    """The unknown members of one request, by their paths, such as "messages.0.mood".
+    """The members of one request that have no effect, by their paths, such as "messages.0.mood".
 
     A value may be validated as several types, and only the unknown members of the matching type count. So unknown
     members are recorded per object, and move to the enclosing object once that is valid.
+
+    Attributes:
+        lenient: whether unknown members are accepted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lenient: bool) -> None:
+        self.lenient = lenient
         self._paths: dict[int, list[str]] = {}  # by the id of the object that contains them
 
     def paths(self) -> list[str]:
-        """Return the paths of all unknown members."""
+        """Return the paths of all members without effect."""
         return [path for found in self._paths.values() for path in found]
 
     @contextmanager
@@ -68,19 +72,19 @@ class UnusedMembers:
 
 
 def unused_members() -> UnusedMembers | None:
-    """Return the recorder of the current request's unknown members; None if they are refused."""
+    """Return the recorder of the current request's members without effect; None outside requests."""
     return _members.get()
 
 
 class LenienceMiddleware:
-    """Accepts unknown members of requests, and names them in the response."""
+    """Names the members of requests that have no effect in the response, and decides whether unknown ones may be."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, lenient: bool) -> None:
+        self._app, self._lenient = app, lenient
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
-        unused = UnusedMembers()
+        unused = UnusedMembers(lenient=self._lenient)
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start" and (paths := unused.paths()):

@@ -36,7 +36,7 @@ async def create_message(
     functions, unused = read_tools(body.tools or ())
     chat = _chat_request(service, body, functions)
     plan = plan_turn(service, chat)
-    headers = _unused(body, unused)
+    headers = _unused(service, body, unused)
 
     async def begin(exchange: Exchange) -> MessageAnswer:
         return MessageAnswer(service, await plan.begin(exchange, tenant=tenant_of(request)))
@@ -54,7 +54,8 @@ async def count_tokens(service: Service, body: CountRequest) -> TokenCount:
     functions, _ = read_tools(body.tools or ())
     chat = make_chat({"messages": read_messages(body.system, body.messages), "tools": functions or None})
     offered = None if read_choice(body.tool_choice) == "none" else chat.tools
-    return TokenCount(input_tokens=len((await service.prompts.messages(chat.messages, offered)).ids))
+    switches = service.prompts.switches(None, _effort(service, body))
+    return TokenCount(input_tokens=len((await service.prompts.messages(chat.messages, offered, switches)).ids))
 
 
 def _chat_request(service: Service, body: MessagesRequest, functions: Sequence[dict[str, Any]]) -> ChatRequest:
@@ -74,11 +75,17 @@ def _chat_request(service: Service, body: MessagesRequest, functions: Sequence[d
         "stream": body.stream,
         "user": user,
     }
+    given["reasoning_effort"] = _effort(service, body)
     form = body.output_config.format if body.output_config else None
     if form is not None:
         schema = {"name": "answer", "schema": form.schema_}
         given["response_format"] = {"type": "json_schema", "json_schema": schema}
     return make_chat(given)
+
+
+def _effort(service: Service, body: CountRequest) -> str | None:
+    """Return the effort that the chat template is given; None for none."""
+    return body.output_config.effort if body.output_config and service.prompts.effort_switch else None
 
 
 def _check_edits(body: CountRequest) -> None:
@@ -88,11 +95,12 @@ def _check_edits(body: CountRequest) -> None:
         raise ApiError(400, message, param="context_management", code="unsupported_parameter")
 
 
-def _unused(body: MessagesRequest, tools: Sequence[str]) -> dict[str, str]:
+def _unused(service: Service, body: MessagesRequest, tools: Sequence[str]) -> dict[str, str]:
     names = [f"tools.{name}" for name in tools if name.isascii() and name.isprintable()]
     if body.thinking is not None and body.thinking.type != "disabled":
         names.append("thinking")
-    if body.output_config is not None and body.output_config.effort is not None:
+    effort = body.output_config.effort if body.output_config else None
+    if effort is not None and service.prompts.effort_switch is None:
         names.append("output_config.effort")
     return {UNUSED: ", ".join(names)} if names else {}
 

@@ -1,4 +1,4 @@
-"""All parameters of OpenAI's requests, and the supported ones of vLLM: each is supported, or refused with a reason.
+"""All parameters of OpenAI's requests, and the supported ones of vLLM: supported, without effect, or refused.
 
 The table in the documentation is generated from this one, and requests are checked against it, so that no parameter is
 silently ignored.
@@ -28,7 +28,7 @@ class Parameter:
         note: what it does here, or why it is refused.
         supported: whether it is supported.
         neutral: values without effect, accepted even if the parameter is refused; null always is.
-        harmless: whether the text is the same without it, so that a lenient server may ignore it.
+        harmless: whether the text is the same without it, so that it is accepted, and named as without effect.
     """
 
     name: str
@@ -37,6 +37,11 @@ class Parameter:
     supported: bool = True
     neutral: tuple[Any, ...] = ()
     harmless: bool = False
+
+    @property
+    def treatment(self) -> str:
+        """How the server treats it, in a word or two."""
+        return "supported" if self.supported else "no effect" if self.harmless else "refused"
 
 
 def _refuse(
@@ -140,7 +145,11 @@ PARAMETERS = (
         note="as in vLLM: switches of the chat template, such as `enable_thinking`",
         endpoints=(CHAT,),
     ),
-    Parameter(name="reasoning_effort", note="for chat templates that have this switch", endpoints=(CHAT,)),
+    Parameter(
+        name="reasoning_effort",
+        note="for chat templates that have this switch; with others it has no effect",
+        endpoints=(CHAT,),
+    ),
     Parameter(
         name="generation_config",
         note="as `transformers chat` sends it, JSON in a text, for what is left out: `max_new_tokens`, `do_sample`, "
@@ -178,8 +187,9 @@ def check_supported(endpoint: str, values: Mapping[str, Any]) -> None:
         value = values.get(parameter.name)
         if parameter.supported or endpoint not in parameter.endpoints or value is None or value in parameter.neutral:
             continue
-        if parameter.harmless and (unused := unused_members()) is not None:
-            unused.name(parameter.name)
+        if parameter.harmless:
+            if (unused := unused_members()) is not None:
+                unused.name(parameter.name)
             continue
         raise ApiError(
             400,
@@ -193,15 +203,10 @@ def parameter_table() -> str:
     """Return the table for the documentation, in Markdown."""
     lines = ["| parameter | chat | completions | |", "|---|---|---|---|"]
     for parameter in PARAMETERS:
-        marks = [
-            "" if endpoint not in parameter.endpoints else "supported" if parameter.supported else "refused"
-            for endpoint in BOTH
-        ]
+        marks = ["" if endpoint not in parameter.endpoints else parameter.treatment for endpoint in BOTH]
         note = parameter.note
-        if not parameter.supported and parameter.neutral:
+        if not (parameter.supported or parameter.harmless) and parameter.neutral:
             neutral = ", ".join(f"`{json.dumps(value)}`" for value in parameter.neutral)
             note += f" (taken as {neutral})"
-        if parameter.harmless:
-            note += "; left out with `--lenient`"
         lines.append(f"| `{parameter.name}` | {marks[0]} | {marks[1]} | {note} |")
     return "\n".join(lines)

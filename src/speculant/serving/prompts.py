@@ -13,6 +13,7 @@ from speculant.api.media_prompts import encode_messages
 from speculant.engines.hf.media import media_tokens
 from speculant.serving.answer_parser import find_formats, shown_marks
 from speculant.serving.errors import ApiError
+from speculant.serving.lenience import unused_members
 from speculant.serving.media import MediaReader
 from speculant.serving.schemas import Message, Tool
 from speculant.serving.template_forms import needs_text_arguments, render_any, template_text, with_text_arguments
@@ -111,17 +112,21 @@ class PromptEncoder:
     def switches(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
         """Return the arguments of the chat template from `chat_template_kwargs` and `reasoning_effort`.
 
-        Raises:
-            ApiError: the template has no such argument.
+        An effort has no effect if the template has no such switch, and is then named so.
         """
         if effort in (None, "none"):
             return dict(given or {})
+        if self.effort_switch is None:
+            if (unused := unused_members()) is not None:
+                unused.name("reasoning_effort")
+            return dict(given or {})
+        return {**(given or {}), self.effort_switch: effort}
+
+    @property
+    def effort_switch(self) -> str | None:
+        """The name of the chat template's argument for the effort of reasoning; None if it has none."""
         template = template_text(getattr(self.tokenizer, "chat_template", None))
-        name = next((name for name in ("reasoning_effort", "thinking_effort") if name in template), None)
-        if name is None:
-            message = "'reasoning_effort' is not supported: the model's chat template has no such switch. Leave it out."
-            raise ApiError(400, message, param="reasoning_effort", code="unsupported_parameter")
-        return {**(given or {}), name: effort}
+        return next((name for name in ("reasoning_effort", "thinking_effort") if name in template), None)
 
     def close(self) -> None:
         """Stop the thread."""

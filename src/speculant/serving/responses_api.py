@@ -37,9 +37,9 @@ async def create_response(
     if body.previous_response_id is not None:
         before = store.get(tenant, body.previous_response_id, param="previous_response_id")
         messages = [*before.messages, *messages]
-    chat = _chat_request(body, tools, messages)
+    chat = _chat_request(service, body, tools, messages)
     plan = plan_turn(service, chat)
-    headers = _unused(body, tools)
+    headers = _unused(service, body, tools)
 
     async def begin(exchange: Exchange) -> ResponseAnswer:
         turn = await plan.begin(exchange, tenant=tenant)
@@ -48,7 +48,9 @@ async def create_response(
     return await respond(service, chat, request, texts=1, begin=begin, headers=headers), headers
 
 
-def _chat_request(body: ResponseRequest, tools: Tools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+def _chat_request(
+    service: Service, body: ResponseRequest, tools: Tools, messages: Sequence[dict[str, Any]]
+) -> ChatRequest:
     if body.instructions is not None:
         messages = [{"role": "system", "content": body.instructions}, *messages]
     given: dict[str, Any] = {
@@ -65,6 +67,8 @@ def _chat_request(body: ResponseRequest, tools: Tools, messages: Sequence[dict[s
         "stream": body.stream,
         "user": body.user,
     }
+    if body.reasoning is not None and service.prompts.effort_switch is not None:
+        given["reasoning_effort"] = body.reasoning.effort
     form = body.text.format if body.text else None
     if form is not None:
         given["response_format"] = {"type": form.type}
@@ -74,9 +78,11 @@ def _chat_request(body: ResponseRequest, tools: Tools, messages: Sequence[dict[s
     return make_chat(given)
 
 
-def _unused(body: ResponseRequest, tools: Tools) -> dict[str, str]:
+def _unused(service: Service, body: ResponseRequest, tools: Tools) -> dict[str, str]:
     names = [f"tools.{each}" for each in tools.unused]
-    names += [f"reasoning.{name}" for name, value in (body.reasoning or {}) if value is not None]
+    effective = () if service.prompts.effort_switch is None else ("effort",)
+    options = body.reasoning or ()
+    names += [f"reasoning.{name}" for name, value in options if value is not None and name not in effective]
     if body.text and body.text.verbosity:
         names.append("text.verbosity")
     names += [name for name in ("include", "prompt_cache_key", "client_metadata") if getattr(body, name)]

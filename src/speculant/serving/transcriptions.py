@@ -109,7 +109,7 @@ def _check_fields(form: Iterable[str], known: Sequence[str]) -> None:
     for name in form:
         if name in known:
             continue
-        if unused is None:
+        if not (unused and unused.lenient):
             raise unknown_member(UnknownMemberError(name, known), name)
         unused.name(name)
 
