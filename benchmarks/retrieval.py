@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per answer")
     parser.add_argument("--vectors", type=int, default=100_000, help="vectors of the dense collections")
+    parser.add_argument("--retrievers", nargs="+", default=["dense", "graph", "bm25"])
     args = parser.parse_args()
     data = Path(os.environ["SPECULANT_DATA"]) / "text" / "tinystories"
     stories = "\n\n".join((data / f"train-{part}.txt").read_text("utf-8") for part in "ab")
@@ -82,7 +83,7 @@ def main() -> None:
         "interval": 4,
         "threads": os.environ.get("OMP_NUM_THREADS"),
     }
-    for name in ("dense", "graph", "bm25"):
+    for name in args.retrievers:
         if name in found["retrievers"]:
             continue
         retriever = open_retriever(name, passages, args.vectors)

@@ -62,3 +62,21 @@ def test_imports_are_light(statement: str, loaded: set[str]) -> None:
     script = f"import sys; {statement}; print(sorted({HEAVY}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(sorted(loaded))
+
+
+@pytest.mark.parametrize(
+    ("module", "former", "name"),
+    [
+        ("core.drafter", "Start", "SessionRequest"),
+        ("core.engine", "Needs", "RequestedOutputs"),
+        ("core.engine", "NO_NEEDS", "NO_OUTPUTS"),
+        ("decoding.step", "Parts", "DecodingComponents"),
+    ],
+)
+def test_former_names_work(module: str, former: str, name: str) -> None:
+    """Guards imports by the names that the changelog says still work."""
+    found = importlib.import_module(f"speculant.{module}")
+    with pytest.warns(DeprecationWarning, match=f"now called {name}"):
+        assert getattr(found, former) is getattr(found, name)
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = found.Nothing

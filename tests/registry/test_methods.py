@@ -121,3 +121,4 @@ def test_settings_by_their_earlier_names(caplog: pytest.LogCaptureFixture) -> No
     assert (settings.min_probability, settings.max_nodes) == (0.1, 8)
     assert "the setting most_nodes is now called max_nodes" in caplog.text
     assert build_settings(find_method("eagle2"), ["least=0.2"]).min_probability == 0.2
+    assert find_method("mix").read_settings({"echo_memory": 12}).top_k_memory == 12

@@ -357,3 +357,35 @@ def test_a_history_follows_every_part_of_a_request(share: float) -> None:
     expected = [share * place for place in range(1, len(names) + 1)]
     expected[names.index("credit")] = 0.0
     assert [getattr(history, name) for name in names] == expected
+
+
+def test_rounds_of_a_pause_may_be_counted_together() -> None:
+    """Guards long pauses, whose rounds are counted in groups: as long, with the same counts and the same balance."""
+    sizing, alone = adaptive(curve(0.5)), Pausing(left=50, pause=50, balance=-1.0)
+    state = sizing.open(SizedText())
+    state.pausing = Pausing(left=50, pause=50, balance=-1.0)
+    rests = []
+    for _ in range(50):
+        assert sizing.nodes([state]) == [0]
+        rests.append(state.rest)
+        observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)
+        alone.skip()
+    assert rests == list(range(50, 0, -1))
+    assert state.pausing.balance == pytest.approx(alone.balance)
+    assert (state.pausing.left, alone.left) == (0, 0)
+    assert state.rounds == state.skipped == state.paused == state.length == state.pausing.rounds == alone.rounds == 50
+    assert sizing.nodes([state]) != [0]
+
+
+def test_a_text_that_ends_in_a_pause_is_counted_to_its_end() -> None:
+    """Guards the counts, and what later requests inherit, where the last rounds of a pause were not counted yet."""
+    sizing = adaptive(curve(0.5))
+    state = sizing.open(SizedText())
+    state.pausing = Pausing(left=50, pause=50, balance=-1.0)
+    for _ in range(21):
+        sizing.nodes([state])
+        observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)
+    assert "in 100% of rounds drafting would have cost more" in sizing.reason(state)
+    observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)
+    state.close()
+    assert (state.length, list(state.lengths), state.earlier.left) == (22, [22], 28)

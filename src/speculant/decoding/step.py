@@ -18,9 +18,11 @@ is raised, with every cache as it was before the round.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -342,3 +344,11 @@ def make_verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
         top_logits=result.top_logits,
         hidden=result.hidden,
     )
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class that was called `Parts`."""
+    if name != "Parts":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Parts is now called DecodingComponents.", DeprecationWarning, stacklevel=2)
+    return DecodingComponents

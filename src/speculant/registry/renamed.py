@@ -13,6 +13,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "least_probability": ("min_probability",),
         "most_nodes": ("max_nodes",),
         "most_matches": ("max_matches",),
+        "echo_memory": ("top_k_memory",),
         "top_k": ("guesses",),
         "depth": ("length",),
     }

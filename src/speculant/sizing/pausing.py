@@ -126,10 +126,10 @@ class Pausing:
         """Tokens that drafts gain for each token of a text, if chance explains some losses; infinite if not known."""
         return sum(self._profit()) * self.drafts / self.tokens if self.drafts else math.inf
 
-    def skip(self) -> None:
-        """Count a round of a pause."""
-        self.left -= 1
-        self._book(0.0)
+    def skip(self, rounds: int = 1) -> None:
+        """Count rounds of a pause."""
+        self.left -= rounds
+        self._book(0.0, rounds)
 
     def observe(
         self,
@@ -189,10 +189,10 @@ class Pausing:
         mean = self.earned / self.drafts
         return mean, math.sqrt(max(0.0, self.squares / self.drafts - mean * mean) / self.drafts)
 
-    def _book(self, profit: float) -> None:
-        """Add a round that gained `profit` tokens to the balance."""
-        self.balance = min(_LIMIT, self.balance + _SHARE + profit)
-        self.rounds += 1
+    def _book(self, profit: float, rounds: int = 1) -> None:
+        """Add rounds that gained `profit` tokens to the balance."""
+        self.balance = min(_LIMIT, self.balance + _SHARE * rounds + profit)
+        self.rounds += rounds
         if self.rounds >= self.due:
             self.due = 2 * self.rounds
             if self.balance < 0:

@@ -51,6 +51,7 @@ _TELLING, _LONG = 7, 0.5  # nodes that tell what drafts gain, where drafting tak
 _FAIR = 4  # equal shares of a pass's room: maximum nodes to ask for, since searching for more takes time in vain
 _EXPENSIVE = 0.01  # drafting time per node, in plain passes, above which nodes should not be drafted to be dropped
 _UNWATCHED = 4  # passes in a pause are not timed, except in its last rounds, so that their time is known again
+_TOGETHER = 16  # maximum rounds of a pause that are counted together
 _ROOMLESS = 16  # rounds, this one included: maximum pause after drafts for which there was no room, as in short texts
 _BEGIN = 8.0  # largest recent size that a request begins with: estimates at its beginning are the least reliable
 _SHRINK = 0.8  # decay of the largest recent size, per round
@@ -111,6 +112,7 @@ class AdaptiveSizing:
             pausing=earlier.begin(),
             earlier=earlier,
             lengths=self._reading.lengths,
+            share=self._share,
             plain=plain,
         )
 
@@ -121,7 +123,11 @@ class AdaptiveSizing:
         maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         plain = len(states) / float(self._latency.curve[len(states) - 1])
         for state in states:
-            state.gain, state.depth, state.asked, state.backlog = 0.0, self._depth, 0, 0
+            state.gain, state.asked = 0.0, 0
+            if state.pausing.left > _UNWATCHED:  # most texts of a batch in which drafts do not pay
+                state.rest = int(state.pausing.left) - state.uncounted
+                continue
+            state.depth, state.backlog = self._depth, 0
             # A text that waits for its reading does not rest: what it is to read must not be dropped.
             waits = not (state.plain or state.pausing.left) and self._reading.waits(state, plain if maximum else 0.0)
             state.rest = 0 if state.plain else int(state.pausing.left) or int(waits)
@@ -190,10 +196,12 @@ class AdaptiveSizing:
 
     def trim(self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree]) -> list[DraftTree]:
         for state, draft in zip(states, drafts, strict=True):
-            begins = state.asked > 0 and state.backlog >= SOME and bool(len(draft) or draft.levels)
-            state.read = max(0, state.backlog - state.session.unread()) if begins and state.session is not None else 0
-            state.levels = 0
-            if not (state.by_level and state.asked):
+            state.read = state.levels = 0
+            if not state.asked:
+                continue
+            if state.backlog >= SOME and state.session is not None and (len(draft) or draft.levels):
+                state.read = max(0, state.backlog - state.session.unread())
+            if not state.by_level:
                 continue
             state.levels = _levels_of(draft)
             if len(draft) or state.levels:
@@ -298,14 +306,10 @@ class AdaptiveSizing:
 
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
-        state.text = [state.text[-1], walk.tokens[-1]] if len(walk.tokens) == 1 else walk.tokens[-2:]
-        state.rounds += 1
-        state.skipped += 1
-        state.paused += 1
-        state.idle = True
-        self._reading.count(state, len(walk.tokens))
-        state.pausing.skip()
-        state.earlier.follow(state.pausing, self._share)
+        state.uncounted += 1
+        if state.uncounted == _TOGETHER or state.pausing.left - state.uncounted <= _UNWATCHED:
+            state.settle()
+            state.text = [state.text[-1], walk.tokens[-1]]
 
     def _plan(
         self, state: SequenceSizing, nodes: int, sequences: int, profit: float, reading: float, tokens: int
@@ -328,6 +332,7 @@ class AdaptiveSizing:
         state.earlier.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:
+        state.settle()
         return explain_sizes(state, self._latency, learns=self._exploration is not None)
 
 

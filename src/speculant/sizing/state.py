@@ -35,6 +35,8 @@ class SequenceSizing:
             drafting by levels at all, and of one more node.
         pausing: pauses of drafting.
         earlier: pauses of the requests before it that were like it.
+        share: share of the difference by which they move towards its own in a round.
+        uncounted: number of rounds of its pause that are not counted in its other attributes yet.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes and query rows.
         idle: whether the last round asked for no draft.
@@ -65,6 +67,8 @@ class SequenceSizing:
     node_price: float = 0.0
     pausing: Pausing = field(default_factory=Pausing)
     earlier: Pausing = field(default_factory=Pausing)
+    share: float = 1.0
+    uncounted: int = 0
     text: list[int] = field(default_factory=lambda: [-1, -1])
     rounds: int = 0
     spent: int = 0
@@ -76,7 +80,20 @@ class SequenceSizing:
     paused: int = 0
     plain: bool = False
 
+    def settle(self) -> None:
+        """Count the uncounted rounds of a pause, each of which committed a token."""
+        rounds, self.uncounted = self.uncounted, 0
+        if rounds:
+            self.rounds += rounds
+            self.skipped += rounds
+            self.paused += rounds
+            self.length += rounds
+            self.idle = True
+            self.pausing.skip(rounds)
+            self.earlier.follow(self.pausing, 1 - (1 - self.share) ** rounds)
+
     def close(self) -> None:
         """Note the length of its text, which has ended, if drafts were possible in it."""
+        self.settle()
         if self.length and not self.plain:
             self.lengths.append(self.length)
