@@ -32,7 +32,7 @@ def figures(speedup: float, *, draft: float | None = 0.25, identical: int = 50, 
     """Return the figures of one method."""
     return {
         "mat": 1.5,
-        "request_speedup_quartiles": [speedup - 0.1, speedup, speedup + 0.1],
+        "speedup": speedup,
         "time_share": {"draft": draft, "target": None, "rest": None},
         "identical": identical,
         "compared": 50,

@@ -55,6 +55,15 @@ def test_sublayers_are_searched_as_layers_are() -> None:
         LayerSearch(6, settings).resume(arrays, facts)
 
 
+def test_patience_is_bounded_by_the_number_of_sets() -> None:
+    """Guards small models, whose few sets were scored for hundreds of rounds, each of which costs a pass."""
+    search, random, steps = LayerSearch(6, SearchSettings()), np.random.default_rng(0), 0  # 1 of 4 layers is skipped
+    while not search.over:
+        search.observe(search.candidate(random), 0.5)
+        steps += 1
+    assert steps == 1 + 4 * 4 + 1
+
+
 def test_it_begins_with_every_other_layer() -> None:
     """Guards the authors' beginning, and that nothing is searched where there is one set only."""
     assert LayerSearch(6, SearchSettings()).layers == Sublayers.whole((0, 2, 4, 5))

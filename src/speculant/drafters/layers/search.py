@@ -4,7 +4,8 @@ Xia et al.: "SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Accel
 section 4. Candidates are random sets of a fixed size, except that every `bayes_interval`-th one is chosen by the scores
 so far. A candidate's score is the share of recent tokens that it would have drafted correctly; the best candidate so
 far drafts. The search ends when a score is high enough, when no better one was found for `patience` steps, or after
-`steps` steps. The first and the last layer always run.
+`steps` steps. The first and the last layer always run. Models of few layers have fewer sets than the authors' patience;
+there, the search ends once each set could be scored a few times.
 
 As in the paper, the members of a set are the 2 (L - 2) attention and MLP sublayers in between, or whole layers if the
 layers cannot be split or the settings say so. The chosen candidate comes from a Bayesian linear regression of scores on
@@ -32,6 +33,7 @@ from speculant.drafters.layers.subsets import every_other, without
 KIND = "layer-search"
 NOISE = 1e-2  # variance of a score, as in the authors' Gaussian process
 SPREAD = 0.25  # prior variance of the weights
+_TRIES = 4  # maximum patience in candidates per possible set, whose scores differ from text to text
 
 
 Float64 = npt.NDArray[np.float64]
@@ -107,7 +109,8 @@ class SearchSettings:
         interval: number of rounds between candidates.
         bayes_interval: every so many candidates, one is chosen by the scores so far; the others are random.
         enough: score at which the search ends.
-        patience: number of consecutive candidates without a better score after which it ends.
+        patience: number of consecutive candidates without a better score after which it ends, at most four for each
+            possible set.
         steps: number of candidates after which it ends.
     """
 
@@ -148,7 +151,8 @@ class LayerSearch:
         self._size = min(members, max(1, int(members * s.skip_ratio)))
         self._skipped = every_other(count)
         self._best, self._step, self._since = 0.0, 0, 0
-        self._over = math.comb(members, self._size) < 2
+        sets = math.comb(members, self._size)
+        self._patience, self._over = min(settings.patience, _TRIES * sets), sets < 2
         self._precision: Float64 = np.eye(members + 1) / SPREAD
         self._moment: Float64 = np.zeros(members + 1)
         self._lock = threading.Lock()
@@ -190,7 +194,7 @@ class LayerSearch:
             if score > self._best:
                 self._skipped, self._best, self._since = skipped, score, 0
             s = self._settings
-            self._over |= self._best > s.enough or self._since > s.patience or self._step >= s.steps
+            self._over |= self._best > s.enough or self._since > self._patience or self._step >= s.steps
 
     def contents(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Return the arrays and facts from which `resume` continues."""

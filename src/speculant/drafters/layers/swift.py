@@ -44,7 +44,8 @@ class SWIFTSettings(SearchSettings):
         interval: number of rounds between scored sets.
         bayes_interval: every so many sets, one is chosen by the scores so far; the others are random.
         enough: score at which the search ends.
-        patience: number of consecutive sets without a better score after which it ends.
+        patience: number of consecutive sets without a better score after which it ends, at most four for each possible
+            set.
         steps: number of sets after which it ends.
         threshold: a draft ends after the first position at which no token has this probability.
         longest: maximum tokens per chain.
