@@ -154,7 +154,9 @@ class DraftTree:
     @classmethod
     def empty(cls, *, queries: Queries = NO_QUERIES) -> DraftTree:
         """Return a draft without nodes; if it has no queries, its target pass is a plain decoding step."""
-        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), queries=queries)
+        if queries is NO_QUERIES:
+            return _EMPTY
+        return cls(_EMPTY.tokens, _EMPTY.parents, _EMPTY.weights, queries=queries)
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]], weights: Iterable[float] | None = None) -> DraftTree:
@@ -207,10 +209,16 @@ class DraftTree:
 
         Parents are row numbers; the root's is -1.
         """
-        first, below = np.array([[root], [ROOT]], np.int32), self.queries.parents
-        beside = np.where(below == ROOT, np.int32(0), below + np.int32(len(self) + 1))
-        tokens = np.concatenate([first[0], self.tokens, self.queries.tokens])
-        return tokens, np.concatenate([first[1], self.parents + np.int32(1), beside])
+        nodes = len(self) + 1
+        tokens, parents = np.empty((2, nodes + len(self.queries)), np.int32)
+        tokens[0], parents[0] = root, ROOT
+        tokens[1:nodes] = self.tokens
+        np.add(self.parents, 1, out=parents[1:nodes])
+        if len(self.queries):
+            below = self.queries.parents
+            tokens[nodes:] = self.queries.tokens
+            parents[nodes:] = np.where(below == ROOT, 0, below + nodes)
+        return tokens, parents
 
     def head(self, n: int) -> DraftTree:
         """Return the first n nodes, and all queries.
@@ -375,6 +383,9 @@ class DraftTree:
         for parent, weight in zip(self.parents.tolist(), self.weights.tolist(), strict=True):
             sums.append(weight + (0.0 if parent == ROOT else sums[parent]))
         return self.path(int(np.argmax(sums)))
+
+
+_EMPTY = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))  # for most plain rounds
 
 
 def _depths(parents: Int32) -> Int32:
