@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import speculant
@@ -51,3 +52,14 @@ def test_names_in_docstrings_exist() -> None:
         if COMPOUND.search(name) and name not in FOREIGN and not known.issuperset(name.split("."))
     ]
     assert wrong == []
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """Guards readers and stack traces: no two classes of the package have the same name."""
+    found = Counter(
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in found.items() if count > 1] == []

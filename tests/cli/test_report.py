@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from speculant.api.result import Result
-from speculant.cli.comparison import Comparison, Timed
+from speculant.cli.comparison import PromptRuns, Timed
 from speculant.cli.report import PromptOutcome, totals
 from speculant.core.stats import Stats
 
 
 def outcome(
-    ids: list[int], seconds: float, comparison: Comparison | None = None, *, reason: str = "stop"
+    ids: list[int], seconds: float, comparison: PromptRuns | None = None, *, reason: str = "stop"
 ) -> PromptOutcome:
     stats = Stats("aded", tokens=len(ids), rounds=len(ids) - 1, seconds=seconds, sizes="a long sentence")
     if comparison is not None and reason == "stop":
@@ -40,7 +40,7 @@ def test_a_run_alone_claims_nothing() -> None:
 
 def test_a_comparison_agrees_in_report_line_and_record() -> None:
     """Speed, speed-up and identity lead; details wait for --verbose."""
-    comparison = Comparison(plain=[Timed([1, 2], 2.0)], reference=Timed([1, 2], 4.0))
+    comparison = PromptRuns(plain=[Timed([1, 2], 2.0)], reference=Timed([1, 2], 4.0))
     compared = outcome([1, 2], 1.0, comparison)
     record = compared.to_json({})
     assert (record["speedup"], record["identical"], record["identical_to_hf"]) == (2.0, True, True)
@@ -57,7 +57,7 @@ def test_a_comparison_agrees_in_report_line_and_record() -> None:
 
 def test_several_pairs_show_their_spread() -> None:
     """Speeds and speed-up are those of one pair, whose ratio is the median; noise takes the claim back."""
-    comparison = Comparison(plain=[Timed([1, 2], 2.0)] * 3, drafted=[Timed([1, 2], each) for each in (1.0, 0.8)])
+    comparison = PromptRuns(plain=[Timed([1, 2], 2.0)] * 3, drafted=[Timed([1, 2], each) for each in (1.0, 0.8)])
     comparison.plain[1] = Timed([1, 2], 1.9)
     compared = outcome([1, 2], 1.6, comparison)
     assert compared.result.stats.tokens_per_second == 1.25
@@ -78,7 +78,7 @@ def test_several_pairs_show_their_spread() -> None:
 
 def test_the_first_difference_is_named() -> None:
     """A text that differs must not look like one that does not, and the place helps to find out why."""
-    comparison = Comparison(plain=[Timed([1, 5, 3], 2.0)], reference=Timed([1, 2], 2.0))
+    comparison = PromptRuns(plain=[Timed([1, 5, 3], 2.0)], reference=Timed([1, 2], 2.0))
     compared = outcome([1, 2, 3], 1.0, comparison)
     assert "NO, differs from plain decoding at token 2 and model.generate at token 3" in compared.block()
     assert compared.to_json({})["identical"] is False
@@ -86,7 +86,7 @@ def test_the_first_difference_is_named() -> None:
 
 def test_an_interrupted_run_is_not_compared() -> None:
     """Half a text is neither identical nor faster."""
-    half = outcome([1], 1.0, Comparison(plain=[Timed([1, 2], 2.0)]), reason="unfinished")
+    half = outcome([1], 1.0, PromptRuns(plain=[Timed([1, 2], 2.0)]), reason="unfinished")
     assert half.speedup is None
     assert half.to_json({})["identical"] is None
     assert "interrupted" in half.block()
@@ -97,9 +97,9 @@ def test_totals_are_of_all_tokens_over_all_seconds() -> None:
     """The mean of per-prompt speed-ups would favour short texts; an interrupted text counts for tokens only."""
     same, other = Timed([1, 2], 1.0), Timed([2] * 8, 4.0)
     outcomes = [
-        outcome([1, 2], 1.0, Comparison(plain=[Timed([1, 2], 1.0)], reference=same)),
-        outcome([1] * 8, 1.0, Comparison(plain=[Timed([1] * 8, 4.0)], reference=other)),
-        outcome([1, 1], 1.0, Comparison(plain=[Timed([1, 1, 1], 4.0)]), reason="unfinished"),
+        outcome([1, 2], 1.0, PromptRuns(plain=[Timed([1, 2], 1.0)], reference=same)),
+        outcome([1] * 8, 1.0, PromptRuns(plain=[Timed([1] * 8, 4.0)], reference=other)),
+        outcome([1, 1], 1.0, PromptRuns(plain=[Timed([1, 1, 1], 4.0)]), reason="unfinished"),
     ]
     outcomes[1].result.stats.notes.append("a note")
     block = totals(outcomes)

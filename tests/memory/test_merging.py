@@ -14,7 +14,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.drafters.aded import memory as trigram
 from speculant.drafters.aded.frozen import thaw
 from speculant.drafters.recycling.drafter import RecyclingSettings, prior_hits
-from speculant.drafters.suffix.array import Block, sort_suffixes
+from speculant.drafters.suffix.array import CorpusBlock, sort_suffixes
 from speculant.drafters.suffix.history import documents_of
 from speculant.drafters.suffix.rest import save_corpus
 from speculant.memory.file import Memory, read_any_memory, write_memory
@@ -118,7 +118,9 @@ def test_corpora_stand_side_by_side(tmp_path: Path) -> None:
     memories = []
     for text in (FIRST, SECOND):
         tokens = ids([*text, -1])
-        save_corpus(tmp_path / "corpus", [Block(tokens, sort_suffixes(tokens))], tokenizer="t", text=ids([1, 2, 3, -1]))
+        save_corpus(
+            tmp_path / "corpus", [CorpusBlock(tokens, sort_suffixes(tokens))], tokenizer="t", text=ids([1, 2, 3, -1])
+        )
         memories.append(read_any_memory(tmp_path / "corpus"))
     path = merged(tmp_path / "m", *memories)
     assert read_any_memory(path).facts["blocks"] == 2

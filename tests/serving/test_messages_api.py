@@ -10,7 +10,7 @@ from servers import MODEL, Connect, serving, typed_events
 from speculant.serving.message_blocks import read_messages
 from speculant.serving.message_schemas import MessagesRequest
 from speculant.serving.segments import Segmenter
-from speculant.serving.turns import Part
+from speculant.serving.turns import AnswerPart
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/messages"
@@ -147,14 +147,14 @@ def test_segments() -> None:
     segmenter = Segmenter()
     call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}}
     parts = [
-        Part(reasoning="Hm"),
-        Part(reasoning="."),
-        Part(text="\n"),
-        Part(text="Hi"),
-        Part(calls=[call]),
-        Part(calls=[{"index": 0, "function": {"arguments": "}"}}], text=""),
-        Part(text="\n", calls=[call | {"id": "b"}]),
-        Part(finish_reason="length"),
+        AnswerPart(reasoning="Hm"),
+        AnswerPart(reasoning="."),
+        AnswerPart(text="\n"),
+        AnswerPart(text="Hi"),
+        AnswerPart(calls=[call]),
+        AnswerPart(calls=[{"index": 0, "function": {"arguments": "}"}}], text=""),
+        AnswerPart(text="\n", calls=[call | {"id": "b"}]),
+        AnswerPart(finish_reason="length"),
     ]
     steps = [(step.kind, step.segment.kind, step.text) for part in parts for step in segmenter.push(part)]
     assert steps == [

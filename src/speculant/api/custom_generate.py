@@ -31,7 +31,7 @@ from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
 from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
-from speculant.engines.hf.sampling.generate_capture import Call, check
+from speculant.engines.hf.sampling.generate_capture import GenerateCall, check
 from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.options.request import RequestOptions
 
@@ -60,7 +60,7 @@ class Bound:
     """
 
     begin: Callable[..., Generation]
-    drafts: Callable[[Call], bool]
+    drafts: Callable[[GenerateCall], bool]
     reads_padding: Callable[[], bool]
     parts: Callable[[], DecodingComponents]
     batch: Callable[[int], Batch]
@@ -105,7 +105,7 @@ class Bound:
                 "the speculator drafts, not an assistant: leave out `assistant_model`, and give the model as "
                 "`draft_model` where the speculator is made."
             )
-        call = Call()
+        call = GenerateCall()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
         call.source = self.source
         if input_ids.shape[0] > 1 and not self.drafts(call):
@@ -113,7 +113,7 @@ class Bound:
         rows = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)
         return _output(rows, generation_config)
 
-    def _plainly(self, call: Call) -> Any:
+    def _plainly(self, call: GenerateCall) -> Any:
         """Decode several rows with the model's own loop, when no drafts can be verified."""
         check(call, plain=True)
         if self.seed is not None:
@@ -131,7 +131,7 @@ class Bound:
             call.ids, processors, criteria, generation_config=call.config, streamer=self.streamer, **call.inputs
         )
 
-    def _alone(self, call: Call) -> Generation:
+    def _alone(self, call: GenerateCall) -> Generation:
         if self.streamer is not None and self.shows_prompt:
             self.streamer.put(call.ids.cpu())
         generation = self._begin(call, self.seed)
@@ -139,7 +139,7 @@ class Bound:
             pass
         return generation
 
-    def _together(self, call: Call) -> list[Generation]:
+    def _together(self, call: GenerateCall) -> list[Generation]:
         check(call)
         if self.streamer is not None:
             raise UnsupportedError(
@@ -160,17 +160,17 @@ class Bound:
             raise error from next(iter(error.errors.values()))
         return rows
 
-    def _begin(self, call: Call, seed: int | None) -> Generation:
+    def _begin(self, call: GenerateCall, seed: int | None) -> Generation:
         asked = RequestOptions(streamer=self.streamer, stop=self.stop, seed=seed)
         return self.begin(call, asked, tokenizer=self.tokenizer)
 
-    def _seed(self, row: Call, place: int) -> int | None:
+    def _seed(self, row: GenerateCall, place: int) -> int | None:
         if self.seed is not None:
             return self.seed + place
         return int(torch.randint(1 << 62, (1,))) if row.config.do_sample else None
 
 
-def split(call: Call, reads_padding: bool) -> list[Call]:
+def split(call: GenerateCall, reads_padding: bool) -> list[GenerateCall]:
     """Split a call into one call [1, T] per row, with its own processors and criteria.
 
     Args:
@@ -194,7 +194,7 @@ def split(call: Call, reads_padding: bool) -> list[Call]:
     return [_row(call, place, reads_padding) for place in range(call.ids.shape[0])]
 
 
-def _row(call: Call, place: int, reads_padding: bool) -> Call:
+def _row(call: GenerateCall, place: int, reads_padding: bool) -> GenerateCall:
     row = copy.copy(call)
     row.cache = None
     row.ids = call.ids[place : place + 1]
@@ -207,7 +207,7 @@ def _row(call: Call, place: int, reads_padding: bool) -> Call:
     return row
 
 
-def _parts(call: Call, place: int) -> tuple[list[Any], list[Any]]:
+def _parts(call: GenerateCall, place: int) -> tuple[list[Any], list[Any]]:
     """Return a row's processors and criteria, whose state no other row modifies."""
     parts = [*call.processors, *call.criteria]
     held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]

@@ -60,7 +60,7 @@ class PrefixCacheStats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class KeptText:
     """A kept text: its tokens Int32[T], its cache and that cache's bytes, block hashes, owner and media."""
 
     tokens: Int32
@@ -87,7 +87,7 @@ class PrefixCache:
         self.stats = PrefixCacheStats()
         self._engine: ModelEngine | None = None
         self._changes = 0  # the model's change count when the kept caches were computed
-        self._entries: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
+        self._entries: OrderedDict[int, KeptText] = OrderedDict()  # least recently used first
         self._blocks: dict[int, dict[int, None]] = {}  # entries by the hashes of their blocks, oldest first
         self._ends: dict[int, dict[bytes, int]] = {}  # entries by their last whole block, and the tokens behind it
         self._next = 0
@@ -213,7 +213,7 @@ class PrefixCache:
             self._drop(number)
             for stats in (self.stats, self.stats_of(oldest.owner)):
                 stats.evictions += 1
-        self._entries[self._next] = Entry(tokens, held, size, hashes, owner, media)
+        self._entries[self._next] = KeptText(tokens, held, size, hashes, owner, media)
         for block in hashes:
             self._blocks.setdefault(block, {})[self._next] = None
         self._ends.setdefault(hashes[-1], {})[_tail(tokens)] = self._next

@@ -29,7 +29,12 @@ from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
 from speculant.engines.hf.encoded import find_source
 from speculant.engines.hf.media import media_tokens
-from speculant.engines.hf.sampling.generate_capture import Call, plan_sampling, sampling_options, sampling_settings
+from speculant.engines.hf.sampling.generate_capture import (
+    GenerateCall,
+    plan_sampling,
+    sampling_options,
+    sampling_settings,
+)
 from speculant.engines.hf.sampling.logprobs import TopLogprobs
 from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties
 from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
@@ -113,7 +118,7 @@ class Preparation:
             asked.streamer.put(call.ids.cpu())
         return generation
 
-    def from_call(self, call: Call, asked: RequestOptions, *, tokenizer: Any) -> Generation:
+    def from_call(self, call: GenerateCall, asked: RequestOptions, *, tokenizer: Any) -> Generation:
         """Return the request for one row prepared by `generate`.
 
         Args:
@@ -186,7 +191,7 @@ class Preparation:
             chunk=min(chunk or WATCHED_CHUNK, WATCHED_CHUNK) if ranked else chunk,
         )
 
-    def _constrain(self, call: Call, asked: RequestOptions) -> Any:
+    def _constrain(self, call: GenerateCall, asked: RequestOptions) -> Any:
         """Put a constraint's mask and the bias before transformers' processors, in that order, as in vLLM.
 
         Returns:
@@ -212,7 +217,7 @@ class Preparation:
         """Whether padding in front of a row affects its text."""
         return self._engine.reads_padding
 
-    def drafts(self, call: Call) -> bool:
+    def drafts(self, call: GenerateCall) -> bool:
         """Return whether drafts can be verified on a request prepared by `generate`."""
         return self._engine.capabilities.drafts and not self._engine.obstacle(call)
 
@@ -299,14 +304,14 @@ class Preparation:
         """Return how many positions a prompt takes; padding counts if the model counts cache rows."""
         return int(ids.shape[1]) if padding is None or self.by_slot else int(padding[0].sum())
 
-    def _padding_read(self, call: Call) -> int:
+    def _padding_read(self, call: GenerateCall) -> int:
         """Return the number of padding tokens in front of a prompt that only shift positions; hidden from drafters."""
         if call.padding is None or not self.by_slot:
             return 0
         return int(call.padding[0, call.start :].bool().int().argmax())
 
 
-def _read_by_drafters(call: Call, ids: torch.Tensor, unread: Sequence[int]) -> Int32:
+def _read_by_drafters(call: GenerateCall, ids: torch.Tensor, unread: Sequence[int]) -> Int32:
     """Return the text that drafts continue, Int32[T]: an encoder's input precedes the decoder's tokens.
 
     Tokens `unread` are placeholders of media, hidden from drafters; memories would learn their repetition.

@@ -109,7 +109,7 @@ def transcribe(
     asked = {name: value for name, value in (("language", language), ("task", task)) if value is not None}
     view, heard = copy.copy(model), _Heard(model.get_encoder())  # the model itself is unchanged
     view.get_encoder = heard.get
-    parts = None if received is None else _Parts(processor.tokenizer, timestamps, received)
+    parts = None if received is None else _WindowParts(processor.tokenizer, timestamps, received)
     if parts is not None:
         parts.watch(view)
     try:
@@ -149,7 +149,7 @@ class _Heard:
         return self._encoder(**inputs)
 
 
-class _Parts:
+class _WindowParts:
     """Passes on the part of a transcript that each window adds."""
 
     def __init__(self, tokenizer: Any, timestamps: bool, received: Callable[[TranscriptPart], object]) -> None:

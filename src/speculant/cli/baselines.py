@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speculant.cli.comparison import Comparison, Timed, pairs_for, time_result
+from speculant.cli.comparison import PromptRuns, Timed, pairs_for, time_result
 from speculant.cli.env import has_quantized_weights
 from speculant.options.drafting import DraftingOptions
 from speculant.registry import find_method
@@ -57,16 +57,16 @@ class Baselines:
         self._reference(WARM_UP, short)
         return self._thread_notes()
 
-    def before(self, prompt: str | Sequence[Message]) -> Comparison:
+    def before(self, prompt: str | Sequence[Message]) -> PromptRuns:
         """Decode plainly and copy the speculator's memory, before it decodes the prompt itself."""
         if find_method(self._speculator.method).keeps_memory:
             self._learned = str(Path(self._folder.name) / "memory")
             self._speculator.save(self._learned)
         exactness = self._speculator.verifier.exactness
         exact = exactness == "tokens" or (exactness == "distribution" and not self._options["temperature"])
-        return Comparison(plain=[self._plainly(prompt)], exact=exact)
+        return PromptRuns(plain=[self._plainly(prompt)], exact=exact)
 
-    def after(self, prompt: str | Sequence[Message], comparison: Comparison) -> None:
+    def after(self, prompt: str | Sequence[Message], comparison: PromptRuns) -> None:
         """Repeat plain and drafted runs alternately, each drafted one with the same memory, and run the reference."""
         first = comparison.plain[0].seconds + comparison.drafted[0].seconds
         for _ in range(1, pairs_for(first, self._prompts)):

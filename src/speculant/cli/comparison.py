@@ -34,7 +34,7 @@ class Timed:
 
 
 @dataclass(slots=True)
-class Comparison:
+class PromptRuns:
     """The runs of one prompt.
 
     Attributes:
@@ -121,7 +121,7 @@ def pairs_for(seconds: float, prompts: int) -> int:
     return max(1, min(PAIRS, round(SECONDS / max(1e-9, seconds * prompts))))
 
 
-def overall(compared: Sequence[Comparison]) -> tuple[int, float, float]:
+def overall(compared: Sequence[PromptRuns]) -> tuple[int, float, float]:
     """Return tokens, plain seconds and drafted seconds over several prompts, using each one's median pair."""
     middles = [each.middle for each in compared if each.middle is not None]
     tokens = sum(len(drafted.ids) for _, drafted in middles)

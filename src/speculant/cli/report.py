@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speculant.bench.report.noise import beyond_drafts
-from speculant.cli.comparison import Comparison, Timed, overall
+from speculant.cli.comparison import PromptRuns, Timed, overall
 from speculant.core.stats import compute_mat, format_drafting, format_notes, format_speed
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class PromptOutcome:
 
     prompt: str | list[Message]
     result: Result
-    comparison: Comparison | None = None
+    comparison: PromptRuns | None = None
 
     @property
     def complete(self) -> bool:
@@ -31,7 +31,7 @@ class PromptOutcome:
         return self.result.finish_reason not in ("unfinished", "error")
 
     @property
-    def compared(self) -> Comparison | None:
+    def compared(self) -> PromptRuns | None:
         """The comparison, if the required runs are complete and gave tokens."""
         return self.comparison if self.complete and self.comparison is not None and self.comparison.pairs else None
 
@@ -114,7 +114,7 @@ class PromptOutcome:
         return ", ".join(parts)
 
 
-def format_comparison(compared: Comparison) -> list[str]:
+def format_comparison(compared: PromptRuns) -> list[str]:
     """Return the speeds with and without drafts, the speed-up (all from the same runs), and identity."""
     ratios, tokens = compared.ratios, len(compared.drafted[0].ids)
     plain, drafted = ([pair[which].tokens_per_second for pair in compared.pairs] for which in (0, 1))
@@ -135,7 +135,7 @@ def format_comparison(compared: Comparison) -> list[str]:
     return lines
 
 
-def identity(compared: Comparison) -> str:
+def identity(compared: PromptRuns) -> str:
     """Return whether the tokens equal those of the other ways of decoding."""
     if not compared.exact:
         return "not compared: this acceptance rule keeps at most the distribution, not the tokens of a seed"
@@ -163,7 +163,7 @@ def totals(outcomes: Sequence[PromptOutcome], seconds: float | None = None) -> s
     return "\n".join(lines + format_notes(stats))
 
 
-def format_comparison_totals(compared: Sequence[Comparison], mat: float) -> list[str]:
+def format_comparison_totals(compared: Sequence[PromptRuns], mat: float) -> list[str]:
     """Return speeds, speed-up and identity over many prompts, using each one's median pair."""
     tokens, plain, drafted = overall(compared)
     ratios = [each.speedup for each in compared if each.speedup is not None]

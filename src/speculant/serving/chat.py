@@ -18,7 +18,7 @@ from speculant.serving.parameters import CHAT, check_supported
 from speculant.serving.responses import AnswerMessage, ChatChoice, ChatResponse
 from speculant.serving.schemas import ChatRequest
 from speculant.serving.streams import EventStream
-from speculant.serving.turns import Part, Turn, plan_turn
+from speculant.serving.turns import AnswerPart, Turn, plan_turn
 
 
 async def create_chat(service: Service, body: ChatRequest, request: Request) -> BaseModel | EventStream:
@@ -48,7 +48,7 @@ class ChatAnswer(ChunkedAnswer):
 
     async def whole(self) -> ChatResponse:
         """Return the response."""
-        answers: list[list[Part]] = [[] for _ in self._exchange.tickets]
+        answers: list[list[AnswerPart]] = [[] for _ in self._exchange.tickets]
         async for part in self._turn.parts():
             answers[part.index].append(part)
             self.completion += part.tokens
@@ -65,7 +65,7 @@ class ChatAnswer(ChunkedAnswer):
             metrics=self._service.metrics(self._exchange.tickets),
         )
 
-    def _whole_choice(self, index: int, parts: list[Part]) -> ChatChoice:
+    def _whole_choice(self, index: int, parts: list[AnswerPart]) -> ChatChoice:
         text, entries, calls = "".join(part.text for part in parts), Entries(), list[dict[str, Any]]()
         for part in parts:
             entries += part.logprobs

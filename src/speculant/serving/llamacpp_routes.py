@@ -27,7 +27,7 @@ _NONE = {  # transformers' options: neutral values, and llama.cpp's names
 }  # fmt: skip
 
 
-class Settings(BaseModel):
+class DefaultParameters(BaseModel):
     """Default parameters of a text."""
 
     n_ctx: int | None
@@ -49,7 +49,7 @@ class Props(BaseModel):
         is_sleeping: always false here.
     """
 
-    default_generation_settings: Settings
+    default_generation_settings: DefaultParameters
     total_slots: int
     model_alias: str
     model_path: str
@@ -103,7 +103,7 @@ def add_llamacpp_routes(app: FastAPI, service: Service, *, takes: Sequence[str])
         asked = CompletionRequest(prompt=[0])
         tokenizer = service.prompts.tokenizer
         return Props(
-            default_generation_settings=Settings(
+            default_generation_settings=DefaultParameters(
                 n_ctx=service.prompts.positions,
                 speculative=service.drafts,
                 params=_params(service, service.options(asked, 0), ()),

@@ -18,7 +18,7 @@ from speculant.serving.lenience import UNUSED
 from speculant.serving.message_blocks import read_choice, read_messages, read_tools
 from speculant.serving.message_schemas import CountRequest, MessageObject, MessagesRequest, TokenCount
 from speculant.serving.schemas import ChatRequest
-from speculant.serving.segments import Segment, Segmenter, Step
+from speculant.serving.segments import AnswerSegment, Segmenter, Step
 from speculant.serving.streams import EventStream, event
 from speculant.serving.turns import Turn, make_chat, plan_turn
 
@@ -188,7 +188,7 @@ _DELTAS = {
 }
 
 
-def _block(segment: Segment) -> dict[str, Any]:
+def _block(segment: AnswerSegment) -> dict[str, Any]:
     if segment.kind == "text":
         return {"type": "text", "text": segment.text}
     if segment.kind == "reasoning":

@@ -11,7 +11,7 @@ from typing import Any
 from speculant.serving.errors import ApiError
 from speculant.serving.response_schemas import AllowedNames, Item, ResponseRequest, ResponseTool, ToolName
 from speculant.serving.schemas import TextPart
-from speculant.serving.segments import Segment, Step
+from speculant.serving.segments import AnswerSegment, Step
 
 HOSTED = (
     "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search",
@@ -249,7 +249,7 @@ class ItemWriter:
                 yield {"type": "response.content_part.done"} | at | part
             yield {"type": "response.output_item.done"} | place | {"item": item}
 
-    def _item(self, segment: Segment, status: str, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _item(self, segment: AnswerSegment, status: str, begun: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a segment's current item; if it has begun, with the same id."""
         own = {"id": begun["id"]} if begun else {"id": f"{_PREFIXES[segment.kind]}_{uuid.uuid4().hex}"}
         ended = status != "in_progress"
@@ -271,13 +271,13 @@ _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _GROWS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 
 
-def _index(segment: Segment) -> dict[str, Any]:
+def _index(segment: AnswerSegment) -> dict[str, Any]:
     if segment.kind == "call":
         return {}
     return {"content_index": 0} | ({"logprobs": []} if segment.kind == "text" else {})
 
 
-def _part(segment: Segment, text: str) -> dict[str, Any]:
+def _part(segment: AnswerSegment, text: str) -> dict[str, Any]:
     if segment.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

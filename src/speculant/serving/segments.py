@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from speculant.serving.turns import Part
+from speculant.serving.turns import AnswerPart
 
 
 @dataclass(slots=True, kw_only=True)
-class Segment:
+class AnswerSegment:
     """A section of an answer of one kind.
 
     Attributes:
@@ -34,7 +34,7 @@ class Step:
     """An event of a segment: it began, grew by a text, or ended."""
 
     kind: Literal["begin", "grow", "end"]
-    segment: Segment
+    segment: AnswerSegment
     text: str = ""
 
 
@@ -49,12 +49,12 @@ class Segmenter:
     """
 
     def __init__(self) -> None:
-        self.segments: list[Segment] = []
+        self.segments: list[AnswerSegment] = []
         self.finish_reason: str | None = None
-        self._open: Segment | None = None
+        self._open: AnswerSegment | None = None
         self._space = ""
 
-    def push(self, part: Part) -> Iterator[Step]:
+    def push(self, part: AnswerPart) -> Iterator[Step]:
         """Yield the steps of a part."""
         if part.reasoning:
             yield from self._grow("reasoning", part.reasoning)
@@ -89,7 +89,7 @@ class Segmenter:
         self, kind: Literal["text", "reasoning", "call"], *, name: str = "", call_id: str = ""
     ) -> Iterator[Step]:
         yield from self._end(whole=True)
-        self._open = Segment(kind=kind, index=len(self.segments), name=name, call_id=call_id)
+        self._open = AnswerSegment(kind=kind, index=len(self.segments), name=name, call_id=call_id)
         self.segments.append(self._open)
         yield Step("begin", self._open)
 

@@ -29,7 +29,7 @@ from speculant.serving.tools import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class AnswerPart:
     """The addition of a round to an answer.
 
     Attributes:
@@ -190,7 +190,7 @@ class Turn:
         """Whether the answer consists only of calls."""
         return self.plan.tools.forced
 
-    async def parts(self, first: tuple[int, Delta] | None = None) -> AsyncIterator[Part]:
+    async def parts(self, first: tuple[int, Delta] | None = None) -> AsyncIterator[AnswerPart]:
         """Yield the parts that each round adds, until all answers have ended.
 
         Args:
@@ -216,7 +216,7 @@ class Turn:
             if self.forced and not text.strip():  # between calls
                 text = ""
             reason = "tool_calls" if parser.calls and delta.finish_reason == "stop" else delta.finish_reason
-            yield Part(
+            yield AnswerPart(
                 index=index,
                 text=text,
                 reasoning=reasoning,

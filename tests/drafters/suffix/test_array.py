@@ -14,7 +14,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.drafters.suffix.array import (
     MAX_VOCABULARY,
     SORTED,
-    Block,
+    CorpusBlock,
     SuffixArrayBuilder,
     continuations,
     longest_match,
@@ -26,9 +26,9 @@ from tables import ids
 texts = st.lists(st.integers(0, 3), max_size=60)
 
 
-def block_of(*documents: list[int]) -> Block:
+def block_of(*documents: list[int]) -> CorpusBlock:
     tokens = ids([token for document in documents for token in (*document, END)])
-    block = Block(tokens, sort_suffixes(tokens))
+    block = CorpusBlock(tokens, sort_suffixes(tokens))
     for array in block:
         array.flags.writeable = False  # as those of a file; for others numba would compile the kernels again
     return block
@@ -83,7 +83,7 @@ def test_blocks_hold_every_document(documents: list[list[int]], size: int) -> No
         builder = SuffixArrayBuilder(4, Path(folder), block=size)
         for document in documents:
             builder.add(document)
-        blocks = [Block(np.array(block.tokens), np.array(block.places)) for block in builder.blocks()]
+        blocks = [CorpusBlock(np.array(block.tokens), np.array(block.places)) for block in builder.blocks()]
     assert builder.tokens == sum(map(len, documents))
     held = [token for block in blocks for token in block.tokens.tolist()]
     assert [token for token in held if token != END] == [token for document in documents for token in document]

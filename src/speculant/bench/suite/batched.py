@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from speculant.api.batch import Batch
 from speculant.api.result import Generation
 from speculant.api.speculator import Speculator
-from speculant.bench.suite.tasks import Item, TaskRequest, TaskSampling
+from speculant.bench.suite.tasks import TaskItem, TaskRequest, TaskSampling
 from speculant.bench.systems.forced import make_forced_components, make_forced_request
 from speculant.core.stats import BatchStats, Stats
 
@@ -34,7 +34,7 @@ class BatchOutcome:
 
 def run_batch(
     speculator: Speculator,
-    items: Sequence[Item],
+    items: Sequence[TaskItem],
     sampling: TaskSampling,
     *,
     size: int,

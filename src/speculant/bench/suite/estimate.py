@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from speculant.bench.suite.tasks import Item
+from speculant.bench.suite.tasks import TaskItem
 from speculant.bench.systems.system import RequestOutcome
 
 
@@ -53,19 +53,19 @@ class TimeEstimate:
 
     def __init__(self) -> None:
         self._rates: Sequence[Rate] = ()
-        self._sizes: dict[Item, tuple[int, int]] = {}
+        self._sizes: dict[TaskItem, tuple[int, int]] = {}
         self._predicted = self._measured = 0.0
 
     def calibrate(self, rates: Sequence[Rate]) -> None:
         """Set the rates of all systems."""
         self._rates = list(rates)
 
-    def finish(self, items: Sequence[Item], batch: int, seconds: float) -> None:
+    def finish(self, items: Sequence[TaskItem], batch: int, seconds: float) -> None:
         """Count finished items and their total seconds in all systems."""
         self._predicted += self._predict(items, batch)
         self._measured += seconds
 
-    def seconds(self, left: Sequence[tuple[Sequence[Item], int]]) -> float | None:
+    def seconds(self, left: Sequence[tuple[Sequence[TaskItem], int]]) -> float | None:
         """Return the seconds that the remaining items take; None before `calibrate`.
 
         Args:
@@ -76,7 +76,7 @@ class TimeEstimate:
         seconds = sum(self._predict(items, batch) for items, batch in left)
         return seconds * self._measured / self._predicted if self._predicted else seconds
 
-    def _predict(self, items: Sequence[Item], batch: int) -> float:
+    def _predict(self, items: Sequence[TaskItem], batch: int) -> float:
         rates = [rate for rate in self._rates if batch == 1 or rate.batched]
         per_prompt_token, per_new_token = sum(rate.prompt for rate in rates), sum(rate.new for rate in rates)
         seconds = 0.0
@@ -86,7 +86,7 @@ class TimeEstimate:
             seconds += prompt * per_prompt_token + new * per_new_token / batch
         return seconds
 
-    def _size(self, item: Item) -> tuple[int, int]:
+    def _size(self, item: TaskItem) -> tuple[int, int]:
         """Return the maximum number of tokens that an item reads and decodes, as if each turn were like the first."""
         if item not in self._sizes:
             request = item.request([])

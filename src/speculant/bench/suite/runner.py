@@ -21,7 +21,7 @@ from speculant.bench.suite.checkpoint import MemoryCheckpoint
 from speculant.bench.suite.estimate import Rate, RunProgress, TimeEstimate
 from speculant.bench.suite.margins import margins
 from speculant.bench.suite.rows import Divergence, ResultRow, RowFile
-from speculant.bench.suite.tasks import Item, Task, TaskRequest, TaskSampling
+from speculant.bench.suite.tasks import Task, TaskItem, TaskRequest, TaskSampling
 from speculant.bench.systems.system import SpeculantSystem, System
 
 WARM_UP_TOKENS = 8
@@ -113,7 +113,7 @@ class Runner:
                     for trial in range(self.trials):
                         yield RunPart(task, sampling, trial, batch)
 
-    def _run_part(self, part: RunPart, file: RowFile) -> Iterator[tuple[Sequence[Item], float]]:
+    def _run_part(self, part: RunPart, file: RowFile) -> Iterator[tuple[Sequence[TaskItem], float]]:
         """Run the remaining items; yield each group of items with its seconds after its rows are written."""
         items = part.task.items
         begin = _is_finished(file, part)
@@ -181,7 +181,7 @@ class Runner:
         return rows
 
     def _first_divergence(
-        self, items: Sequence[Item], plain: Answers, answers: Answers, sampling: TaskSampling
+        self, items: Sequence[TaskItem], plain: Answers, answers: Answers, sampling: TaskSampling
     ) -> Divergence | None:
         for item, expected, found in zip(items, plain, answers, strict=True):
             for turn, (one, other) in enumerate(zip(expected, found, strict=True)):

@@ -38,7 +38,7 @@ class TaskSampling:
     seed: int = 0
 
 
-class Item(Protocol):
+class TaskItem(Protocol):
     """A sequence of requests."""
 
     @property
@@ -58,7 +58,7 @@ class Task:
     """Named items, with notes for the report."""
 
     name: str
-    items: Sequence[Item]
+    items: Sequence[TaskItem]
     notes: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ from speculant.api.speculator import Speculator
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording
 from speculant.bench.suite.batched import Answers, BatchOutcome, run_batch
-from speculant.bench.suite.tasks import Item, TaskRequest, TaskSampling
+from speculant.bench.suite.tasks import TaskItem, TaskRequest, TaskSampling
 from speculant.bench.systems.forced import force
 from speculant.core.engine import MAX_NODES
 from speculant.registry import find_method
@@ -164,7 +164,7 @@ class SpeculantSystem:
         return getattr(self._speculator.drafter, "memory_bytes", None)
 
     def run_batch(
-        self, items: Sequence[Item], sampling: TaskSampling, *, size: int, plain_answers: Answers | None
+        self, items: Sequence[TaskItem], sampling: TaskSampling, *, size: int, plain_answers: Answers | None
     ) -> BatchOutcome:
         """Decode many items in a batch; see `speculant.bench.suite.batched.run_batch`."""
         return run_batch(self._speculator, items, sampling, size=size, plain_answers=plain_answers)

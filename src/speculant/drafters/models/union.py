@@ -65,7 +65,7 @@ def features_of(q: float, m: float | None) -> tuple[float, float, float, float]:
 
 
 @dataclass(slots=True)
-class Candidates:
+class UnionDraft:
     """A draft in progress.
 
     Attributes:
@@ -124,12 +124,12 @@ class UnionSession(Session):
         self._seen = {found.path(node): each for node, each in found.features.items()}
         return draft.within(depth=budget.depth, trees=budget.trees)
 
-    def _judge(self, proposed: DraftTree, read: int) -> Candidates:
+    def _judge(self, proposed: DraftTree, read: int) -> UnionDraft:
         """Return the proposed tree with the model's own candidates added at each of its nodes.
 
         Nodes deeper than `read` levels keep the memory's probabilities.
         """
-        found = Candidates()
+        found = UnionDraft()
         [q] = self._text.begin()
         distributions, rows = {ROOT: q}, dict[int, int]()
         if inner := [node for node, depth in enumerate(proposed.depths().tolist()) if depth < read]:
@@ -159,7 +159,7 @@ class UnionSession(Session):
                     found.rows[added[token]] = rows[child]
         return found
 
-    def _add(self, found: Candidates, parent: int, q: Tensor, shares: dict[int, float]) -> dict[int, int]:
+    def _add(self, found: UnionDraft, parent: int, q: Tensor, shares: dict[int, float]) -> dict[int, int]:
         """Add the candidates below a node and return the new nodes by token."""
         best, ids = best_tokens(q[None], min(self._settings.top_k, len(q)))
         given = dict(zip(ids[0].tolist(), best[0].tolist(), strict=True))
@@ -168,7 +168,7 @@ class UnionSession(Session):
         found.features[parent] = list(given), features
         return found.add(parent, list(given), self._mixture.probabilities(features).tolist())
 
-    def _extend(self, found: Candidates, maximum: int, read: int, trees: bool) -> bool:
+    def _extend(self, found: UnionDraft, maximum: int, read: int, trees: bool) -> bool:
         """Extend the most probable nodes that the model has not read; return whether there were any."""
         settings = self._settings
         min_probability = max(

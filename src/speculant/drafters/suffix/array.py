@@ -25,7 +25,7 @@ MAX_VOCABULARY = (1 << 21) - 2
 _BITS = 21
 
 
-class Block(NamedTuple):
+class CorpusBlock(NamedTuple):
     """A block of a corpus.
 
     Attributes:
@@ -103,11 +103,11 @@ class SuffixArrayBuilder:
             if self._waiting >= self._block - 1:
                 self._finish()
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[CorpusBlock]:
         """Return all blocks, memory-mapped."""
         self._finish()
         return [
-            Block(*(np.load(self._folder / f"{name}-{i}.npy", mmap_mode="r") for name in Block._fields))
+            CorpusBlock(*(np.load(self._folder / f"{name}-{i}.npy", mmap_mode="r") for name in CorpusBlock._fields))
             for i in range(self._done)
         ]
 
@@ -122,7 +122,7 @@ class SuffixArrayBuilder:
 
 
 @njit(cache=True, nogil=True)
-def _first(block: Block, pattern: Array, after: bool) -> int:
+def _first(block: CorpusBlock, pattern: Array, after: bool) -> int:
     """Return the first rank whose suffix is not below the pattern, or with `after`, above all that start with it."""
     tokens, places = block
     low, high = 0, len(places)
@@ -142,7 +142,7 @@ def _first(block: Block, pattern: Array, after: bool) -> int:
 
 
 @njit(cache=True, nogil=True)
-def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int, int]:
+def longest_match(block: CorpusBlock, context: Array, shortest: int) -> tuple[int, int, int]:
     """Return the length of the context's longest suffix in the block, and the first and end rank of its occurrences.
 
     The context has at most 24 tokens. The length is 0 if no suffix of at least `shortest` tokens occurs.
@@ -162,7 +162,7 @@ def longest_match(block: Block, context: Array, shortest: int) -> tuple[int, int
 
 
 @njit(cache=True, nogil=True)
-def continuations(block: Block, begin: int, end: int, length: int, rows: Array) -> None:
+def continuations(block: CorpusBlock, begin: int, end: int, length: int, rows: Array) -> None:
     """Fill rows Int32[R, C] with the continuations of R evenly spaced occurrences, padded with END.
 
     Args:

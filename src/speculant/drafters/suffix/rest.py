@@ -19,7 +19,7 @@ from speculant.core.byte_size import MEMORY_LIMIT
 from speculant.core.drafter import Budget, Session, SessionRequest, Verified
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import DraftTree, Int32
-from speculant.drafters.suffix.array import SORTED, Block, continuations, longest_match
+from speculant.drafters.suffix.array import SORTED, CorpusBlock, continuations, longest_match
 from speculant.drafters.suffix.continuations import most_frequent
 from speculant.drafters.suffix.history import END, HistoryDrafter, PastTexts, documents_of
 from speculant.drafters.suffix.search import expand, find_suffixes
@@ -74,7 +74,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         self.settings = settings or RestSettings()
         if self.settings.longest > SORTED:
             raise ValueError(f"contexts have at most {SORTED} tokens, not {self.settings.longest}")
-        self._corpus: list[Block] = []
+        self._corpus: list[CorpusBlock] = []
         super().__init__(vocabulary=vocabulary, tokenizer=tokenizer, memory_limit=memory_limit)
         self._warm_up()
 
@@ -89,7 +89,7 @@ class RestDrafter(HistoryDrafter[SuffixTree]):
         tree.extend(text)
         budget = Budget(nodes=1, depth=self.settings.length)
         _recall(tree, text[1:], self.settings, budget)
-        block = Block(np.append(text, END).astype(np.int32), np.arange(len(text), -1, -1, dtype=np.int32))
+        block = CorpusBlock(np.append(text, END).astype(np.int32), np.arange(len(text), -1, -1, dtype=np.int32))
         for array in block:
             array.flags.writeable = False  # like mapped arrays, so that the kernels are compiled for those
         _retrieve([block], text[1:], self.settings, budget)
@@ -178,10 +178,12 @@ def _recall(tree: SuffixTree, context: Int32, settings: RestSettings, budget: Bu
     return len(places), DraftTree.trusted(tokens[:n], parents[:n], joints[:n].astype(np.float32))
 
 
-def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, budget: Budget) -> tuple[int, DraftTree]:
+def _retrieve(
+    corpus: list[CorpusBlock], context: Int32, settings: RestSettings, budget: Budget
+) -> tuple[int, DraftTree]:
     """Return the length of the match in the corpus, and the draft."""
     best = 0
-    matches: list[tuple[Block, int, int]] = []
+    matches: list[tuple[CorpusBlock, int, int]] = []
     for block in corpus:
         length, begin, end = longest_match(block, context, max(settings.shortest, best))
         if length > best:
@@ -200,7 +202,7 @@ def _retrieve(corpus: list[Block], context: Int32, settings: RestSettings, budge
     return best, DraftTree.trusted(*most_frequent(np.concatenate(rows), budget.nodes))
 
 
-def save_corpus(path: Path, corpus: list[Block], *, tokenizer: str, text: Int32 | None = None) -> None:
+def save_corpus(path: Path, corpus: list[CorpusBlock], *, tokenizer: str, text: Int32 | None = None) -> None:
     """Write the blocks of a corpus, and a log of requests, as a memory file.
 
     Raises:
@@ -211,12 +213,12 @@ def save_corpus(path: Path, corpus: list[Block], *, tokenizer: str, text: Int32 
     write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=arrays, facts={"blocks": len(corpus)})
 
 
-def load_corpus(path: Path, *, tokenizer: str) -> tuple[list[Block], Int32]:
+def load_corpus(path: Path, *, tokenizer: str) -> tuple[list[CorpusBlock], Int32]:
     """Map the blocks of a corpus, and return them with the log of requests.
 
     Raises:
         FileError, CorruptMemoryError, ForeignMemoryError: the file cannot be used.
     """
     arrays, facts = read_memory(path, kind=KIND, tokenizer=tokenizer)
-    blocks = [Block(*(arrays[f"{name}-{i}"] for name in Block._fields)) for i in range(facts["blocks"])]
+    blocks = [CorpusBlock(*(arrays[f"{name}-{i}"] for name in CorpusBlock._fields)) for i in range(facts["blocks"])]
     return blocks, arrays["text"]

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from speculant.core.drafter import EncoderSource
 from speculant.engines.hf.forward_pass import PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, copy_encoded, slices_by_length
-from speculant.engines.hf.sampling.generate_capture import Call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall
 
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
 _OWN = {*_DECODERS, "past_key_values", "use_cache", "return_dict", "logits_to_keep", "cache_position"}
@@ -31,7 +31,7 @@ class EncodedPrompt(Prompt):
     whole = True
     extra_inputs = True
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GenerateCall) -> None:
         """Take a call of one row prepared by `generate`.
 
         Raises:
@@ -69,7 +69,7 @@ class EncodedPrompt(Prompt):
         return PassInput(ids, positions, mask, self._others, self._cross)
 
 
-def find_source(call: Call) -> EncoderSource | None:
+def find_source(call: GenerateCall) -> EncoderSource | None:
     """Return what the target's encoder has read, for draft models; None if the model has no encoder."""
     states = call.inputs.get("encoder_outputs")
     if states is None:
@@ -78,9 +78,9 @@ def find_source(call: Call) -> EncoderSource | None:
     return EncoderSource(prompt=prompt, states=unpadded(states, call.inputs.get("attention_mask")), inputs=call.source)
 
 
-def encoded_call(model: Any, ids: Tensor, states: Tensor) -> Call:
+def encoded_call(model: Any, ids: Tensor, states: Tensor) -> GenerateCall:
     """Return the call of a decoder's first tokens Int64[1, T] that follow an encoder's states [1, S, D]."""
-    call, outputs = Call(), BaseModelOutput(last_hidden_state=states)
+    call, outputs = GenerateCall(), BaseModelOutput(last_hidden_state=states)
     call(model, ids, [], [], model.generation_config, encoder_outputs=outputs, use_cache=True)
     return call
 

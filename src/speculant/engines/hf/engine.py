@@ -40,7 +40,7 @@ from speculant.engines.hf.probe.padding import padding_outcome
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
 from speculant.engines.hf.probe.watched_state import WatchedState
-from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall, prepare_call
 from speculant.engines.hf.sampling.repeated_calls import RepeatedCalls
 from speculant.engines.hf.views.unwrapping import acts_inside_generate, adapter_reason, bare_model, check_generates
 
@@ -197,7 +197,7 @@ class HFEngine:
         shared = self.model.config.model_type in STATE_ON_MODULES and not self.capabilities.drafts
         return 1 if shared else UNLIMITED
 
-    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Call:
+    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> GenerateCall:
         """Return the call that the model's own `generate` prepares for its decoding loop; see `ModelEngine.prepare`."""
         if acts_inside_generate(self.entry):
             raise UnsupportedError(
@@ -216,7 +216,7 @@ class HFEngine:
             call.source = {"input_ids": ids, **given}
         return call
 
-    def obstacle(self, prepared: Call) -> str:
+    def obstacle(self, prepared: GenerateCall) -> str:
         """Return why drafts cannot be verified on a request although the model supports them; "" if they can."""
         if self._is_unusual(prepared):
             return self._first.reason(prepared)
@@ -232,12 +232,12 @@ class HFEngine:
         wrong = not found.drafts and (len(prepared.ids) == 1 or found.read)  # rows of a batch are read without padding
         return "padding in front of a text changes this model's logits on drafts" if wrong else ""
 
-    def _is_unusual(self, prepared: Call) -> bool:
+    def _is_unusual(self, prepared: GenerateCall) -> bool:
         """Return whether a prompt has more than text."""
         capabilities = self.capabilities
         return capabilities.encoder or (capabilities.media and bool(set(prepared.others) - {"use_cache"}))
 
-    def open_prepared(self, prepared: Call, *, plain: bool) -> AnySequence | PlainTargetCache:
+    def open_prepared(self, prepared: GenerateCall, *, plain: bool) -> AnySequence | PlainTargetCache:
         """Return the cache of a request; a plain one is decoded by the model's own methods."""
         if plain:
             return PlainTargetCache(prepared, self._latest)

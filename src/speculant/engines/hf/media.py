@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from speculant.core.model_engine import MediaPrefix
 from speculant.engines.hf.forward_pass import EMBEDDED, PassInput
 from speculant.engines.hf.prompt import Prompt, UnusualPromptError, slices_by_length
-from speculant.engines.hf.sampling.generate_capture import HANDLED, Call
+from speculant.engines.hf.sampling.generate_capture import HANDLED, GenerateCall
 
 _OWN = {*HANDLED, "input_ids", "return_dict"}  # inputs that a pass gets anyway, or in another form
 _OF_PROMPTS = {  # those that describe a prompt's mask, or padding in media
@@ -46,7 +46,7 @@ class MediaPrompt(Prompt):
 
     whole = True
 
-    def __init__(self, call: Call, *, splits: Callable[[int], bool] = lambda _: False) -> None:
+    def __init__(self, call: GenerateCall, *, splits: Callable[[int], bool] = lambda _: False) -> None:
         """Prepare the prompt's pass, and determine the inputs of the passes after it.
 
         Args:
@@ -149,7 +149,7 @@ class _NoOutput(dict[str, Any]):
         return None
 
 
-def _prepared_behind(call: Call, output: Any, rows: int) -> dict[str, Any]:
+def _prepared_behind(call: GenerateCall, output: Any, rows: int) -> dict[str, Any]:
     """Return the inputs that the model's own methods prepare for rows after a prompt, given its pass's output."""
     model, ids = call.model, call.ids
     inputs = model._update_model_kwargs_for_generation(output, dict(call.inputs), is_encoder_decoder=False)
@@ -174,7 +174,7 @@ def _add_value(digest: Any, value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _rows_in_front(call: Call) -> int:
+def _rows_in_front(call: GenerateCall) -> int:
     """Return the number of cache rows for images without ids, in front of the text, as in GIT."""
     if call.inputs.get("pixel_values") is None:
         return 0

@@ -13,7 +13,7 @@ from speculant.core.engine import NO_OUTPUTS, Capabilities, Pass, RequestedOutpu
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree, Int32
-from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall, prepare_call
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
@@ -139,12 +139,12 @@ class LlamaEngine(ModelEngine):
                 raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
         return open_sequence(self.context, ids[0].tolist(), text=cache)
 
-    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Call:
+    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> GenerateCall:
         """Return the request that transformers' `generate` prepares for the model; see `ModelEngine.prepare`."""
         given = {} if cache is None else {self.capabilities.cache_argument: cache}
         return prepare_call(self._model, ids, max_new_tokens=max_new_tokens, **given, **options)
 
-    def open_prepared(self, prepared: Call, *, plain: bool) -> LlamaTargetCache:
+    def open_prepared(self, prepared: GenerateCall, *, plain: bool) -> LlamaTargetCache:
         """Return the cache of a request; passes without drafts are the same."""
         given = [None if each is None else each[:, prepared.start :] for each in (prepared.padding, prepared.positions)]
         ids = prepared.ids[:, prepared.start :]

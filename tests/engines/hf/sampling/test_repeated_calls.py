@@ -12,7 +12,7 @@ from transformers import GenerationMixin, LogitsProcessorList
 from models import tiny_model
 from speculant import Speculator
 from speculant.engines.hf.sampling import repeated_calls
-from speculant.engines.hf.sampling.generate_capture import Call, prepare_call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall, prepare_call
 from speculant.engines.hf.sampling.repeated_calls import RepeatedCalls
 
 USUAL: list[dict[str, Any]] = [
@@ -63,12 +63,12 @@ def filled(model: Any, options: dict[str, Any]) -> RepeatedCalls:
     return calls
 
 
-def found(calls: RepeatedCalls, ids: Tensor, options: dict[str, Any], *, tokens: int = 5) -> Call | None:
+def found(calls: RepeatedCalls, ids: Tensor, options: dict[str, Any], *, tokens: int = 5) -> GenerateCall | None:
     """Return the call that is prepared from a remembered one; None if there is none."""
     return calls.find(ids, asked(ids, options), max_new_tokens=tokens)
 
 
-def repeated(calls: RepeatedCalls, ids: Tensor, options: dict[str, Any], *, tokens: int = 5) -> Call:
+def repeated(calls: RepeatedCalls, ids: Tensor, options: dict[str, Any], *, tokens: int = 5) -> GenerateCall:
     """Return the call that is prepared from a remembered one."""
     call = found(calls, ids, options, tokens=tokens)
     assert call is not None

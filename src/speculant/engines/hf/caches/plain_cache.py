@@ -23,7 +23,7 @@ from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.forward_pass import decode_mode, out_of_memory
 from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES
 from speculant.engines.hf.prompt import copy_encoded, slices_by_length
-from speculant.engines.hf.sampling.generate_capture import Call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall
 from speculant.engines.hf.views.model_view import twin
 
 
@@ -39,7 +39,7 @@ class PlainTargetCache:
     shares_prefixes = False
     media = None
 
-    def __init__(self, call: Call, latest: list[Any]) -> None:
+    def __init__(self, call: GenerateCall, latest: list[Any]) -> None:
         """Take the inputs that `generate` prepared: ids Int64[1, T], and inputs for the model's own methods.
 
         Args:

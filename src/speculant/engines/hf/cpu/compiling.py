@@ -55,7 +55,7 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class InstructionLevel:
     """The instruction sets that one library of a wheel uses.
 
     Attributes:
@@ -83,12 +83,12 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _VNNI = (*_AVX512, "avx512_vnni")
 _BF16 = (*_VNNI, "avx512_bf16")
 LEVELS = (  # a processor runs the first one that it supports
-    Level("amx", (*_BF16, "amx_tile", "amx_int8", "amx_bf16"), 11),
-    Level("avx512-bf16", _BF16, 10),
-    Level("avx512-vnni", _VNNI, 8),
-    Level("avx512", _AVX512, 7),
-    Level("avx-vnni", (*_AVX2, "avx_vnni"), 11),
-    Level("avx2", _AVX2, 7),
+    InstructionLevel("amx", (*_BF16, "amx_tile", "amx_int8", "amx_bf16"), 11),
+    InstructionLevel("avx512-bf16", _BF16, 10),
+    InstructionLevel("avx512-vnni", _VNNI, 8),
+    InstructionLevel("avx512", _AVX512, 7),
+    InstructionLevel("avx-vnni", (*_AVX2, "avx_vnni"), 11),
+    InstructionLevel("avx2", _AVX2, 7),
 )
 
 
@@ -126,7 +126,7 @@ def compiler_version(compiler: Sequence[str]) -> str:
     return version
 
 
-def check_level(compiler: Sequence[str], level: Level) -> None:
+def check_level(compiler: Sequence[str], level: InstructionLevel) -> None:
     """Check that the compiler supports the instruction sets of a level.
 
     Raises:

@@ -22,7 +22,7 @@ from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.media import MediaPrompt
 from speculant.engines.hf.probe.rounds import wrong_rows
 from speculant.engines.hf.prompt import UnusualPromptError
-from speculant.engines.hf.sampling.generate_capture import Call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall
 from speculant.engines.hf.target_cache import HFTargetCache
 
 _STEPS = 4  # tokens that plain decoding chooses after the prompt
@@ -39,7 +39,7 @@ class FirstPromptCheck:
         self._known: dict[frozenset[str], str] = {}  # by the names of the inputs
         self._split: dict[frozenset[str], bool] = {}  # also by the names of the inputs
 
-    def reason(self, call: Call) -> str:
+    def reason(self, call: GenerateCall) -> str:
         """Return why no drafts can be verified after a prompt with media or an encoder's states; "" if they can.
 
         Raises:
@@ -61,7 +61,7 @@ class FirstPromptCheck:
             self._known[names] = self._find_difference(call)
         return self._known[names]
 
-    def open(self, call: Call) -> HFTargetCache:
+    def open(self, call: GenerateCall) -> HFTargetCache:
         """Return a new sequence for a prompt with more than text, which reuses another's rows if that is correct.
 
         Raises:
@@ -69,7 +69,7 @@ class FirstPromptCheck:
         """
         return open_prompt(self._runner, call, splits=lambda end: self._splits(call, end))
 
-    def _splits(self, call: Call, end: int) -> bool:
+    def _splits(self, call: GenerateCall, end: int) -> bool:
         """Return whether a prompt gets the same logits when it reuses another's rows up to the end of the media.
 
         The other prompt has a different last token, which the reused rows must not have read.
@@ -82,7 +82,7 @@ class FirstPromptCheck:
             self._split[names] = self._can_split(call, end)
         return self._split[names]
 
-    def _can_split(self, call: Call, end: int) -> bool:
+    def _can_split(self, call: GenerateCall, end: int) -> bool:
         other, runner = copy(call), self._runner
         other.ids = call.ids.clone()
         other.ids[0, -1] = call.ids[0, -2] if call.ids[0, -2] != call.ids[0, -1] else call.ids[0, 0]
@@ -103,7 +103,7 @@ class FirstPromptCheck:
         assert found is not None
         return not wrong_rows(found.logits, expected.logits, runner.model.dtype).numel()
 
-    def _find_difference(self, call: Call) -> str:
+    def _find_difference(self, call: GenerateCall) -> str:
         """Return what is wrong with drafts after a prompt; if no text was probed, chains may still be correct."""
         found, capabilities = self._difference(call), self._runner.capabilities
         if not found or not capabilities.trees or (capabilities.text_alone and not capabilities.encoder):
@@ -115,7 +115,7 @@ class FirstPromptCheck:
             self._runner.capabilities = capabilities
         return found
 
-    def _difference(self, call: Call) -> str:
+    def _difference(self, call: GenerateCall) -> str:
         try:
             ours, plain = open_prompt(self._runner, call), PlainTargetCache(call, [])
             first = plain.prefill().logits
@@ -153,7 +153,9 @@ class FirstPromptCheck:
         return [*found, ours.forward(np.array([last], np.int32), _NO_PARENT).logits[0]]
 
 
-def open_prompt(runner: ModelRunner, call: Call, *, splits: Callable[[int], bool] = lambda _: False) -> HFTargetCache:
+def open_prompt(
+    runner: ModelRunner, call: GenerateCall, *, splits: Callable[[int], bool] = lambda _: False
+) -> HFTargetCache:
     """Return a new sequence whose prompt has more than text.
 
     Args:

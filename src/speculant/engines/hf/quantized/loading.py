@@ -20,7 +20,7 @@ from speculant.core.errors import ModelNotFoundError, UnsupportedError
 from speculant.core.folders import cache_folder
 from speculant.engines.hf.quantized.checkpoint_files import checkpoint_identity, find_file
 from speculant.engines.hf.quantized.checkpoints.formats import PACKED, quantization_settings
-from speculant.engines.hf.quantized.loss import Loss, compare
+from speculant.engines.hf.quantized.loss import QuantizationLoss, compare
 from speculant.engines.hf.quantized.making import Quantized, QuantizeRequest, quantize, read_checkpoint
 from speculant.engines.hf.quantized.packed_file import LAYOUT, PackedFileError, load_packed, save_packed
 from speculant.engines.hf.quantized.parts import Parts, assemble, empty_model
@@ -70,7 +70,9 @@ def load_quantized(asked: QuantizeRequest) -> Any:
     return _summarized(model, summarize(made.parts, scheme, before=made.before, loss=loss, file=file, notes=notes))
 
 
-def make_parts(asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]) -> tuple[Quantized, Loss | None]:
+def make_parts(
+    asked: QuantizeRequest, model: Any, settings: Mapping[str, Any]
+) -> tuple[Quantized, QuantizationLoss | None]:
     """Quantise a float checkpoint, or read one that is already quantised, into an empty model.
 
     Returns:

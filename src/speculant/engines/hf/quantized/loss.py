@@ -41,7 +41,7 @@ def read_settings(path: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class QuantizationLoss:
     """The effect of quantisation on a text.
 
     Attributes:
@@ -106,7 +106,7 @@ def predict(model: Any, ids: Tensor) -> Predictions:
     return Predictions(ids=ids, logs=F.log_softmax(logits.float(), dim=-1))
 
 
-def compare(before: Predictions, model: Any) -> Loss:
+def compare(before: Predictions, model: Any) -> QuantizationLoss:
     """Compare a quantised model's predictions with a float model's."""
     with torch.inference_mode():
         after = F.log_softmax(model(input_ids=before.ids[None], use_cache=False).logits[0].float(), dim=-1)
@@ -117,7 +117,7 @@ def compare(before: Predictions, model: Any) -> Loss:
     def perplexity(logs: Tensor) -> float:
         return math.exp(min(-float(logs[:-1].gather(1, before.ids[1:, None]).mean()), 700.0))
 
-    return Loss(
+    return QuantizationLoss(
         tokens=len(after),
         divergence=max(divergence, 0.0),
         agreement=float(same),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from speculant.engines.hf.quantized.loss import Loss
+from speculant.engines.hf.quantized.loss import QuantizationLoss
 from speculant.engines.hf.quantized.parts import Parts
 
 
@@ -32,7 +32,7 @@ class QuantizedSummary:
     packed: int
     floats: int
     before: int | None = None
-    loss: Loss | None = None
+    loss: QuantizationLoss | None = None
     file: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -27,7 +27,7 @@ HANDLED_OF_DECODERS = {
 }
 
 
-class Call:
+class GenerateCall:
     """Replaces the decoding loop: stores its arguments and decodes nothing.
 
     Ids Int64[1, T] before `start` are padding that the target need not read; processors and criteria see it. `source`
@@ -85,13 +85,13 @@ class Call:
         return input_ids
 
 
-def prepare_call(entry: Any, ids: Tensor, **options: Any) -> Call:
+def prepare_call(entry: Any, ids: Tensor, **options: Any) -> GenerateCall:
     """Return what a model's `generate` prepares for a prompt Int64[1, T] and its options.
 
     Raises:
         UsageError: transformers rejects the options.
     """
-    call = Call()
+    call = GenerateCall()
     try:
         entry.generate(input_ids=ids, custom_generate=call, **options)
     except (ValueError, TypeError, AttributeError) as error:
@@ -112,7 +112,7 @@ def _given(name: str, value: Any) -> bool:
     return not (name.endswith("token_type_ids") and isinstance(value, Tensor) and not value.any())
 
 
-def check(call: Call, *, plain: bool = False) -> None:
+def check(call: GenerateCall, *, plain: bool = False) -> None:
     """Check the requested features of a call with any number of rows.
 
     Args:
@@ -152,7 +152,7 @@ def check(call: Call, *, plain: bool = False) -> None:
 
 
 def plan_sampling(
-    call: Call, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None, plain: bool = False
+    call: GenerateCall, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None, plain: bool = False
 ) -> SamplingPlan:
     """Check a call of one row, as `check` does, and return how its tokens are chosen, including stop strings.
 
@@ -182,7 +182,7 @@ def plan_sampling(
     )
 
 
-def sampling_settings(call: Call) -> Sampling:
+def sampling_settings(call: GenerateCall) -> Sampling:
     """Return the sampling settings of a call's configuration, for drafters that sample."""
     config = call.config
     if config.get_generation_mode() != GenerationMode.SAMPLE:

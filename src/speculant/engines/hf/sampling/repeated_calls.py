@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from speculant.engines.hf.sampling.generate_capture import Call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall
 from speculant.engines.hf.sampling.sampler import row_wise
 
 LIMIT = 64  # combinations of options that are remembered
@@ -75,7 +75,7 @@ class RepeatedCalls:
         self._config: Any = None  # a copy of the model's generation config
         self._prepared: dict[tuple[tuple[str, str], ...], _Prepared] = {}  # least recently used first
 
-    def find(self, ids: Tensor, options: Mapping[str, Any], *, max_new_tokens: int) -> Call | None:
+    def find(self, ids: Tensor, options: Mapping[str, Any], *, max_new_tokens: int) -> GenerateCall | None:
         """Return the call that `generate` would prepare; None if it must be asked.
 
         Args:
@@ -94,11 +94,11 @@ class RepeatedCalls:
             config._mask_length = length
         inputs = {name: _made(value, ids, cache) for name, value in found.inputs.items()}
         criteria = [_limited(each, config.max_length) for each in found.criteria]
-        call = Call()
+        call = GenerateCall()
         call(self._model, ids, found.processors, criteria, config, **inputs)
         return call
 
-    def keep(self, call: Call, ids: Tensor, options: Mapping[str, Any], *, max_new_tokens: int) -> None:
+    def keep(self, call: GenerateCall, ids: Tensor, options: Mapping[str, Any], *, max_new_tokens: int) -> None:
         """Remember what `generate` prepared, before it is used; the arguments as in `find`."""
         key, length = _key(ids, options), ids.shape[1] + max_new_tokens
         lengths = [each.max_length for each in call.criteria if type(each) is MaxLengthCriteria]

@@ -17,7 +17,7 @@ from speculant.engines.hf.quantized.weight import GroupedValues, GroupScales
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
+class _BlockParts:
     """Values [outs, blocks, inputs], scales and minima [outs, blocks, groups], their factors [outs, blocks, 1]."""
 
     values: Tensor
@@ -80,12 +80,12 @@ def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16)
 
 
-def _q4_0(blocks: Tensor) -> _Parts:
-    return _Parts(split_bytes(blocks[..., 2:], 4, 16), _half(blocks, 0))
+def _q4_0(blocks: Tensor) -> _BlockParts:
+    return _BlockParts(split_bytes(blocks[..., 2:], 4, 16), _half(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> _Parts:
-    return _Parts(split_bytes(blocks[..., 4:], 4, 16), _half(blocks, 0), minima=_half(blocks, 2))
+def _q4_1(blocks: Tensor) -> _BlockParts:
+    return _BlockParts(split_bytes(blocks[..., 4:], 4, 16), _half(blocks, 0), minima=_half(blocks, 2))
 
 
 def _five_bits(blocks: Tensor, at: int, run: int) -> Tensor:
@@ -95,33 +95,33 @@ def _five_bits(blocks: Tensor, at: int, run: int) -> Tensor:
     return split_bytes(blocks[..., end:], 4, run) | fifth << 4
 
 
-def _q5_0(blocks: Tensor) -> _Parts:
-    return _Parts(_five_bits(blocks, 2, 16), _half(blocks, 0))
+def _q5_0(blocks: Tensor) -> _BlockParts:
+    return _BlockParts(_five_bits(blocks, 2, 16), _half(blocks, 0))
 
 
-def _q5_1(blocks: Tensor) -> _Parts:
-    return _Parts(_five_bits(blocks, 4, 16), _half(blocks, 0), minima=_half(blocks, 2))
+def _q5_1(blocks: Tensor) -> _BlockParts:
+    return _BlockParts(_five_bits(blocks, 4, 16), _half(blocks, 0), minima=_half(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> _Parts:
-    return _Parts(blocks[..., 2:] ^ 128, _half(blocks, 0))
+def _q8_0(blocks: Tensor) -> _BlockParts:
+    return _BlockParts(blocks[..., 2:] ^ 128, _half(blocks, 0))
 
 
-def _mxfp4(blocks: Tensor) -> _Parts:
-    return _Parts(split_bytes(blocks[..., 1:], 4, 16), powers_of_two(blocks[..., :1]))
+def _mxfp4(blocks: Tensor) -> _BlockParts:
+    return _BlockParts(split_bytes(blocks[..., 1:], 4, 16), powers_of_two(blocks[..., :1]))
 
 
-def _q2_k(blocks: Tensor) -> _Parts:
+def _q2_k(blocks: Tensor) -> _BlockParts:
     scales, values = blocks[..., :16], split_bytes(blocks[..., 16:80], 2, 32)
-    return _Parts(values, (scales & 15).to(torch.int8), _half(blocks, 80), (scales >> 4).to(torch.int8),
+    return _BlockParts(values, (scales & 15).to(torch.int8), _half(blocks, 80), (scales >> 4).to(torch.int8),
                   -_half(blocks, 82))  # fmt: skip
 
 
-def _q3_k(blocks: Tensor) -> _Parts:
+def _q3_k(blocks: Tensor) -> _BlockParts:
     values = split_bytes(blocks[..., 32:96], 2, 32) | split_bytes(blocks[..., :32], 1, 32) << 2
     # 16 scales of 6 bits: the low halves in 8 bytes, the high bits in 4
     scales = split_bytes(blocks[..., 96:104], 4, 8) | split_bytes(blocks[..., 104:108], 2, 4) << 4
-    return _Parts(values, scales.to(torch.int8) - 32, _half(blocks, 108))
+    return _BlockParts(values, scales.to(torch.int8) - 32, _half(blocks, 108))
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,27 +132,27 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales.to(torch.int8), minima.to(torch.int8)
 
 
-def _q4_k(blocks: Tensor) -> _Parts:
+def _q4_k(blocks: Tensor) -> _BlockParts:
     scales, minima = _six_bits(blocks[..., 4:16])
-    return _Parts(split_bytes(blocks[..., 16:], 4, 32), scales, _half(blocks, 0), minima, -_half(blocks, 2))
+    return _BlockParts(split_bytes(blocks[..., 16:], 4, 32), scales, _half(blocks, 0), minima, -_half(blocks, 2))
 
 
-def _q5_k(blocks: Tensor) -> _Parts:
+def _q5_k(blocks: Tensor) -> _BlockParts:
     scales, minima = _six_bits(blocks[..., 4:16])
-    return _Parts(_five_bits(blocks, 16, 32), scales, _half(blocks, 0), minima, -_half(blocks, 2))
+    return _BlockParts(_five_bits(blocks, 16, 32), scales, _half(blocks, 0), minima, -_half(blocks, 2))
 
 
-def _q6_k(blocks: Tensor) -> _Parts:
+def _q6_k(blocks: Tensor) -> _BlockParts:
     values = split_bytes(blocks[..., :128], 4, 64) | split_bytes(blocks[..., 128:192], 2, 32) << 4
-    return _Parts(values, blocks[..., 192:208].contiguous().view(torch.int8), _half(blocks, 208))
+    return _BlockParts(values, blocks[..., 192:208].contiguous().view(torch.int8), _half(blocks, 208))
 
 
-def _iq4_xs(blocks: Tensor) -> _Parts:
+def _iq4_xs(blocks: Tensor) -> _BlockParts:
     scales = split_bytes(blocks[..., 4:8], 4, 1) | split_bytes(blocks[..., 2:4], 2, 1) << 4
-    return _Parts(split_bytes(blocks[..., 8:], 4, 16), scales.to(torch.int8) - 32, _half(blocks, 0))
+    return _BlockParts(split_bytes(blocks[..., 8:], 4, 16), scales.to(torch.int8) - 32, _half(blocks, 0))
 
 
-_READERS: MappingProxyType[str, Callable[[Tensor], _Parts]] = MappingProxyType(
+_READERS: MappingProxyType[str, Callable[[Tensor], _BlockParts]] = MappingProxyType(
     {
         "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
         "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _q4_0, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
