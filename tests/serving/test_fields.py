@@ -30,6 +30,8 @@ async def text(client: Any, **options: Any) -> Any:
 async def test_token_ids_end_texts_beside_the_models_own(connect: Connect, tokenizer: Any, ending: Speculator) -> None:
     """Guards `stop_token_ids`, `min_tokens` and `ignore_eos`, alone and together."""
     async with connect(served=ending) as client:
+        endless = await client.post("/v1/chat/completions", json=chat(ignore_eos=True, guided_regex="a+"))
+        assert (endless.status_code, "needs 'stop_token_ids'" in endless.text) == (400, True)
         whole = await text(client, max_tokens=24, ignore_eos=True)
         ids = ending.generate(
             [{"role": "user", "content": "Once upon a time"}], max_new_tokens=24, temperature=0, eos_token_id=-1

@@ -152,7 +152,13 @@ class Service:
         Raises:
             ApiError: the constraint is refused.
         """
-        return None if wanted is None else await self.grammars.compile(wanted, self._ends(request))
+        if wanted is None:
+            return None
+        ends = self._ends(request)
+        if ends == [NO_TOKEN]:
+            message = "'ignore_eos' with a constraint needs 'stop_token_ids': a constrained text must be able to end."
+            raise ApiError(400, message, param="ignore_eos")
+        return await self.grammars.compile(wanted, ends)
 
     def _ends(self, request: SamplingRequest) -> list[int] | None:
         """Return the tokens that end a text; None for those of the model's generation config."""
