@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from speculant.api.speculator import Speculator
 
 _RECENT = 60.0  # seconds for which a tenant's place in the queue is kept
+_GATHER_SHARE, _MAX_GATHER = 0.03, 0.02  # share of a prompt's time that it may wait for others, and seconds at most
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class EngineLoop:
         self._waiting = WaitingTexts()
         self._active: dict[Generation, Ticket] = {}  # oldest first
         self._deltas: list[tuple[Ticket, Delta]] = []
-        self._numbers = itertools.count()
+        self._numbers, self._prompt_tokens = itertools.count(), 0
         self._stopping = self._leaving = False  # known to the thread, and to the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -243,11 +244,20 @@ class EngineLoop:
                 self._deliver()
 
     def _listen(self, batch: Batch) -> None:
-        """Process commands; wait for one if there is nothing else to do, not even deltas of cancelled texts."""
+        """Process commands; wait for one if there is nothing else to do, not even deltas of cancelled texts.
+
+        The first text after a silence waits a moment for others, which are often sent together: their prompts share a
+        pass, or the others would wait for the first one's.
+        """
+        gathering = 0.0  # time until which further texts are awaited
         while True:
             busy = self._active or self._waiting or self._deltas or self._stopping or self._has_side_work
+            left = gathering - time.monotonic() if len(self._waiting) < self.size else 0.0
             try:
-                name, ticket = self._commands.get(block=not busy)
+                if busy and left > 0:
+                    name, ticket = self._commands.get(timeout=left)
+                else:
+                    name, ticket = self._commands.get(block=not busy)
             except Empty:
                 return
             if name == "wake":
@@ -267,7 +277,14 @@ class EngineLoop:
             elif self._stopping:
                 self._finish(ticket, Delta(error=_shutting_down()))
             else:
+                if not (self._active or self._waiting):
+                    gathering = time.monotonic() + min(_MAX_GATHER, _GATHER_SHARE * self._prompt_seconds(batch, ticket))
                 self._waiting.add(ticket)
+
+    def _prompt_seconds(self, batch: Batch, ticket: Ticket) -> float:
+        """Return how long reading a text's prompt takes, by the prompts read so far; 0 before any."""
+        read = self._prompt_tokens
+        return batch.stats.prefill_seconds / read * len(ticket.job.prompt) if read else 0.0
 
     def _expire(self, batch: Batch) -> None:
         now = time.monotonic()
@@ -303,6 +320,7 @@ class EngineLoop:
             generation.show_marks(job.marks)
             ticket.stats, ticket.prompt_logprobs = generation.result.stats, generation.result.prompt_logprobs
             self._active[generation] = ticket
+            self._prompt_tokens += len(job.prompt)
             self._observer.admitted(ticket)
 
     def _step(self, batch: Batch) -> None:
