@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 TITLES = {"bundled": "bundled model, 5.5 M", "inflated": "inflated target, 494 M"}  # row titles
 SERIES = {
@@ -66,12 +67,27 @@ def panel(axes: Axes, summary: list[dict[str, Any]], name: str) -> None:
         heights = [value["p50"] if isinstance(value, dict) else value for _, value in found]
         bars = axes.bar(left, heights, width, label=label, color=color)
         if name == "tokens_per_cpu_second":
-            axes.bar_label(bars, fmt="%.3g", fontsize=5, padding=1, rotation=90)
+            axes.bar_label(bars, fmt=number, fontsize=6, padding=2, rotation=90)
+            axes.margins(y=0.18)  # room for the labels below the title
         else:
             axes.vlines(left, heights, [value["p99"] for _, value in found], color="#444444", linewidth=0.8)
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(number)
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_yticks(round_numbers(*axes.get_ylim()))
     axes.set_xticks(range(len(summary)), [f"{row['clients']} client{'s'[: row['clients'] != 1]}" for row in summary])
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def number(value: float, _: object = None) -> str:
+    """Return a number in three digits, or in whole ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """Return the numbers 1, 2 and 5 times a power of ten in a range."""
+    candidates = [factor * 10.0**power for power in range(-2, 6) for factor in (1, 2, 5)]
+    return [each for each in candidates if low <= each <= high]
 
 
 if __name__ == "__main__":
