@@ -257,9 +257,9 @@ def test_only_single_tokens_are_forced(plain: Speculator) -> None:
     state = compiler.open(Constraint.regex("the dog (ran|sat) home"), prompt=0, ends=ends)
     text, maximum = list[int](), 64
     while True:
-        forced = state.forced(text, maximum)
-        assert state.forced(text, maximum) == forced
-        assert state.forced(text, 1) == forced[:1]
+        forced = state.find_forced(text, maximum)
+        assert state.find_forced(text, maximum) == forced
+        assert state.find_forced(text, 1) == forced[:1]
         for token in forced:
             scores = state(torch.tensor([text]), torch.zeros(1, 330))
             assert (scores[0] == 0).nonzero().flatten().tolist() == [token]
@@ -281,7 +281,7 @@ def test_special_tokens_are_named(added: bool) -> None:
     ends = frozenset([tokenizer.eos_token_id])
     constraint = Constraint.grammar('start: <call> "x"', tokens=("<call>",), spelled='start: "<call>x"')
     state = ConstraintCompiler(tokenizer, 330).open(constraint, prompt=0, ends=ends)
-    assert state.forced([], 20) == tokenizer("<call>x")["input_ids"]
+    assert state.find_forced([], 20) == tokenizer("<call>x")["input_ids"]
 
 
 def test_rules_of_a_checkpoint_yield_to_a_constraint(model: Any) -> None:

@@ -25,7 +25,7 @@ class Forces(DraftFilter):
     def allowed(self, tree: DraftTree, tokens: Sequence[int]) -> Bool:
         return np.ones(len(tree), bool)
 
-    def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
+    def find_forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
         self.asked.append((list(tokens), maximum))
         return [8, 3][:maximum] if tokens and tokens[-1] == 4 else []
 

@@ -287,7 +287,7 @@ class Batch:
         """Admit waiting requests; return the prompts of the next pass, with the number of tokens to read of each."""
         while self._waiting and len(self._admitted) < self._size:
             self._admitted.append(self._waiting.popleft())
-            self._unread.add(self._admitted[-1], cached=self._sharing.known(self._admitted[-1]))
+            self._unread.add(self._admitted[-1], cached=self._sharing.count_known(self._admitted[-1]))
         return self._unread.next()
 
     def _takes_prefix(self, generation: Generation) -> bool:

@@ -126,7 +126,7 @@ class PrefixCache:
         """Return the statistics of one owner."""
         return self._own.setdefault(owner, PrefixCacheStats())
 
-    def known(self, prompt: Int32, *, owner: str = "", media: str = "", minimum: int = BLOCK) -> int:
+    def count_known(self, prompt: Int32, *, owner: str = "", media: str = "", minimum: int = BLOCK) -> int:
         """Return how many leading tokens of a prompt `copy_prefix` would find in kept texts."""
         self._drop_other_models()
         entries = [self._entries[each] for each in self._candidates(prompt, owner, media)]

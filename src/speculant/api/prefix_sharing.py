@@ -21,11 +21,11 @@ class PrefixSharing:
         """Take the cache, and whether results hold caches that users may modify."""
         self.cache, self._keep_caches = cache, keep_caches
 
-    def known(self, generation: Generation) -> int:
+    def count_known(self, generation: Generation) -> int:
         """Return how many tokens of a prompt are cached."""
         if self.cache is None or not generation.takes_prefix:
             return 0
-        return self.cache.known(generation.prompt, **_scope(generation))
+        return self.cache.count_known(generation.prompt, **_scope(generation))
 
     def begin(self, generation: Generation, admitted: Iterable[Generation]) -> None:
         """Let a prompt start with its cached rows, including those of requests that are being decoded."""

@@ -62,7 +62,7 @@ def list_all(as_json: JsonFlag = False) -> int:
     folder = bases_folder()
     found = list_bases(folder, lambda message: say(f"warning: {message}"))
     if as_json:
-        print(json.dumps({"folder": str(folder), "bases": list(map(described, found))}, indent=2))
+        print(json.dumps({"folder": str(folder), "bases": list(map(describe_kept_base, found))}, indent=2))
         return 0
     if not found:
         print(f"there are no bases in {folder}. `speculant corpus build --kind mix-base` makes one.")
@@ -108,7 +108,7 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="name from `
     return 0
 
 
-def described(base: KeptBase) -> dict[str, Any]:
+def describe_kept_base(base: KeptBase) -> dict[str, Any]:
     """Return the header of a base as JSON."""
     return {
         "name": base.name,

@@ -22,7 +22,7 @@ class DraftFilter(Protocol):
             tokens: tokens committed so far, without the prompt.
         """
 
-    def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
+    def find_forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
         """Return up to `maximum` tokens that must come next, because all others have probability 0.
 
         Tokens that end the text are left out: nothing after them needs a pass.

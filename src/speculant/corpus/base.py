@@ -125,7 +125,7 @@ def build_base(
         reading.run(position, settings.vocabulary)
         if not builder.tokens:
             raise UsageError(without_tokens(position))
-        facts = described(settings, sources, position)
+        facts = describe_base(settings, sources, position)
         room = settings.budget - HEADER - len(json.dumps(facts))
         with console.progress("training", training_tokens(builder.tokens), "tokens") as advance:
             scorer = builder.train_scorer(room // SCORES_SHARE, advance)
@@ -273,7 +273,7 @@ def without_tokens(position: Position) -> str:
     return "the sources hold no text. Name files with text in them."
 
 
-def described(settings: BaseSettings, sources: Sequence[TextSource], position: Position) -> dict[str, Any]:
+def describe_base(settings: BaseSettings, sources: Sequence[TextSource], position: Position) -> dict[str, Any]:
     """Return the header's description of a base's texts."""
     origins: list[dict[str, Any]] = []
     for source, tally in zip(sources, position.tallies, strict=True):

@@ -55,7 +55,7 @@ class ForcedSession(WrappedSession):
 
     def propose(self, budget: Budget) -> DraftTree:
         maximum = min(budget.nodes, budget.depth)
-        chain = self._constraint.forced(self._tokens, maximum) if maximum > 0 else []
+        chain = self._constraint.find_forced(self._tokens, maximum) if maximum > 0 else []
         if not chain:
             return self.inner.propose(budget)
         left = replace(budget, nodes=budget.nodes - len(chain), depth=budget.depth - len(chain))

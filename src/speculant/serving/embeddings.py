@@ -123,12 +123,12 @@ async def _encode(service: Service, given: str | list[int]) -> list[int]:
 
 def _render(texts: Sequence[EmbeddedText], body: EmbeddingRequest, model: str) -> bytes:
     tokens = sum(len(text.ids) for text in texts)
-    data = [Embedding(index=index, embedding=_shown(text, body)) for index, text in enumerate(texts)]
+    data = [Embedding(index=index, embedding=_encode_vector(text, body)) for index, text in enumerate(texts)]
     used = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
     return EmbeddingList(data=data, model=model, usage=used).model_dump_json().encode()
 
 
-def _shown(text: EmbeddedText, body: EmbeddingRequest) -> list[float] | str:
+def _encode_vector(text: EmbeddedText, body: EmbeddingRequest) -> list[float] | str:
     assert text.vector is not None
     vector = text.vector if body.dimensions is None else shorten(text.vector, body.dimensions)
     if body.encoding_format == "base64":

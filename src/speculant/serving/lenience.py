@@ -90,7 +90,7 @@ class LenienceMiddleware:
             if message["type"] == "http.response.start" and (paths := unused.paths()):
                 headers = MutableHeaders(scope=message)
                 own = [headers[UNUSED]] if UNUSED in headers else []
-                headers[UNUSED] = ", ".join([*own, *_shown(paths)])
+                headers[UNUSED] = ", ".join([*own, *_escape(paths)])
             await send(message)
 
         token = _members.set(unused)
@@ -100,7 +100,7 @@ class LenienceMiddleware:
             _members.reset(token)
 
 
-def _shown(paths: Sequence[str]) -> list[str]:
+def _escape(paths: Sequence[str]) -> list[str]:
     """Return paths escaped for a header, since clients choose names freely."""
     shown = [quote(path[:LONGEST], safe="._-[]$", errors="replace") for path in paths[:MAX_NAMED]]
     return [*shown, "..."] if len(paths) > MAX_NAMED else shown

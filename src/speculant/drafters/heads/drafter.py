@@ -142,7 +142,7 @@ def propose_together(sessions: Sequence[Session], budgets: Sequence[Budget]) -> 
     drafts = dict[int, DraftTree]()
     for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):
         if isinstance(session, UnitedSession) and not session.recall(budget):
-            drafts[place] = session.recalled(budget)
+            drafts[place] = session.draft_from_memory(budget)
     rest = [place for place in range(len(sessions)) if place not in drafts]
     if rest:
         grown = _propose_grown([sessions[place] for place in rest], [budgets[place] for place in rest])

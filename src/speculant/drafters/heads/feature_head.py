@@ -50,7 +50,7 @@ class FeatureHead(Head, Protocol):
         """Return the modules behind `layer_input`, the layers, `carried` and `logits`."""
 
     @abstractmethod
-    def carried(self, x: Tensor) -> Tensor:
+    def carry(self, x: Tensor) -> Tensor:
         """Return the features [..., D] of the next row, given the last layer's output."""
 
     @abstractmethod

@@ -96,7 +96,7 @@ def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeature
     caches = [own.cache for own in rows]
     x = joined([own.features if own.places is None else own.features[own.places] for own in rows])
     last = max(cache.length + cache.drafted for cache in caches)
-    angles = head.rotary.looked_up(joined([own.positions for own in rows]), last, x)
+    angles = head.rotary.look_up(joined([own.positions for own in rows]), last, x)
     sizes, seen = [len(own) for own in rows], [own.seen for own in rows]
     for index in range(len(head.layers)):
         layer = head.layer(index)
@@ -110,7 +110,7 @@ def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeature
             sizes = [len(own.passed) for own in rows]
         weighed = layer.self_attn.weigh_apart(layer.self_attn.queries(given, angles), held, seen, sizes)
         x = layer.finish(residual, layer.self_attn.o_proj(weighed))
-    return head.carried(x)
+    return head.carry(x)
 
 
 def _last_rows(x: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:

@@ -91,7 +91,7 @@ class Rotary(nn.Module):
         turned = torch.cat([turned, turned], dim=-1)
         return (turned.cos() * self.scale).to(like.dtype), (turned.sin() * self.scale).to(like.dtype)
 
-    def looked_up(self, positions: Tensor, maximum: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def look_up(self, positions: Tensor, maximum: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the result of `angles` for positions Int64[n] up to `maximum`, from a table."""
         cos, sin = self.table(maximum, like)
         return cos[positions], sin[positions]

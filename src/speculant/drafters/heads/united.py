@@ -85,7 +85,7 @@ class UnitedSession(Session):
     def propose(self, budget: Budget) -> DraftTree:
         """Return the most probable paths of both, or the memory's draft alone if the head's time is not worth it."""
         if not self.recall(budget):
-            return self.recalled(budget)
+            return self.draft_from_memory(budget)
         return self.unite(self.own.propose(self.asked(budget)), budget)
 
     def recall(self, budget: Budget) -> bool:
@@ -100,7 +100,7 @@ class UnitedSession(Session):
             self._expected, start_price=budget.start_price, level_price=level_price
         )
 
-    def recalled(self, budget: Budget) -> DraftTree:
+    def draft_from_memory(self, budget: Budget) -> DraftTree:
         """Return the memory's draft alone, which took no level of the head."""
         return self._recalled.head(budget.nodes).with_levels(0)
 

@@ -14,7 +14,7 @@ from speculant.drafters.mix.arrays import new_features
 from speculant.drafters.mix.contexts import CONTEXTS, WINDOW, hash_contexts
 from speculant.drafters.mix.features import gather
 from speculant.drafters.mix.history import History
-from speculant.drafters.mix.kernels import Arrays, named
+from speculant.drafters.mix.kernels import Arrays, unflatten
 from speculant.drafters.mix.mixer import NO_BOUNDS, NO_MINIMUM, add_scores, combine, squash
 from speculant.drafters.mix.repetition import NOWHERE, seek
 
@@ -31,7 +31,7 @@ def most_probable_chain(tables: Arrays, request: Arrays, text: Array, length: in
         length: length of the text.
         limit: maximum number of tokens.
     """
-    narrow, wide, mixer, bases, scorer = named(tables)
+    narrow, wide, mixer, bases, scorer = unflatten(tables)
     last_use, links, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     known = min(length, WINDOW)

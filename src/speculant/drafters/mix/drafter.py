@@ -50,7 +50,7 @@ from speculant.drafters.mix.kernels import (
     new_request,
 )
 from speculant.drafters.mix.scores import no_scorer
-from speculant.drafters.mix.stored import complete_arrays, is_valid, make_stored_name, restore_memory, stored
+from speculant.drafters.mix.stored import complete_arrays, is_valid, make_stored_name, restore_memory, store_tables
 from speculant.memory.file import read_memory, write_memory
 
 KIND = "mix"
@@ -208,7 +208,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             FileError: the file cannot be written; an existing file is left unchanged.
         """
         with self._lock:
-            arrays = {name: array.copy() for name, array in stored(self._tables).items()}
+            arrays = {name: array.copy() for name, array in store_tables(self._tables).items()}
         write_memory(path, kind=KIND, tokenizer=self._tokenizer, arrays=arrays, facts={"vocabulary": self.vocabulary})
 
     def load(self, path: Path) -> None:
@@ -251,7 +251,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 
     def _has_form(self, arrays: Mapping[str, Array]) -> bool:
         """Return whether a file has the arrays of a memory, with the right shapes where they do not depend on bases."""
-        own = complete_arrays(stored(self._tables))
+        own = complete_arrays(store_tables(self._tables))
         fixed = [make_stored_name("mixer", field) for field in Mixer._fields[2:]]
         return arrays.keys() == own.keys() and all(arrays[name].shape == own[name].shape for name in fixed)
 

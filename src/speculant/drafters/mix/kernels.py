@@ -74,7 +74,7 @@ def new_request(vocabulary: int, length: int) -> Arrays:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def named(flat: Arrays) -> Tables:
+def unflatten(flat: Arrays) -> Tables:
     """Return the named parts of `Tables.flat`."""
     return Tables(
         Cells(flat[0], flat[1]),
@@ -95,7 +95,7 @@ def learn_text(
     Return where it stopped: `stop`, or earlier if a table has more cells in use than its room; -1 if an id lies
     outside the vocabulary, in which case nothing was learned.
     """
-    narrow, wide, mixer, bases, scorer = named(tables)
+    narrow, wide, mixer, bases, scorer = unflatten(tables)
     last_use, links, heads, copy, topic = request
     for i in range(start, stop):
         if not 0 <= text[i] < len(mixer.bands):
@@ -161,7 +161,7 @@ def learn_top_k(
         strength, memory: weight that a row's distribution adds, and maximum total weight of a row in the table, both
             in eighths of an observation.
     """
-    narrow, wide, mixer, _, _ = named(tables)
+    narrow, wide, mixer, _, _ = unflatten(tables)
     hashes, window = np.empty(CONTEXTS, np.uint64), np.empty(2, np.int32)
     tokens, weights = np.empty(LONGEST_ROW + ids.shape[1], np.int64), np.empty(LONGEST_ROW + ids.shape[1], np.int64)
     shares, gains = np.empty(ids.shape[1], np.float32), np.empty(ids.shape[1], np.int64)
@@ -202,7 +202,7 @@ def most_probable(
     tokens, parents = np.empty(limit, np.int32), np.empty(limit, np.int32)  # by slot; a parent is a rank
     places, lengths = np.empty(limit, np.int64), np.empty(limit, np.int64)  # by slot, of the node's repetition
     window = np.empty(WINDOW, np.int32)
-    narrow, wide, mixer, bases, scorer = named(tables)
+    narrow, wide, mixer, bases, scorer = unflatten(tables)
     last_use, links, heads, copy, topic = request
     features, hashes = new_features(len(mixer.weights[0]) - 1), np.empty(CONTEXTS, np.uint64)
     history, bounds, count = History(text, length, last_use, links), score_bounds(mixer), 0

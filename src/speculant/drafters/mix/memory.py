@@ -11,7 +11,7 @@ from speculant.drafters.mix.drafter import KIND, WIDE_SHARE
 from speculant.drafters.mix.initial import new_mixer
 from speculant.drafters.mix.kernels import Tables
 from speculant.drafters.mix.merging import merge_cells, merge_mixers
-from speculant.drafters.mix.stored import restore_memory, stored
+from speculant.drafters.mix.stored import restore_memory, store_tables
 from speculant.memory.file import Memory
 from speculant.memory.kind import Contents, MemoryKind
 
@@ -32,7 +32,7 @@ def empty(memory: Memory) -> Contents:
     tables = restore_memory(memory.arrays)
     mixer = new_mixer(memory.facts["vocabulary"])
     emptied = tables._replace(narrow=_empty(tables.narrow), wide=_empty(tables.wide), mixer=mixer)
-    return stored(emptied), memory.facts
+    return store_tables(emptied), memory.facts
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
@@ -55,7 +55,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
         held[0].bases,
         held[0].scorer,
     )
-    return stored(merged), {"vocabulary": vocabularies[0]}
+    return store_tables(merged), {"vocabulary": vocabularies[0]}
 
 
 def _empty(cells: Cells) -> Cells:

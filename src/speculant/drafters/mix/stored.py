@@ -24,7 +24,7 @@ def make_stored_name(part: str, field: str) -> str:
     return _STORED_NAMES.get(name, name)
 
 
-def stored(tables: Tables) -> dict[str, Array]:
+def store_tables(tables: Tables) -> dict[str, Array]:
     """Return the arrays of a memory by their names in the file; biases are left out if none were learned."""
     return {
         make_stored_name(part, field): array

@@ -125,5 +125,5 @@ class _Oracle(EagleHead):
     def layer_input(self, index: int, embeddings: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return embeddings, self._layer_norm(embeddings)
 
-    def carried(self, x: torch.Tensor) -> torch.Tensor:
+    def carry(self, x: torch.Tensor) -> torch.Tensor:
         return self._final(x)

@@ -121,7 +121,7 @@ class DFlashState(BlockState):
                 outputs=outputs,
                 tokens=before,
                 depths=torch.tensor([depth for own in rows for depth in own.depths], device=device),
-                carried=joined([text.carried(own.above) for text, own in both]),
+                carried=joined([text.carry(own.above) for text, own in both]),
             ),
             self._target,
         )
@@ -134,7 +134,7 @@ class DFlashState(BlockState):
         assert self._outputs is not None
         return self._outputs[list(depths)]
 
-    def carried(self, above: Sequence[int]) -> Tensor:
+    def carry(self, above: Sequence[int]) -> Tensor:
         """Return the states [n, S] that rows pass on, -1 for the root's; zeros [1, S] for no rows."""
         if above:
             return torch.stack([self._carried[row + 1] for row in above])

@@ -74,7 +74,7 @@ class EagleHead(nn.Module, JointHead):
         found.ids = ids
         return found
 
-    def carried(self, x: Tensor) -> Tensor:
+    def carry(self, x: Tensor) -> Tensor:
         return x
 
     def logits(self, features: Tensor, target: TargetParts) -> Tensor:

@@ -139,7 +139,7 @@ class Eagle3Head(nn.Module, JointHead):
             ids=self.ids,
         )
 
-    def carried(self, x: Tensor) -> Tensor:
+    def carry(self, x: Tensor) -> Tensor:
         found: Tensor = self.norm(x) if self.shape.norm_output else x
         return found
 

@@ -170,7 +170,7 @@ class ExitState(HeadState):
         states = hidden[:, 0].to(self.head.norm.weight.dtype)
         positions, _ = self.cache.commit(len(states), states.device)
         attention = self.head.layer.self_attn
-        angles = self.head.rotary.looked_up(positions, self.cache.length, states)
+        angles = self.head.rotary.look_up(positions, self.cache.length, states)
         self.cache.append(0, *attention.keys_values(self.head.layer.input_layernorm(states), angles))
 
     def start(self) -> Tensor:
@@ -246,7 +246,7 @@ class ExitState(HeadState):
         states = read.hidden[:, 0].to(self.head.norm.weight.dtype)
         positions, seen = self.cache.branch(above, states.device)
         attention, given = self.head.layer.self_attn, self.head.layer.input_layernorm(states)
-        angles = self.head.rotary.looked_up(positions, self.cache.length + self.cache.drafted, states)
+        angles = self.head.rotary.look_up(positions, self.cache.length + self.cache.drafted, states)
         keys, values = self.cache.append(0, *attention.keys_values(given, angles))
         attended = attention.attend(attention.queries(given, angles), keys, values, seen)
         return self._target.project(self.head.finish(states, attended))

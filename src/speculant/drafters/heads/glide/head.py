@@ -99,7 +99,7 @@ class GlideHead(nn.Module, Head, TextHead):
         """Return the inputs of tokens Int64[..., n] at positions up to `maximum`; None if that is not known."""
         layer, x = self.layer, self.embed_tokens(ids)
         angles, cross = (
-            rotary.angles(positions, x) if maximum is None else rotary.looked_up(positions, maximum, x)
+            rotary.angles(positions, x) if maximum is None else rotary.look_up(positions, maximum, x)
             for rotary in (self.rotary, layer.cross_attn.rotary)
         )
         return GlideRows(x, layer.attention_input(x), angles, cross)

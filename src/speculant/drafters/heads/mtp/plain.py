@@ -75,7 +75,7 @@ class PlainMtp(nn.Module, JointHead):
             ids=self.ids,
         )
 
-    def carried(self, x: Tensor) -> Tensor:
+    def carry(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
     def logits(self, features: Tensor, target: TargetParts) -> Tensor:

@@ -58,7 +58,7 @@ class Unrolled:
                     index, layer.self_attn, given, (angles[0][self._places], angles[1][self._places])
                 )
             x = layer.finish(residual, attended)
-        return self._head.carried(self._grid.flat(x))
+        return self._head.carry(self._grid.flat(x))
 
     def follow(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """Run the next drafted row of every anchor; return the features [A, D] that they pass on.
@@ -75,7 +75,7 @@ class Unrolled:
             residual, given = self._head.layer_input(index, embeddings, x)
             self._own[index].append(layer.self_attn.keys_values(given, angles))
             x = layer.finish(residual, self._attend(index, layer.self_attn, given, angles))
-        return self._head.carried(self._grid.flat(x))
+        return self._head.carry(self._grid.flat(x))
 
     def _attend(self, index: int, attention: Attention, given: Tensor, angles: Pair) -> Tensor:
         """Return the attention output [B, a, D] over a layer's rows up to the anchors and the drafted rows below."""

@@ -117,7 +117,7 @@ def _code_identity() -> tuple[str, ...]:
     return digest.hexdigest(), *(version(name) for name in ("torch", "transformers", "speculant"))
 
 
-def stored(file: Path | None, kind: type[Outcome], probe: Callable[[], Outcome]) -> Outcome:
+def load_or_probe(file: Path | None, kind: type[Outcome], probe: Callable[[], Outcome]) -> Outcome:
     """Return the outcome in a file, or that of a probe, which is stored there; without a file it is not stored."""
     outcome = None if file is None else _read(file, kind)
     if outcome is None:

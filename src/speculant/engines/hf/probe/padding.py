@@ -12,7 +12,7 @@ from typing import Any
 
 from speculant.engines.hf.acceleration import PlainPasses
 from speculant.engines.hf.forward_pass import ModelRunner
-from speculant.engines.hf.probe.outcome import PaddingOutcome, result_file, stored
+from speculant.engines.hf.probe.outcome import PaddingOutcome, load_or_probe, result_file
 from speculant.engines.hf.probe.probing import build_tiny, restrict
 from speculant.engines.hf.probe.rounds import (
     LONG_TEXTS,
@@ -55,7 +55,7 @@ def _examined(runner: ModelRunner, entry: Any) -> PaddingOutcome:
     small = restrict(small, trees=capabilities.trees, masked=capabilities.window is not None)
     small = replace(small, batches=capabilities.batches)
     file = result_file(tiny, small, None, None, 0, name="tiny-padding")
-    return stored(file, PaddingOutcome, lambda: _examine(ModelRunner(tiny, small, PlainPasses())))
+    return load_or_probe(file, PaddingOutcome, lambda: _examine(ModelRunner(tiny, small, PlainPasses())))
 
 
 def _examine(runner: ModelRunner) -> PaddingOutcome:

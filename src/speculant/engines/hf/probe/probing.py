@@ -30,7 +30,7 @@ from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.probe.capabilities import HFCapabilities
 from speculant.engines.hf.probe.class_checks import TREE_ATTENTION, check_model, misreads_at_limit
-from speculant.engines.hf.probe.outcome import ProbeOutcome, result_file, stored
+from speculant.engines.hf.probe.outcome import ProbeOutcome, load_or_probe, result_file
 from speculant.engines.hf.probe.rounds import (
     LONG_TEXTS,
     OWN_TEXTS,
@@ -67,7 +67,9 @@ def probe_outcome(
         OutOfMemoryError: the device is full.
     """
     file = result_file(model, capabilities, acceleration, entry, largest)
-    return stored(file, ProbeOutcome, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest))
+    return load_or_probe(
+        file, ProbeOutcome, lambda: examine(model, capabilities, acceleration, entry=entry, largest=largest)
+    )
 
 
 def merge(capabilities: HFCapabilities, outcome: ProbeOutcome, name: str) -> HFCapabilities:
@@ -141,7 +143,7 @@ def examine(
 def _tiny_outcome(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:
     """Return what texts beyond the limits of a tiny model show; stored, since many models have the same tiny one."""
     file = result_file(tiny, capabilities, None, None, 0, name="tiny-probe")
-    return stored(file, ProbeOutcome, lambda: _examine_tiny(tiny, capabilities, plain))
+    return load_or_probe(file, ProbeOutcome, lambda: _examine_tiny(tiny, capabilities, plain))
 
 
 def _examine_tiny(tiny: Any, capabilities: HFCapabilities, plain: Plain) -> ProbeOutcome:

@@ -79,7 +79,7 @@ class GrammarState(DraftFilter):
         self._check()
         return found
 
-    def forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
+    def find_forced(self, tokens: Sequence[int], maximum: int) -> list[int]:
         self._advance(tokens[self._read :])
         path: list[int] = []
         while len(path) < maximum:
