@@ -6,6 +6,10 @@ from the rows that drafting left after the first layers; with `again`, it runs a
 the CPU time of a full pass, of a continued pass, and of drafting a chain with its rows.
 
     python benchmarks/exits.py -o benchmarks/results/exits-bundled.json
+
+With `--model`, `early-exit` on a model that was trained for it (LayerSkip):
+
+    python benchmarks/exits.py --model FOLDER -o benchmarks/results/exits-layerskip.json
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +27,7 @@ import numpy as np
 import torch
 
 from speculant import Speculator
-from speculant.api.loading import bundled_heads
+from speculant.api.loading import bundled_heads, load_model
 from speculant.cli.env import environment
 from speculant.core.drafter import Budget, Session
 from speculant.core.tree import DraftTree, Int32
@@ -39,6 +44,15 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "kangaroo, 6 tokens, threshold 0.6": {"method": "kangaroo", "nodes": 6, "settings": {"threshold": 0.6}},
     "early-exit without trained exits, 2 tokens": {"method": "early-exit", "nodes": 2},
 }
+LAYERS: dict[str, dict[str, Any]] = {
+    f"early-exit after layer {layer}, {size}": {
+        "method": "early-exit",
+        "nodes": nodes,
+        "settings": {"layer": layer} | ({} if nodes == "auto" else {"stop": "none"}),
+    }
+    for layer in (1, 2)
+    for size, nodes in (("automatic", "auto"), ("2 tokens", 2), ("3 tokens", 3), ("4 tokens", 4))
+}
 NEW_ROWS = 4
 
 
@@ -48,20 +62,23 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--model", type=Path, help="a model trained to exit early; default: the bundled adapter")
     args = parser.parse_args()
     torch.set_num_threads(1)
     pair = load_pair("bundled", dtype="float32", draft_model=None)
+    if args.model is not None:
+        pair = replace(pair, model=load_model(str(args.model), dtype="float32")[0])
     prompts = story_prompts(pair.tokenizer, count=args.requests + 1, tokens=args.prompt_tokens)
     plain = open_system(pair, {"method": "none"})
     rows: list[dict[str, Any]] = []
     for temperature in (0.0, 1.0):
-        for name, given in SYSTEMS.items():
+        for name, given in (LAYERS if args.model else SYSTEMS).items():
             if temperature and "again" in given:
                 continue
             found = compare(plain, open_system(pair, given), prompts, args.tokens, temperature)
             rows.append({"system": name, "temperature": temperature, **found})
             print(rows[-1], flush=True)
-    about = {key: value for key, value in vars(args).items() if key != "out"}
+    about = {key: value for key, value in vars(args).items() if key not in ("out", "model")}
     result = {"about": about, "environment": environment(), "rows": rows, "milliseconds": parts(plain, prompts[0])}
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 

@@ -17,7 +17,9 @@ from serving_load import Answer, figures
 from serving_systems import HttpServer, Library
 
 _POLL = 0.01  # seconds between two looks at a system's CPU time
-LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # relative lengths; equal texts would begin and end in the same rounds
+# Relative lengths from 0.5 to 1.5, spread by the golden ratio. Equal texts would begin and end in the same rounds; so
+# would plain texts of a few lengths, whose successors' prompts then share passes, which drafted texts never do.
+LENGTHS = tuple(round(0.5 + 0.618034 * place % 1, 3) for place in range(89))
 System = HttpServer | Library
 Cell = dict[str, Any]
 

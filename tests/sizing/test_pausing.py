@@ -7,6 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from speculant.core.drafter import SessionRequest
 from speculant.core.tree import DraftTree
 from speculant.sizing.acceptance import AcceptanceModel
 from speculant.sizing.history import PausingHistory
@@ -106,22 +107,20 @@ def test_a_new_request_goes_on_with_a_long_pause() -> None:
     """Guards short requests: each would ask in vain anew."""
     pausing, count = Pausing(), 0
     for _ in range(100):
-        request = pausing.begin()
-        count += asked(request, 0.0, 0.8, 20)
-        pausing.follow(request)
+        pausing = pausing.begin()
+        count += asked(pausing, 0.0, 0.8, 20)
     assert count < 60
 
 
-def test_the_last_request_of_a_batch_does_not_decide_for_the_next_ones() -> None:
-    """Guards batches: the request that paused longest ends last, but new ones begin with the mean of all."""
-    pausing, gaining, losing = Pausing(), Pausing(), Pausing()
-    asked(gaining, 1.0, 0.1, 100)
-    asked(losing, 0.0, 0.8, 205)
-    for _ in range(40):
-        for request in (*[gaining] * 15, losing):
-            pausing.follow(request, 1 / 16)
-    assert losing.begin().left > 0
-    assert pausing.begin().left == 0
+def test_a_mean_has_every_part_of_a_request() -> None:
+    """Guards parts that are added later: each is averaged, but the initial credit, which is the first one's."""
+    names = [field.name for field in fields(Pausing)]
+    low = Pausing(**{name: float(place) for place, name in enumerate(names)})
+    high = Pausing(**{name: place + 4.0 for place, name in enumerate(names)})
+    expected = [place + 2.0 * (name != "credit") for place, name in enumerate(names)]
+    assert [getattr(Pausing.mean_of([low, high]), name) for name in names] == expected
+    assert Pausing.mean_of([low]) == low
+    assert Pausing.mean_of([low]) is not low
 
 
 def test_a_new_request_does_not_inherit_a_pause_where_others_gained() -> None:
@@ -274,7 +273,7 @@ def test_a_text_that_waits_keeps_what_it_is_to_read() -> None:
 
 def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
     """Guards batches: a text whose drafter reads its prompt while others draft owes what that took, the others not."""
-    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=3)
+    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput())
     states = [sizing.open() for _ in range(2)]
     for _ in range(20):
         sizing.nodes(states)
@@ -292,7 +291,7 @@ def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
 
 def test_a_stall_is_not_charged_to_a_memory_that_joins_a_batch() -> None:
     """Guards memories, which read nothing: a round that took long is no reason for a pause of the text that joined."""
-    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=16)
+    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput())
     states = [sizing.open(SizedText()) for _ in range(15)]
     for _ in range(20):
         sizing.nodes(states)
@@ -322,7 +321,7 @@ def test_the_noise_of_passes_is_not_charged_to_empty_drafts() -> None:
 
 def test_the_noise_of_a_batch_is_not_charged_to_its_few_drafts() -> None:
     """Guards batches in which one text in eight has a draft, which is right: it goes on in every round."""
-    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput(), size=8)
+    sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput())
     states, random, asked = [sizing.open() for _ in range(8)], np.random.default_rng(0), 0
     for _ in range(400):
         nodes = sizing.nodes(states)
@@ -348,17 +347,6 @@ def test_levels_that_take_time_are_few() -> None:
     assert levels < 4
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_a_history_follows_every_part_of_a_request(share: float) -> None:
-    """Guards parts that are added later: each is taken over, wholly or by its share, but the initial credit."""
-    names = [field.name for field in fields(Pausing)]
-    history = Pausing(**dict.fromkeys(names, 0.0))
-    history.follow(Pausing(**{name: float(place) for place, name in enumerate(names, start=1)}), share)
-    expected = [share * place for place in range(1, len(names) + 1)]
-    expected[names.index("credit")] = 0.0
-    assert [getattr(history, name) for name in names] == expected
-
-
 def test_rounds_of_a_pause_may_be_counted_together() -> None:
     """Guards long pauses, whose rounds are counted in groups: as long, with the same counts and the same balance."""
     sizing, alone = adaptive(curve(0.5)), Pausing(left=50, pause=50, balance=-1.0)
@@ -380,12 +368,40 @@ def test_rounds_of_a_pause_may_be_counted_together() -> None:
 def test_a_text_that_ends_in_a_pause_is_counted_to_its_end() -> None:
     """Guards the counts, and what later requests inherit, where the last rounds of a pause were not counted yet."""
     sizing = adaptive(curve(0.5))
-    state = sizing.open(SizedText())
-    state.pausing = Pausing(left=50, pause=50, balance=-1.0)
-    for _ in range(21):
+    state = sizing.open(SizedText(), start=SessionRequest(prompt=np.zeros(1, np.int32)))
+    state.pausing.left, state.pausing.pause, state.pausing.balance = 50, 50, -9.0
+    for _ in range(12):
         sizing.nodes([state])
         observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)
+    assert sizing.open(SizedText()).pausing.left == 38
     assert "in 100% of rounds drafting would have cost more" in sizing.reason(state)
+    sizing.nodes([state])
     observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)
     state.close()
-    assert (state.length, list(state.lengths), state.earlier.left) == (22, [22], 28)
+    assert (state.length, list(state.lengths), state.rounds) == (13, [13], 13)
+
+
+def test_a_balance_begins_afresh_within_a_group_of_rounds() -> None:
+    """Guards renewals in long pauses, whose rounds are counted in groups: soon after the one in which they are due."""
+    sizing = adaptive(curve(0.5))
+    state = sizing.open(SizedText())
+    state.pausing = Pausing(left=2000, pause=64, balance=-5.0, rounds=500, due=512)
+    rounds = 0
+    while not sizing.nodes([state])[0]:
+        observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)
+        rounds += 1
+    assert 12 < rounds < 12 + 16 + 8
+
+
+def test_plain_texts_neither_pause_nor_are_inherited() -> None:
+    """Guards batches with plain texts: these do not rest, and what they are is not what drafts gain."""
+    sizing = adaptive(curve(0.5))
+    losing = sizing.open(SizedText())
+    losing.pausing.left, losing.pausing.pause, losing.pausing.balance = 50, 50, -9.0
+    plain = sizing.open(SizedText(), plain=True)
+    for _ in range(20):
+        assert sizing.nodes([plain, losing]) == [0, 0]
+        assert plain.rest == 0
+        observe(sizing, [plain, losing], [DraftTree.empty()] * 2, [0, 0], target=1.0)
+    assert plain.pausing == Pausing()
+    assert sizing.open(SizedText()).pausing.left == 30

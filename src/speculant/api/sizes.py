@@ -58,7 +58,6 @@ class Sizes:
             self._histories[size],
             maximum=self._needs.max_nodes,
             depth=depth,
-            size=size,
         )
 
 

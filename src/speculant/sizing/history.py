@@ -7,13 +7,37 @@ put off the drafts of repeated ones until these have ended. Requests of differen
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from speculant.core.drafter import SessionRequest
 from speculant.sizing.pausing import Pausing
 from speculant.sizing.reading import Reading
 
 _PROMPTS = 1 << 14  # most recent prompts, of which a hash is kept: about 2 MB
+
+
+class RecentPauses:
+    """The pauses of the most recent requests of one kind, some of which may still run.
+
+    A new request begins with the mean of as many as are decoded together. That of one would do in a stream; in a batch
+    it would be the state of whichever began last. As requests become fewer, so do those of the mean, one at a time.
+    """
+
+    def __init__(self, first: Pausing, size: int) -> None:
+        """Begin with the state `first`; `size` is the maximum number of requests decoded together."""
+        self._recent = deque([first], maxlen=size)
+        self._width = 1
+
+    def begin(self, running: int = 1) -> Pausing:
+        """Return the state of a new request, which from now on is one of the recent ones.
+
+        Args:
+            running: number of requests that are decoded together.
+        """
+        self._width = min(len(self._recent), max(1, running, self._width - 1))
+        begun = Pausing.mean_of(list(self._recent)[-self._width :]).begin()
+        self._recent.append(begun)
+        return begun
 
 
 class PausingHistory:
@@ -30,11 +54,12 @@ class PausingHistory:
             size: maximum number of requests of a batch; 1 for a stream.
             learns: whether the drafter keeps a memory of what it reads.
         """
-        self._new, self._repeated = Pausing.begun(size, learns=learns), Pausing.begun(1, learns=learns)
+        self._new = RecentPauses(Pausing.begun(size, learns=learns), size)
+        self._repeated = RecentPauses(Pausing.begun(1, learns=learns), size)
         self.reading = Reading()
         self._prompts: OrderedDict[int, None] = OrderedDict()
 
-    def of(self, start: SessionRequest | None) -> Pausing:
+    def of(self, start: SessionRequest | None) -> RecentPauses:
         """Return the pauses of the requests that are like this new one, and note its prompt; None for a new prompt."""
         if start is None:
             return self._new

@@ -23,7 +23,8 @@ credit is the same each time, and ever smaller relative to what was decoded sinc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 
 _DECAY, _SLOW_DECAY = 0.9, 0.96  # of expected and of measured gains, per round in which a draft was asked for
 _USUAL = 8  # rounds: maximum pause due to low expectations, if asking costs little
@@ -82,39 +83,22 @@ class Pausing:
         return cls(credit=credit, balance=credit, due=_FIRST_RENEWAL if learns else math.inf)
 
     def begin(self) -> Pausing:
-        """Return the state that a new request begins with."""
+        """Return the state that a new request begins with after this one."""
         balance = max(self.balance, min(self.balance + _GRANT, _GRANT))
-        pause, left, debts = round(self.pause), round(self.left), round(self.debts)  # means, see `follow`
+        pause, left, debts = round(self.pause), round(self.left), round(self.debts)  # they may be means
         if pause > _USUAL and balance < _LIMIT / 2:
             return replace(self, balance=balance, pause=pause, left=left, debts=debts)
         left = left if balance < 0 else 0
         return replace(self, balance=balance, pause=0, left=left, debts=debts, gained=0.0, asks=0.0)
 
-    def follow(self, other: Pausing, share: float = 1.0) -> None:
-        """Move towards the state of a request's pauses by this share of the difference.
-
-        With a share of 1 / B, this becomes a mean over the B requests of a batch, and does not end as the state of the
-        request that paused longest, which ends last.
-        """
-        if share == 1:
-            self.pause, self.left, self.debts, self.seen = other.pause, other.left, other.debts, other.seen
-            self.gained, self.asks, self.balance = other.gained, other.asks, other.balance
-            self.earned, self.squares, self.drafts = other.earned, other.squares, other.drafts
-            self.tokens, self.rounds, self.due = other.tokens, other.rounds, other.due
-        else:  # written out, since it runs in every round for every request of a batch
-            self.pause += share * (other.pause - self.pause)
-            self.left += share * (other.left - self.left)
-            self.debts += share * (other.debts - self.debts)
-            self.seen += share * (other.seen - self.seen)
-            self.gained += share * (other.gained - self.gained)
-            self.asks += share * (other.asks - self.asks)
-            self.balance += share * (other.balance - self.balance)
-            self.earned += share * (other.earned - self.earned)
-            self.squares += share * (other.squares - self.squares)
-            self.drafts += share * (other.drafts - self.drafts)
-            self.tokens += share * (other.tokens - self.tokens)
-            self.rounds += share * (other.rounds - self.rounds)
-            self.due = other.due if math.isinf(self.due) else self.due + share * (other.due - self.due)
+    @classmethod
+    def mean_of(cls, states: Collection[Pausing]) -> Pausing:
+        """Return the mean of some states, with the initial credit of the first one."""
+        if len(states) == 1:
+            return replace(*states)
+        first = next(iter(states))
+        means = {name: sum([getattr(each, name) for each in states]) / len(states) for name in _AVERAGED}
+        return replace(first, **means)
 
     @property
     def tokens_per_draft(self) -> float:
@@ -126,9 +110,13 @@ class Pausing:
         """Tokens that drafts gain for each token of a text, if chance explains some losses; infinite if not known."""
         return sum(self._profit()) * self.drafts / self.tokens if self.drafts else math.inf
 
-    def skip(self, rounds: int = 1) -> None:
-        """Count rounds of a pause."""
-        self.left -= rounds
+    def skip(self) -> None:
+        """Wait for a round of a pause, and count it."""
+        self.left -= 1
+        self.count(1)
+
+    def count(self, rounds: int) -> None:
+        """Count rounds of a pause that have been waited for."""
         self._book(0.0, rounds)
 
     def observe(
@@ -204,3 +192,6 @@ class Pausing:
         self.pause = self.debts = self.seen = 0
         self.gained = self.asks = self.earned = self.squares = self.drafts = self.tokens = 0.0
         self.credit = self.balance = _RENEWAL
+
+
+_AVERAGED = tuple(field.name for field in fields(Pausing) if field.name != "credit")

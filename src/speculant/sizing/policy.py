@@ -42,6 +42,7 @@ from speculant.sizing.explanation import explain_sizes
 from speculant.sizing.exploration import ExplorationBonus
 from speculant.sizing.history import PausingHistory
 from speculant.sizing.latency import LatencyModel
+from speculant.sizing.pausing import Pausing
 from speculant.sizing.reading import SOME
 from speculant.sizing.state import SequenceSizing
 from speculant.sizing.throughput import Throughput
@@ -70,7 +71,6 @@ class AdaptiveSizing:
         *,
         maximum: int = MAX_NODES,
         depth: int = UNLIMITED,
-        size: int = 1,
     ) -> None:
         """Create the policy of a stream or a batch.
 
@@ -83,9 +83,7 @@ class AdaptiveSizing:
             history: pauses of the requests so far, which is updated; None for a new one.
             maximum: maximum nodes per draft.
             depth: maximum depth of a draft.
-            size: maximum number of sequences.
         """
-        self._share = 1 / size
         self._latency, self._acceptance, self._exploration, self._maximum = latency, acceptance, exploration, maximum
         self._depth = depth
         self._shared, self._throughput = throughput, Throughput(throughput)
@@ -93,6 +91,7 @@ class AdaptiveSizing:
         self._reading = self._history.reading
         self._accounting = Accounting(latency, self._reading)
         self._counts = np.arange(len(latency.curve) + 1)
+        self._running = 1  # sequences of the last round
 
     def open(
         self,
@@ -103,29 +102,28 @@ class AdaptiveSizing:
         start: SessionRequest | None = None,
     ) -> SequenceSizing:
         maximum = min(self._maximum, int(self._latency.sizes[-1]))
-        earlier = self._history.of(None if plain else start)
+        pausing = Pausing() if plain else self._history.of(start).begin(self._running)
         return SequenceSizing(
             AcceptanceModel(self._acceptance),
             room,
             wanted=min(_BEGIN, float(maximum)),
             session=session,
-            pausing=earlier.begin(),
-            earlier=earlier,
+            pausing=pausing,
             lengths=self._reading.lengths,
-            share=self._share,
             plain=plain,
         )
 
     def nodes(self, states: Sequence[SequenceSizing]) -> list[int]:
         if not states:
             return []
+        self._running = len(states)
         room, drafts = max(0, self._latency.maximum - (len(states) - 1)), False
         maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         plain = len(states) / float(self._latency.curve[len(states) - 1])
         for state in states:
             state.gain, state.asked = 0.0, 0
             if state.pausing.left > _UNWATCHED:  # most texts of a batch in which drafts do not pay
-                state.rest = int(state.pausing.left) - state.uncounted
+                state.rest = int(state.pausing.left)
                 continue
             state.depth, state.backlog = self._depth, 0
             # A text that waits for its reading does not rest: what it is to read must not be dropped.
@@ -307,7 +305,8 @@ class AdaptiveSizing:
     def _count_pause(self, state: SequenceSizing, walk: Walk) -> None:
         """Count a round of a pause that continues."""
         state.uncounted += 1
-        if state.uncounted == _TOGETHER or state.pausing.left - state.uncounted <= _UNWATCHED:
+        state.pausing.left -= 1
+        if state.uncounted == _TOGETHER or state.pausing.left <= _UNWATCHED:
             state.settle()
             state.text = [state.text[-1], walk.tokens[-1]]
 
@@ -329,7 +328,6 @@ class AdaptiveSizing:
             plain = sequences / float(self._latency.curve[sequences - 1])
             took = plain * self._latency.drafting.usual
             state.pausing.observe(state.gain, took, plain, profit, reading, tokens=tokens, resumed=state.idle)
-        state.earlier.follow(state.pausing, self._share)
 
     def reason(self, state: SequenceSizing) -> str:
         state.settle()

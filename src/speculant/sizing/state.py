@@ -34,8 +34,6 @@ class SequenceSizing:
         level_price, start_price, node_price: minimum gain in tokens of one more level of this round's draft, of
             drafting by levels at all, and of one more node.
         pausing: pauses of drafting.
-        earlier: pauses of the requests before it that were like it.
-        share: share of the difference by which they move towards its own in a round.
         uncounted: number of rounds of its pause that are not counted in its other attributes yet.
         text: the token before the root, and the root.
         rounds, spent, queried: counts of rounds, nodes and query rows.
@@ -66,8 +64,6 @@ class SequenceSizing:
     start_price: float = 0.0
     node_price: float = 0.0
     pausing: Pausing = field(default_factory=Pausing)
-    earlier: Pausing = field(default_factory=Pausing)
-    share: float = 1.0
     uncounted: int = 0
     text: list[int] = field(default_factory=lambda: [-1, -1])
     rounds: int = 0
@@ -89,8 +85,7 @@ class SequenceSizing:
             self.paused += rounds
             self.length += rounds
             self.idle = True
-            self.pausing.skip(rounds)
-            self.earlier.follow(self.pausing, 1 - (1 - self.share) ** rounds)
+            self.pausing.count(rounds)
 
     def close(self) -> None:
         """Note the length of its text, which has ended, if drafts were possible in it."""

@@ -101,7 +101,7 @@ class RuleVerifier(Verifier):
             UnsupportedError: the rule does not support this draft, or p depends on text that is not known yet.
         """
         sampler.load(result.logits)
-        if sampler.greedy and self.exactness != "lossy":
+        if (sampler.greedy and self.exactness != "lossy") or (sampler.parallel and self._has_no_choice(tree)):
             return sampler.draw_all(tree)
         self.check(tree)
         p = sampler.probabilities()
@@ -131,7 +131,7 @@ class RuleVerifier(Verifier):
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
         """Commit the decided path and token."""
-        if sampler.greedy and self.exactness != "lossy":
+        if (sampler.greedy and self.exactness != "lossy") or self._has_no_choice(tree):
             return SampleThenFollow().walk(tree, prepared, sampler)
         assert prepared is not None
         row, own = prepared
@@ -140,6 +140,10 @@ class RuleVerifier(Verifier):
             if sampler.commit(int(tree.tokens[node])):
                 return _end_walk(tree, path[:place], node)
         return Walk(path, [*tree.tokens[path].tolist(), int(own)], sampler.commit(int(own)))
+
+    def _has_no_choice(self, tree: DraftTree) -> bool:
+        """Return whether there is nothing to accept, so that a token is drawn as in plain decoding, which is faster."""
+        return not len(tree) and tree.proposal is None and self.exactness != "lossy"
 
 
 class DescentVerifier(RuleVerifier):
@@ -162,7 +166,7 @@ class DescentVerifier(RuleVerifier):
 
     def walk(self, tree: DraftTree, prepared: list[Any] | None, sampler: Sampler) -> Walk:
         """Commit the decided path, or descend row by row on the host."""
-        if sampler.greedy or prepared is not None:
+        if sampler.greedy or prepared is not None or self._has_no_choice(tree):
             return super().walk(tree, prepared, sampler)
         path, node, forest = list[int](), ROOT, None
         while True:
