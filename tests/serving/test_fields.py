@@ -86,6 +86,15 @@ async def test_switches_reach_the_chat_template(connect: Connect, model: Any, to
         for name in ("tokenize", "chat_template", "tools"):
             answer = await client.post("/v1/chat/completions", json=chat(chat_template_kwargs={name: True}))
             assert answer.status_code == 400
+    own.chat_template = "{% if reasoning_effort == 'medium' %}{{ raise_exception('no') }}{% endif %}" + SWITCHED
+    async with connect(served=make_speculator(model, own)) as client:
+        asked = {"input": START, "max_output_tokens": 1, "reasoning": {"effort": "medium"}, "service_tier": "flex"}
+        for stream in (False, True):
+            answer = await client.post("/v1/responses", json=asked | {"stream": stream})
+            assert (answer.status_code, answer.headers[UNUSED]) == (200, "service_tier, reasoning_effort")
+        assert await tokens(reasoning_effort="high") > plain
+        refused = chat(chat_template_kwargs={"tokenize": True}, reasoning_effort="high")
+        assert (await client.post("/v1/chat/completions", json=refused)).status_code == 400
     own.chat_template = SWITCHED.replace("reasoning_effort", "thinking_effort")
     async with connect(served=make_speculator(model, own)) as client:
         assert await tokens(reasoning_effort="high") > plain

@@ -11,22 +11,46 @@ from servers import Connect, completion
 from speculant import Speculator
 from speculant.serving.engine_loop import EngineLoop
 from speculant.serving.errors import ApiError
-from speculant.serving.exchange import Job
+from speculant.serving.exchange import Job, Ticket
 
 pytestmark = pytest.mark.anyio
 
 
 def test_no_key_takes_the_whole_queue(speculator: Speculator) -> None:
-    """Guards the place that is kept for each key that has asked: it is refused neither by others nor for long."""
+    """Guards the place that is kept for each key that has asked: others cannot take it, by one request or several."""
     loop = EngineLoop(speculator, size=1, queue=4, seconds=60, buffer_tokens=99, observer=Mock())
     with loop.open(1, tenant="quiet"):
         pass
+    with pytest.raises(ApiError, match="at most 4 texts"):
+        loop.open(5, tenant="busy")
     with loop.open(4, tenant="busy"):
         with pytest.raises(ApiError, match="at most 4 texts") as refusal:
             loop.open(1, tenant="busy")
         assert refusal.value.status == 429
         with loop.open(1, tenant="quiet"), pytest.raises(ApiError, match="at most 5 texts"):
             loop.open(1, tenant="new")
+
+
+def test_kept_places_are_half_of_the_queue_and_expire(speculator: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a server with many keys, most of which are silent: the queue stays open for those that ask."""
+    loop = EngineLoop(speculator, size=1, queue=4, seconds=60, buffer_tokens=99, observer=Mock())
+    for tenant in "abcdef":
+        loop.open(1, tenant=tenant).close()
+    with pytest.raises(ApiError, match="at most 3 texts"):
+        loop.open(4, tenant="busy")
+    loop.open(3, tenant="busy").close()
+    monkeypatch.setattr("speculant.serving.engine_loop._RECENT", 0.0)
+    loop.open(5, tenant="busy").close()
+
+
+def test_waiting_texts_are_taken_fairly(speculator: Speculator) -> None:
+    """Guards that the loop tells the queue whose texts are decoded."""
+    loop, batch = EngineLoop(speculator, size=3, queue=9, seconds=60, buffer_tokens=99, observer=Mock()), Mock()
+    batch.add.side_effect = lambda *_, **options: Mock(tenant=options["tenant"])
+    for tenant in "aaab":
+        loop._waiting.add(Ticket(Job(prompt=[1], tenant=tenant), 0, Mock(), seconds=60))
+    loop._admit(batch)
+    assert [call.kwargs["tenant"] for call in batch.add.call_args_list] == ["a", "b", "a"]
 
 
 async def test_priorities_are_taken_by_requests(connect: Connect) -> None:
@@ -45,13 +69,25 @@ def test_the_first_text_waits_a_moment_for_others(
     speculator: Speculator, size: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards bursts: prompts sent together share a pass, without a wait where no further text has a place."""
-    loop = EngineLoop(speculator, size=size, queue=9, seconds=60, buffer_tokens=99, observer=Mock())
-    monkeypatch.setattr(loop, "_prompt_seconds", lambda *_: 60.0)
+    loop, batch = EngineLoop(speculator, size=size, queue=9, seconds=60, buffer_tokens=99, observer=Mock()), Mock()
+    loop._prompt_tokens, batch.stats.prefill_seconds = 10, 600.0
     monkeypatch.setattr("speculant.serving.engine_loop._MAX_GATHER", 0.2)
     with loop.open(2) as exchange:
         exchange.submit(Job(prompt=[1]))
         later = threading.Timer(0.02, exchange.submit, [Job(prompt=[2])])
         later.start()
-        loop._listen(Mock())
+        loop._listen(batch)
         assert len(loop._waiting) == found
         later.join()
+
+
+def test_texts_wait_for_others_in_proportion_to_their_prompts(speculator: Speculator) -> None:
+    """Guards fast models, and servers that have read no prompt yet: a text may wait for a share of its prompt's time."""
+    loop, batch = EngineLoop(speculator, size=4, queue=9, seconds=60, buffer_tokens=99, observer=Mock()), Mock()
+    batch.stats.prefill_seconds = 3.0
+    ticket = Ticket(Job(prompt=[1] * 20), 0, Mock(), seconds=60)
+    assert loop._prompt_seconds(batch, ticket) == 0
+    batch.add.side_effect = lambda *_, **__: Mock()
+    loop._waiting.add(Ticket(Job(prompt=[1] * 300), 0, Mock(), seconds=60))
+    loop._admit(batch)
+    assert loop._prompt_seconds(batch, ticket) == pytest.approx(0.2)

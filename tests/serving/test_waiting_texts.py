@@ -51,6 +51,26 @@ def test_the_key_with_the_fewest_texts_is_next() -> None:
     assert order(jobs, size=3) == [f"{tenant}{number}" for number in range(4) for tenant in "abc"]
 
 
+def test_a_key_that_comes_back_is_not_behind_a_flood() -> None:
+    """Guards turns among equals: two keys share one place equally, though one of them never has two texts waiting."""
+    waiting, names = WaitingTexts(), list[str]()
+    for ticket in tickets([(f"a{number}", "a", 0) for number in range(6)]):
+        waiting.add(ticket)
+    for number in range(3):
+        names.append(waiting.take({}).job.tenant)
+        waiting.add(tickets([(f"b{number}", "b", 0)])[0])
+        names.append(waiting.take({}).job.tenant)
+    assert "".join(names) == "ababab"
+
+
+def test_a_key_that_holds_places_waits() -> None:
+    """Guards the counts of texts being decoded: the key with fewer is next, whoever came first or had the last turn."""
+    waiting = WaitingTexts()
+    for ticket in tickets([("a", "a", 0), ("b", "b", 0), ("c", "c", 0)]):
+        waiting.add(ticket)
+    assert [waiting.take({"a": 2, "b": 1, "c": 0}).job.tenant for _ in range(3)] == ["c", "b", "a"]
+
+
 def test_priority_does_not_pass_another_key() -> None:
     """Guards that priorities count among the texts of one key only."""
     jobs = [("a1", "a", 5), ("b1", "b", -9), ("b2", "b", -9), ("a2", "a", 0)]

@@ -107,7 +107,7 @@ class EngineLoop:
         self.speculator, self.size = speculator, size
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
         self._places, self._refusal, self._side_work = size + queue, refusal, side_work
-        self._most_kept, self._asked = queue // 2, dict[str, float]()  # when each tenant last asked for places
+        self._max_kept, self._asked = queue // 2, dict[str, float]()  # when each tenant last asked for places
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
         self._used: Counter[str] = Counter()  # places in use by tenant; used by the event loop only
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
@@ -200,7 +200,7 @@ class EngineLoop:
         """Return an exchange for `places` texts of a tenant.
 
         A place of the queue is kept for each tenant that has asked within the last minute and has none now, up to half
-        of the queue, so that no tenant can shut others out.
+        of the queue, so that no tenant can shut others out. Only a tenant's first text may take such a place.
 
         Raises:
             ApiError: too many requests are waiting, the model does not decode texts, or the thread has ended.
@@ -209,8 +209,9 @@ class EngineLoop:
             raise ApiError(400, self._refusal, code="unsupported")
         self.check_alive()
         now = self._asked[tenant] = time.monotonic()
-        idle = sum(now - asked < _RECENT and not self._used[other] for other, asked in self._asked.items())
-        kept = min(idle, self._most_kept) if self._used[tenant] else 0
+        others = [other for other, asked in self._asked.items() if other != tenant and now - asked < _RECENT]
+        idle = sum(not self._used[other] for other in others)
+        kept = min(idle, self._max_kept) if self._used[tenant] or places > 1 else 0
         if self._used.total() + places > self._places - kept:
             raise queue_full(self._places - kept, "texts")
         self._used[tenant] += places

@@ -76,6 +76,13 @@ def unused_members() -> UnusedMembers | None:
     return _members.get()
 
 
+def name_unused(member: str) -> None:
+    """Record a member of the current request that has no effect."""
+    unused = unused_members()
+    if unused is not None:
+        unused.name(member)
+
+
 class LenienceMiddleware:
     """Names the members of requests that have no effect in the response, and decides whether unknown ones may be."""
 

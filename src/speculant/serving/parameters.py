@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.serving.errors import ApiError
-from speculant.serving.lenience import unused_members
+from speculant.serving.lenience import name_unused
 
 CHAT, COMPLETIONS = "chat", "completions"
 BOTH = (CHAT, COMPLETIONS)
@@ -147,7 +147,7 @@ PARAMETERS = (
     ),
     Parameter(
         name="reasoning_effort",
-        note="for chat templates that have this switch; with others it has no effect",
+        note="for chat templates that take it; with others it has no effect",
         endpoints=(CHAT,),
     ),
     Parameter(
@@ -188,8 +188,7 @@ def check_supported(endpoint: str, values: Mapping[str, Any]) -> None:
         if parameter.supported or endpoint not in parameter.endpoints or value is None or value in parameter.neutral:
             continue
         if parameter.harmless:
-            if (unused := unused_members()) is not None:
-                unused.name(parameter.name)
+            name_unused(parameter.name)
             continue
         raise ApiError(
             400,

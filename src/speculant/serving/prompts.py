@@ -13,7 +13,7 @@ from speculant.api.media_prompts import encode_messages
 from speculant.engines.hf.media import media_tokens
 from speculant.serving.answer_parser import find_formats, shown_marks
 from speculant.serving.errors import ApiError
-from speculant.serving.lenience import unused_members
+from speculant.serving.lenience import name_unused
 from speculant.serving.media import MediaReader
 from speculant.serving.schemas import Message, Tool
 from speculant.serving.template_forms import needs_text_arguments, render_any, template_text, with_text_arguments
@@ -114,13 +114,12 @@ class PromptEncoder:
 
         An effort has no effect if the template has no such switch, and is then named so.
         """
-        if effort in (None, "none"):
-            return dict(given or {})
-        if self.effort_switch is None:
-            if (unused := unused_members()) is not None:
-                unused.name("reasoning_effort")
-            return dict(given or {})
-        return {**(given or {}), self.effort_switch: effort}
+        switch = self.effort_switch
+        if switch is not None and effort not in (None, "none"):
+            return {**(given or {}), switch: effort}
+        if effort is not None:
+            name_unused("reasoning_effort")
+        return dict(given or {})
 
     @property
     def effort_switch(self) -> str | None:

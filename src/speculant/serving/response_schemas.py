@@ -117,7 +117,9 @@ class ResponseRequest(Strict):
     background: Literal[False] | None = None
     user: str | None = Field(default=None, max_length=512)
     prompt_cache_key: str | None = Field(default=None, max_length=512)
-    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_retention: str | None = Field(default=None, max_length=32)
+    safety_identifier: str | None = Field(default=None, max_length=512)
+    service_tier: str | None = Field(default=None, max_length=32)
 
 
 class ResponseObject(BaseModel):

@@ -22,6 +22,15 @@ from speculant.serving.segments import Segmenter
 from speculant.serving.streams import EventStream, event
 from speculant.serving.turns import Turn, make_chat, plan_turn
 
+_WITHOUT_EFFECT = (
+    "include",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "client_metadata",
+)
+
 
 async def create_response(
     service: Service, store: ResponseStore, body: ResponseRequest, request: Request
@@ -85,7 +94,7 @@ def _unused(service: Service, body: ResponseRequest, tools: Tools) -> dict[str, 
     names += [f"reasoning.{name}" for name, value in options if value is not None and name not in effective]
     if body.text and body.text.verbosity:
         names.append("text.verbosity")
-    names += [name for name in ("include", "prompt_cache_key", "client_metadata") if getattr(body, name)]
+    names += [name for name in _WITHOUT_EFFECT if getattr(body, name) not in (None, [], {}, "", "auto", "default")]
     return {UNUSED: ", ".join(names)} if names else {}
 
 
@@ -178,6 +187,7 @@ class ResponseAnswer:
     def _object(self, status: str) -> dict[str, Any]:
         body = self._body
         sent = body.model_dump(by_alias=True, exclude_none=True)
+        effort = sent.get("reasoning", {}).get("effort") if self._service.prompts.effort_switch else None
         return {
             "id": self._id,
             "object": "response",
@@ -193,7 +203,7 @@ class ResponseAnswer:
             "output": list(self._writer.items),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": effort, "summary": None},
             "store": body.store is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"}} | sent.get("text", {}),

@@ -41,7 +41,7 @@ class TextPart(Strict):
         return given.get("type") == "text"
 
 
-DecodingComponents = Annotated[Rows[TextPart], Field(max_length=4096)]
+TextParts = Annotated[Rows[TextPart], Field(max_length=4096)]
 
 
 class CalledFunction(Strict):
@@ -64,7 +64,7 @@ class Message(Strict):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | DecodingComponents | None = None
+    content: str | TextParts | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     name: str | None = None
@@ -123,7 +123,7 @@ class Prediction(Strict):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
-    content: str | DecodingComponents
+    content: str | TextParts
 
 
 class JsonSchema(Strict):

@@ -1,14 +1,15 @@
 """The queue of a model: texts that wait for a place in the batch, shared fairly between keys.
 
 A place that becomes free goes to the key with the fewest texts being decoded, among equals to the one whose turn was
-longest ago: max-min fairness of places, so that a key with a thousand waiting texts delays the single text of another
-by one text at most. The texts of one key leave in order of priority, then of arrival.
+longest ago, or that had none: max-min fairness of places. So the single text of a key is next, however many texts of
+other keys wait. The texts of one key leave in order of priority, then of arrival.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
+from itertools import count
 
 from speculant.serving.exchange import Ticket
 
@@ -17,7 +18,9 @@ class WaitingTexts:
     """Texts that wait, by tenant."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, list[Ticket]] = {}  # the tenant whose turn was longest ago comes first; none is empty
+        self._tenants: dict[str, list[Ticket]] = {}  # none is empty
+        self._turns: dict[str, int] = {}  # number of each tenant's last turn, also of those without waiting texts
+        self._numbers = count()
 
     def add(self, ticket: Ticket) -> None:
         """Add a text behind those of its tenant whose priority is at least as urgent."""
@@ -32,11 +35,10 @@ class WaitingTexts:
         Raises:
             ValueError: no text waits.
         """
-        tenant = min(self._tenants, key=lambda each: decoded.get(each, 0))
-        tickets = self._tenants.pop(tenant)
-        ticket = tickets.pop(0)
-        if tickets:
-            self._tenants[tenant] = tickets
+        tenant = min(self._tenants, key=lambda each: (decoded.get(each, 0), self._turns.get(each, -1)))
+        ticket = self._tenants[tenant][0]
+        self._turns[tenant] = next(self._numbers)
+        self.discard(ticket)
         return ticket
 
     def discard(self, ticket: Ticket) -> None:
