@@ -82,7 +82,7 @@ def test_the_first_text_waits_a_moment_for_others(
 
 
 def test_texts_wait_for_others_in_proportion_to_their_prompts(speculator: Speculator) -> None:
-    """Guards fast models, and servers that have read no prompt yet: a text may wait for a share of its prompt's time."""
+    """Guards fast models, and servers that have read no prompt yet: a text waits for a share of its prompt's time."""
     loop, batch = EngineLoop(speculator, size=4, queue=9, seconds=60, buffer_tokens=99, observer=Mock()), Mock()
     batch.stats.prefill_seconds = 3.0
     ticket = Ticket(Job(prompt=[1] * 20), 0, Mock(), seconds=60)
