@@ -50,7 +50,7 @@ suite: setup
 	$(PYTEST)
 
 test-slow: setup
-	$(PYTEST) -m slow
+	$(PYTEST) -m 'slow and not peers'
 
 # Both in one run, so that each process imports once.
 test-all: setup

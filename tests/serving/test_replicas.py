@@ -97,6 +97,7 @@ class Talks:
 
     def __init__(self) -> None:
         self.turns, self.joined, self.tries = Queue[tuple[int, int]](), threading.Event(), Counter[str]()
+        self._ended = Counter[int]()  # turns of each client
 
     def hold(self, address: str, number: int) -> tuple[list[str], list[str]]:
         """Have a conversation; return its texts and the replicas that wrote them."""
@@ -112,10 +113,12 @@ class Talks:
         return texts, replicas
 
     def wait_for_all(self) -> None:
-        """Wait until each client has had a turn."""
-        seen = set[int]()
+        """Wait until each client has had a turn, but for those that have no more before both replicas are there again."""
+        seen = {number for number in range(CLIENTS) if self._ended[number] >= TURNS - LAST and not self.joined.is_set()}
         while len(seen) < CLIENTS:
-            seen.add(self.turns.get(timeout=120)[0])
+            number, turn = self.turns.get(timeout=120)
+            self._ended[number] = turn + 1
+            seen.add(number)
 
 
 def opening(number: int) -> str:
