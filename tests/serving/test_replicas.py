@@ -113,7 +113,7 @@ class Talks:
         return texts, replicas
 
     def wait_for_all(self) -> None:
-        """Wait until each client has had a turn, but for those that have no more before both replicas are there again."""
+        """Wait until each client has had a turn, but for those that have none left until both replicas are there."""
         seen = {number for number in range(CLIENTS) if self._ended[number] >= TURNS - LAST and not self.joined.is_set()}
         while len(seen) < CLIENTS:
             number, turn = self.turns.get(timeout=120)

@@ -143,6 +143,15 @@ def test_stalls_do_not_change_sizes(rate: float, stall: Stall) -> None:
     assert np.mean(found) > 0.92 * best_fixed(truth, rate)
 
 
+def test_a_stall_in_the_passes_of_an_odd_size_is_forgotten() -> None:
+    """Guards sizes beside those tried in ascending order: their costs kept larger sizes from being tried again."""
+    truth = StepCost(np.array([0.0, 1, 16, 64]), np.array([1.0, 1.1, 1.4, 4]))
+    for seed in (1, 7, 11):
+        throughput, sizes = play(adaptive(None), truth, 0.6, 900, stall=at_first, seed=seed)
+        assert np.mean(sizes[-100:]) > 2.5, seed
+        assert throughput > 0.85 * best_fixed(truth, 0.6)
+
+
 def test_an_overconfident_drafter_is_corrected() -> None:
     """Nodes that are never accepted lose their value, whatever the drafter estimates; then it is asked rarely."""
     sizing, asked = adaptive(curve(2 / 64)), 0

@@ -100,9 +100,11 @@ def _below(by_size, i):  # type: ignore[no-untyped-def]
 def _forget(by_size, now, climbed, known):  # type: ignore[no-untyped-def]
     """Halve the excess cost over the next smaller size of sizes not tried for long; return whether any changed.
 
-    Row counts between the sizes of `latency.SIZES` are left alone: climbing does not require trying them.
+    Row counts between the sizes of `latency.SIZES` need not be tried for climbing, and count as smaller sizes only if
+    they were tried lately. What they cost is forgotten as far as it exceeds the cost of the next larger size, which a
+    stall in their last passes would keep from being tried.
     """
-    forgotten, first = False, np.inf
+    forgotten, first, below = False, np.inf, -1
     for i in climbed:
         if not by_size[TRIED, i]:
             continue
@@ -110,13 +112,20 @@ def _forget(by_size, now, climbed, known):  # type: ignore[no-untyped-def]
             by_size[PATIENCE, i] *= 2
             by_size[DUE, i] = now[TURN] + by_size[PATIENCE, i]
             by_size[LAST, i] = 0.0
-            below = _below(by_size, i)
-            if below >= 0:
-                excess = by_size[FACTOR, i] - by_size[FACTOR, below] - (0.0 if known else math.log(_UNTRIED))
-                if excess > 0:
-                    by_size[FACTOR, i] -= excess / 2
-                    by_size[EVIDENCE, i] = 0  # so that the next passes set its cost at once
-                    forgotten = True
+            smaller = i - 1
+            while smaller > below and not (by_size[TRIED, smaller] and now[TURN] < by_size[DUE, smaller]):
+                smaller -= 1
+            excess = 0.0
+            if smaller >= 0:
+                excess = by_size[FACTOR, i] - by_size[FACTOR, smaller] - (0.0 if known else math.log(_UNTRIED))
+            if excess > 0:
+                by_size[FACTOR, i] -= excess / 2
+                by_size[EVIDENCE, i] = 0  # so that the next passes set its cost at once
+                forgotten = True
+                for j in range(below + 1, i):
+                    if by_size[FACTOR, j] > by_size[FACTOR, i] and now[TURN] >= by_size[DUE, j]:
+                        by_size[FACTOR, j], by_size[EVIDENCE, j] = by_size[FACTOR, i], 0
+        below = i
         first = min(first, by_size[DUE, i])
     now[FIRST_DUE] = now[TURN] if first == np.inf else first
     return forgotten
