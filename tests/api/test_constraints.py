@@ -228,7 +228,7 @@ def test_forced_tokens_are_drafted(
     found = Speculator.from_transformers(model, byte_level(), method="mix", nodes=16).generate(PROMPT, **given)
     assert found.ids == expected.ids
     assert found.finish_reason == "stop"
-    monkeypatch.setattr(GrammarState, "forced", lambda *_: [])
+    monkeypatch.setattr(GrammarState, "find_forced", lambda *_: [])
     drafted = Speculator.from_transformers(model, byte_level(), method="mix", nodes=16).generate(PROMPT, **given)
     assert drafted.ids == expected.ids
     assert 2 * found.stats.rounds < drafted.stats.rounds < expected.stats.rounds
