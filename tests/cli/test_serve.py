@@ -26,6 +26,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from speculant.cli.main import main
 
+HANGUP = pytest.mark.skipif(
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="servers ignore it too where it is ignored, as by nohup"
+)
+
 
 def test_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards `--parameters`: the table, without a model."""
@@ -152,6 +156,7 @@ def test_a_killed_server_keeps_its_last_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@HANGUP
 def test_a_hangup_reads_files_again(tmp_path: Path) -> None:
     """Guards SIGHUP of service managers: keys change while a text is decoded, which ends, and a bad file does not."""
     keys, memory = tmp_path / "keys", tmp_path / "memory.speculant"
@@ -186,6 +191,7 @@ def test_a_hangup_reads_files_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@HANGUP
 def test_a_closed_terminal_ends_the_server(tmp_path: Path) -> None:
     """Guards servers in a terminal: its end is theirs, drained and saved, rather than a reason to read files again."""
     memory = tmp_path / "memory.speculant"
