@@ -19,6 +19,8 @@ from speculant.sizing.step_cost import StepCost
 from speculant.sizing.throughput import Throughput
 from trees import chain
 
+Stall = Callable[[int, np.random.Generator], float]
+
 
 @dataclass(slots=True)
 class SizedText:
@@ -81,3 +83,38 @@ def observe(
     """
     walks = [Walk(list(range(n)), [7] * (n + 1 if tokens is None else tokens), False) for n in accepted]
     sizing.observe(states, drafts, walks, target_seconds=target, draft_seconds=draft)
+
+
+def play(
+    sizing: Sizing,
+    truth: StepCost,
+    rate: float,
+    rounds: int,
+    *,
+    seed: int = 0,
+    stall: Stall = lambda _turn, random: 1 + 0.05 * random.random(),
+    draw: bool = False,
+) -> tuple[float, list[int]]:
+    """Draft chains whose every next node is right with a probability that the drafter knows.
+
+    Returns the tokens per second of an undisturbed machine, and the sizes.
+    """
+    random, tokens, seconds, sizes = np.random.default_rng(seed), 0, 0.0, list[int]()
+    state = sizing.open()
+    for turn in range(rounds):
+        [budget] = sizing.nodes([state])
+        weights = [1.0] * budget if draw else rate ** np.arange(1, budget + 1)
+        draft = (sampled if draw else chain)(*weights) if budget else DraftTree.empty()
+        [tree] = sizing.trim([state], [draft])
+        right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
+        cost = float(truth.of(np.array([len(tree)]))[0])
+        observe(sizing, [state], [tree], [right], target=cost * stall(turn, random))
+        tokens, seconds = tokens + right + 1, seconds + cost
+        sizes.append(len(tree))
+    return tokens / seconds, sizes
+
+
+def best_fixed(truth: StepCost, rate: float) -> float:
+    """Return the throughput that is expected of the best size that could have been set."""
+    nodes = np.array([0, 1, 2, 4, 8, 12, 16, 24, 32])
+    return float((((1 - rate ** (nodes + 1)) / (1 - rate)) / truth.of(nodes)).max())

@@ -10,37 +10,9 @@ import pytest
 from servers import Connect, completion
 from speculant import Speculator
 from speculant.serving.engine_loop import EngineLoop
-from speculant.serving.errors import ApiError
 from speculant.serving.exchange import Job, Ticket
 
 pytestmark = pytest.mark.anyio
-
-
-def test_no_key_takes_the_whole_queue(speculator: Speculator) -> None:
-    """Guards the place that is kept for each key that has asked: others cannot take it, by one request or several."""
-    loop = EngineLoop(speculator, size=1, queue=4, seconds=60, buffer_tokens=99, observer=Mock())
-    with loop.open(1, tenant="quiet"):
-        pass
-    with pytest.raises(ApiError, match="at most 4 texts"):
-        loop.open(5, tenant="busy")
-    with loop.open(4, tenant="busy"):
-        with pytest.raises(ApiError, match="at most 4 texts") as refusal:
-            loop.open(1, tenant="busy")
-        assert refusal.value.status == 429
-        with loop.open(1, tenant="quiet"), pytest.raises(ApiError, match="at most 5 texts"):
-            loop.open(1, tenant="new")
-
-
-def test_kept_places_are_half_of_the_queue_and_expire(speculator: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards a server with many keys, most of which are silent: the queue stays open for those that ask."""
-    loop = EngineLoop(speculator, size=1, queue=4, seconds=60, buffer_tokens=99, observer=Mock())
-    for tenant in "abcdef":
-        loop.open(1, tenant=tenant).close()
-    with pytest.raises(ApiError, match="at most 3 texts"):
-        loop.open(4, tenant="busy")
-    loop.open(3, tenant="busy").close()
-    monkeypatch.setattr("speculant.serving.engine_loop._RECENT", 0.0)
-    loop.open(5, tenant="busy").close()
 
 
 def test_waiting_texts_are_taken_fairly(speculator: Speculator) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from pairwise import in_turn
 from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
@@ -24,46 +22,10 @@ from speculant.sizing.step_cost import StepCost
 from speculant.verifiers.forest import Forest
 from speculant.verifiers.speculative_sampling import recursive_rejection
 from trees import chain, make_tree
-from walks import SizedText, adaptive, curve, observe, sampled
+from walks import SizedText, adaptive, best_fixed, curve, observe, play, sampled
 
 STEEP, FLAT = curve(1.0), curve(0.001 / 64)  # every node costs a pass; none costs anything
 ALIKE = StepCost(np.array([0.0, 16, 64]), np.array([1.0, 1.4, 4]))
-Stall = Callable[[int, np.random.Generator], float]
-
-
-def play(
-    sizing: Sizing,
-    truth: StepCost,
-    rate: float,
-    rounds: int,
-    *,
-    seed: int = 0,
-    stall: Stall = lambda _turn, random: 1 + 0.05 * random.random(),
-    draw: bool = False,
-) -> tuple[float, list[int]]:
-    """Draft chains whose every next node is right with a probability that the drafter knows.
-
-    Returns the tokens per second of an undisturbed machine, and the sizes.
-    """
-    random, tokens, seconds, sizes = np.random.default_rng(seed), 0, 0.0, list[int]()
-    state = sizing.open()
-    for turn in range(rounds):
-        [budget] = sizing.nodes([state])
-        weights = [1.0] * budget if draw else rate ** np.arange(1, budget + 1)
-        draft = (sampled if draw else chain)(*weights) if budget else DraftTree.empty()
-        [tree] = sizing.trim([state], [draft])
-        right = int(np.argmin(np.append(random.random(len(tree)) < rate, False)))
-        cost = float(truth.of(np.array([len(tree)]))[0])
-        observe(sizing, [state], [tree], [right], target=cost * stall(turn, random))
-        tokens, seconds = tokens + right + 1, seconds + cost
-        sizes.append(len(tree))
-    return tokens / seconds, sizes
-
-
-def best_fixed(truth: StepCost, rate: float) -> float:
-    """Return the throughput that is expected of the best size that could have been set."""
-    nodes = np.array([0, 1, 2, 4, 8, 12, 16, 24, 32])
-    return float((((1 - rate ** (nodes + 1)) / (1 - rate)) / truth.of(nodes)).max())
 
 
 def trimmed(sizing: Sizing, draft: DraftTree, state: SequenceSizing | None = None) -> DraftTree:
@@ -110,46 +72,6 @@ def test_sampled_drafts_are_sized_before_they_are_drawn(rate: float) -> None:
     found = [play(adaptive(ALIKE), ALIKE, rate, 600, draw=True, seed=seed) for seed in range(6)]
     assert np.mean([throughput for throughput, _ in found]) > 0.93 * best_fixed(ALIKE, rate)
     assert max(max(sizes[300:]) for _, sizes in found) < 64
-
-
-def at_first(turn: int, random: np.random.Generator) -> float:
-    return 10.0 if turn < 40 and random.random() < 0.7 else 1.0
-
-
-def in_bursts(turn: int, random: np.random.Generator) -> float:
-    return 10.0 if turn % 200 >= 190 else 1.0
-
-
-def a_neighbour(turn: int, random: np.random.Generator) -> float:
-    return 2.0 if 400 <= turn < 900 else 1.0
-
-
-def two_states(turn: int, random: np.random.Generator) -> float:
-    return 5.0 if random.random() < 0.4 else 1.0
-
-
-STALLS = [at_first, in_bursts, a_neighbour, two_states]
-ALONE = pytest.mark.xfail(reason="one size run alone shows no other's cost")
-
-
-@pytest.mark.parametrize(
-    ("stall", "rate"),
-    [*in_turn(STALLS, [0.02, 0.6]), *(pytest.param(stall, 0.9, marks=[ALONE, pytest.mark.slow]) for stall in STALLS)],
-)
-def test_stalls_do_not_change_sizes(rate: float, stall: Stall) -> None:
-    """Whatever slows the machine down, throughput stays near the best fixed size's, and at plain decoding's."""
-    truth = StepCost(np.array([0.0, 1, 16, 64]), np.array([1.0, 1.1, 1.4, 4]))
-    found = [play(adaptive(None), truth, rate, 1500, stall=stall, seed=seed)[0] for seed in range(3)]
-    assert np.mean(found) > 0.92 * best_fixed(truth, rate)
-
-
-def test_a_stall_in_the_passes_of_an_odd_size_is_forgotten() -> None:
-    """Guards sizes beside those tried in ascending order: their costs kept larger sizes from being tried again."""
-    truth = StepCost(np.array([0.0, 1, 16, 64]), np.array([1.0, 1.1, 1.4, 4]))
-    for seed in (1, 7, 11):
-        throughput, sizes = play(adaptive(None), truth, 0.6, 900, stall=at_first, seed=seed)
-        assert np.mean(sizes[-100:]) > 2.5, seed
-        assert throughput > 0.85 * best_fixed(truth, 0.6)
 
 
 def test_an_overconfident_drafter_is_corrected() -> None:

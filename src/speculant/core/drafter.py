@@ -7,7 +7,6 @@ same tree.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from speculant.core.draft_filter import DraftFilter
 from speculant.core.engine import EngineArray, RequestedOutputs, TargetCache
+from speculant.core.former_names import resolve_former
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Float64, Int32
 
@@ -243,9 +243,4 @@ class Background(Protocol):
         """Stop the background work; drafts may still be asked for."""
 
 
-def __getattr__(name: str) -> Any:
-    """Resolve the former name of a class, for drafters written before it was renamed."""
-    if name != "Start":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Start is now called SessionRequest.", DeprecationWarning, stacklevel=2)
-    return SessionRequest
+__getattr__ = resolve_former(__name__, {"Start": "SessionRequest"})

@@ -6,12 +6,12 @@ outputs. So nothing here imports an engine.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from speculant.core.errors import UnsupportedError
+from speculant.core.former_names import resolve_former
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
@@ -331,11 +331,4 @@ class Engine(Protocol):
         """Transfer device arrays, [n] each, to the host as lists, waiting for the device only once."""
 
 
-def __getattr__(name: str) -> Any:
-    """Resolve former names, for drafters written before they were renamed."""
-    renamed = {"Needs": ("RequestedOutputs", RequestedOutputs), "NO_NEEDS": ("NO_OUTPUTS", NO_OUTPUTS)}
-    if name not in renamed:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new, value = renamed[name]
-    warnings.warn(f"{name} is now called {new}.", DeprecationWarning, stacklevel=2)
-    return value
+__getattr__ = resolve_former(__name__, {"Needs": "RequestedOutputs", "NO_NEEDS": "NO_OUTPUTS"})

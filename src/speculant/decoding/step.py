@@ -18,11 +18,9 @@ is raised, with every cache as it was before the round.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +28,7 @@ from speculant.core.branches import fit_branches
 from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Session, Verified
 from speculant.core.engine import NO_OUTPUTS, Engine, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import DraftsRefusedError, OutOfMemoryError
+from speculant.core.former_names import resolve_former
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Verifier, Walk
 from speculant.decoding.sequence import Round, Sequence
@@ -346,9 +345,4 @@ def make_verified(draft: DraftTree, walk: Walk, result: Pass) -> Verified:
     )
 
 
-def __getattr__(name: str) -> Any:
-    """Return the class that was called `Parts`."""
-    if name != "Parts":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Parts is now called DecodingComponents.", DeprecationWarning, stacklevel=2)
-    return DecodingComponents
+__getattr__ = resolve_former(__name__, {"Parts": "DecodingComponents"})

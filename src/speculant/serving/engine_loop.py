@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from speculant.api.prefix_cache import PrefixCacheStats
 from speculant.core.errors import SpeculantError
-from speculant.serving.errors import SERVER, ApiError, queue_full
+from speculant.serving.errors import SERVER, ApiError
 from speculant.serving.exchange import Delta, Exchange, Ticket
+from speculant.serving.places import Places
 from speculant.serving.waiting_texts import WaitingTexts
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from speculant.api.result import Generation
     from speculant.api.speculator import Speculator
 
-_RECENT = 60.0  # seconds for which a tenant's place in the queue is kept
 _GATHER_SHARE, _MAX_GATHER = 0.03, 0.02  # share of a prompt's time that it may wait for others, and seconds at most
 
 logger = logging.getLogger(__name__)
@@ -106,10 +106,8 @@ class EngineLoop:
         """
         self.speculator, self.size = speculator, size
         self._batch = speculator.batch(size, prefix_cache=prefix_cache or None, prompt_chunk=prompt_chunk)
-        self._places, self._refusal, self._side_work = size + queue, refusal, side_work
-        self._max_kept, self._asked = queue // 2, dict[str, float]()  # when each tenant last asked for places
+        self._places, self._refusal, self._side_work = Places(size, queue), refusal, side_work
         self._seconds, self._buffer_tokens, self._observer = seconds, buffer_tokens, observer
-        self._used: Counter[str] = Counter()  # places in use by tenant; used by the event loop only
         self._commands: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
         self._waiting = WaitingTexts()
         self._active: dict[Generation, Ticket] = {}  # oldest first
@@ -137,7 +135,7 @@ class EngineLoop:
     @property
     def places_used(self) -> int:
         """How many texts are decoded, wait, or have a place held for them."""
-        return self._used.total()
+        return self._places.used()
 
     def check_alive(self) -> None:
         """Check that the thread runs, so that work would be done.
@@ -166,8 +164,7 @@ class EngineLoop:
 
     def waiting(self, tenant: str | None = None) -> int:
         """Return the number of waiting texts, for one tenant or for all."""
-        used = self._used.total() if tenant is None else self._used[tenant]
-        return max(0, used - self.running(tenant))
+        return max(0, self._places.used(tenant) - self.running(tenant))
 
     def cached_tokens(self, tenant: str | None = None) -> int:
         """Return the number of cached tokens of the texts being decoded, for one tenant or for all."""
@@ -199,33 +196,21 @@ class EngineLoop:
     def open(self, places: int, *, tenant: str = "") -> Exchange:
         """Return an exchange for `places` texts of a tenant.
 
-        A place of the queue is kept for each tenant that has asked within the last minute and has none now, up to half
-        of the queue, so that no tenant can shut others out. Only a tenant's first text may take such a place.
-
         Raises:
             ApiError: too many requests are waiting, the model does not decode texts, or the thread has ended.
         """
         if self._refusal:
             raise ApiError(400, self._refusal, code="unsupported")
         self.check_alive()
-        now = self._asked[tenant] = time.monotonic()
-        others = [other for other, asked in self._asked.items() if other != tenant and now - asked < _RECENT]
-        idle = sum(not self._used[other] for other in others)
-        kept = min(idle, self._max_kept) if self._used[tenant] or places > 1 else 0
-        if self._used.total() + places > self._places - kept:
-            raise queue_full(self._places - kept, "texts")
-        self._used[tenant] += places
+        self._places.take(tenant, places)
         return Exchange(
             lambda ticket: self._commands.put(("submit", ticket)),
             lambda ticket: self._commands.put(("cancel", ticket)),
-            partial(self._release, tenant),
+            partial(self._places.release, tenant),
             places=places,
             seconds=self._seconds,
             buffer_tokens=self._buffer_tokens,
         )
-
-    def _release(self, tenant: str, places: int) -> None:
-        self._used[tenant] -= places
 
     def _run(self) -> None:
         import torch
@@ -401,7 +386,7 @@ class EngineLoop:
     def _receive(self, deltas: list[tuple[Ticket, Delta]]) -> None:
         for ticket, delta in deltas:
             if delta.last:
-                self._used[ticket.job.tenant] -= 1
+                self._places.release(ticket.job.tenant)
             ticket.exchange.put(ticket, delta)
 
 
