@@ -92,6 +92,9 @@ async def test_switches_reach_the_chat_template(connect: Connect, model: Any, to
         for stream in (False, True):
             answer = await client.post("/v1/responses", json=asked | {"stream": stream})
             assert (answer.status_code, answer.headers[UNUSED]) == (200, "service_tier, reasoning_effort")
+        asked = {"messages": [{"role": "user", "content": START}], "output_config": {"effort": "medium"}}
+        answer = await client.post("/v1/messages/count_tokens", json=asked)
+        assert (answer.json()["input_tokens"], answer.headers[UNUSED]) == (plain, "reasoning_effort")
         assert await tokens(reasoning_effort="high") > plain
         refused = chat(chat_template_kwargs={"tokenize": True}, reasoning_effort="high")
         assert (await client.post("/v1/chat/completions", json=refused)).status_code == 400

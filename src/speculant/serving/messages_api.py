@@ -54,8 +54,8 @@ async def count_tokens(service: Service, body: CountRequest) -> TokenCount:
     functions, _ = read_tools(body.tools or ())
     chat = make_chat({"messages": read_messages(body.system, body.messages), "tools": functions or None})
     offered = None if read_choice(body.tool_choice) == "none" else chat.tools
-    switches = service.prompts.switches(None, _effort(service, body))
-    return TokenCount(input_tokens=len((await service.prompts.messages(chat.messages, offered, switches)).ids))
+    found = await service.prompts.read(chat.messages, offered, effort=_effort(service, body))
+    return TokenCount(input_tokens=len(found.ids))
 
 
 def _chat_request(service: Service, body: MessagesRequest, functions: Sequence[dict[str, Any]]) -> ChatRequest:

@@ -109,17 +109,33 @@ class PromptEncoder:
         own = (template_text(getattr(each, "chat_template", None)) for each in (self.tokenizer, self._processor))
         return next(filter(None, own), "")
 
-    def switches(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-        """Return the arguments of the chat template from `chat_template_kwargs` and `reasoning_effort`.
+    async def read(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        given: Mapping[str, Any] | None = None,
+        *,
+        effort: str | None = None,
+    ) -> ChatPrompt:
+        """Return the prompt of messages as `messages` does, with an effort of reasoning.
 
-        An effort has no effect if the template has no such switch, and is then named so.
+        An effort that the chat template does not take, or refuses, has no effect and is named so.
+
+        Args:
+            messages, tools: the conversation, and the tools that the model is shown.
+            given: arguments of the chat template.
+            effort: effort of reasoning; None or "none" for the template's own.
         """
-        switch = self.effort_switch
-        if switch is not None and effort not in (None, "none"):
-            return {**(given or {}), switch: effort}
+        switch = None if effort in (None, "none") else self.effort_switch
+        if switch is not None:
+            try:
+                return await self.messages(messages, tools, {**(given or {}), switch: effort})
+            except ApiError:
+                pass  # because of the effort, or the next try raises it too
+        found = await self.messages(messages, tools, given)
         if effort is not None:
             name_unused("reasoning_effort")
-        return dict(given or {})
+        return found
 
     @property
     def effort_switch(self) -> str | None:

@@ -18,9 +18,7 @@ from speculant.serving.errors import ApiError, validation_error
 from speculant.serving.exchange import Delta, Exchange, Job
 from speculant.serving.formats import AnswerFormat, format_of
 from speculant.serving.harmony import HarmonyParser
-from speculant.serving.lenience import name_unused
 from speculant.serving.logprobs import Entries, entries_of
-from speculant.serving.prompts import ChatPrompt
 from speculant.serving.reasoning import ReasoningParser
 from speculant.serving.response_templates import TemplateParser
 from speculant.serving.schemas import ChatRequest
@@ -113,7 +111,8 @@ class TurnPlan:
             ApiError: the prompt, prediction or constraint is invalid.
         """
         service, body = self.service, self.body
-        found = await self._read_messages()
+        given, effort = body.chat_template_kwargs, body.reasoning_effort
+        found = await service.prompts.read(body.messages, self.tools.offered, given, effort=effort)
         prediction = await self._read_prediction()
         constraint = await service.compiled(body, self.tools.format or self.format)
         marks = self._marks()
@@ -132,19 +131,6 @@ class TurnPlan:
             )
             exchange.submit(job)
         return Turn(self, exchange, found.ids)
-
-    async def _read_messages(self) -> ChatPrompt:
-        """Return the prompt; an effort of reasoning that the chat template refuses has no effect."""
-        prompts, body, offered = self.service.prompts, self.body, self.tools.offered
-        try:
-            switches = prompts.switches(body.chat_template_kwargs, body.reasoning_effort)
-            return await prompts.messages(body.messages, offered, switches)
-        except ApiError:
-            if body.reasoning_effort is None or prompts.effort_switch is None:
-                raise
-            found = await prompts.messages(body.messages, offered, prompts.switches(body.chat_template_kwargs, None))
-            name_unused("reasoning_effort")
-            return found
 
     async def _read_prediction(self) -> list[int]:
         if self.body.prediction is None:
