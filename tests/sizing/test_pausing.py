@@ -275,8 +275,9 @@ def test_reading_is_charged_to_texts_that_join_a_batch() -> None:
     sizing = AdaptiveSizing(LatencyModel(maximum=64, known=curve(0.02)), AcceptanceModel(), Throughput())
     states = [sizing.open() for _ in range(2)]
     for _ in range(20):
-        sizing.nodes(states)
-        observe(sizing, states, sizing.trim(states, [chain(0.9)] * 2), [1, 1], target=1.06, draft=0.02)
+        asked = [min(1, nodes) for nodes in sizing.nodes(states)]
+        drafts = sizing.trim(states, [chain(0.9) if each else DraftTree.empty() for each in asked])
+        observe(sizing, states, drafts, asked, target=1.02 + 0.02 * sum(asked), draft=0.02)
     states.append(sizing.open(unread := SizedText(tokens=400)))
     before = [state.pausing.balance for state in states]
     sizing.nodes(states)

@@ -174,6 +174,7 @@ def test_expensive_drafts_are_sized_before_they_exist() -> None:
             sizing.nodes([state])
             observe(sizing, [state], [chain(*[0.9] * nodes)], [1], target=1 + 0.02 * nodes, draft=seconds * nodes)
             state.pausing.left = 0
+        observe(sizing, [state], [DraftTree.empty()], [0], target=1.0)  # so that no check of plain decoding is due
         assert 1 <= sizing.nodes([state])[0] <= expected
         assert (sizing.nodes([state])[0] > 8) == (expected > 8)
 
@@ -295,7 +296,7 @@ def test_a_drafter_without_room_is_rarely_asked() -> None:
         levels.observe(len(tree), len(tree))
         observe(sizing, [state], [tree], [len(tree)], target=1.0, draft=0.01)
     assert sum(asked[:200]) < 30
-    assert sum(asked[220:]) == 80
+    assert sum(asked[220:]) >= 78  # plain decoding is measured in the others
 
 
 def test_passes_that_serve_drafts_are_not_taken_for_plain_ones() -> None:

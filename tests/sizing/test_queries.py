@@ -55,7 +55,7 @@ def test_a_pass_is_observed_with_all_its_rows() -> None:
     ("per_node", "explores", "paused"), [(0.2, True, True), (0.0001, True, False), (0.01, False, True)]
 )
 def test_they_pause_where_they_cost_more_than_they_teach(per_node: float, explores: bool, paused: bool) -> None:
-    """Guards the fall back to plain decoding: expensive rows run once in a while, cheap ones in every round."""
+    """Guards the fall back to plain decoding: expensive rows run once in a while, cheap ones in most rounds."""
     sizing = adaptive(curve(per_node), exploration=ExplorationBonus() if explores else None)
     state, asked = sizing.open(), 0
     for _ in range(90):
@@ -64,7 +64,7 @@ def test_they_pause_where_they_cost_more_than_they_teach(per_node: float, explor
         [draft] = sizing.trim([state], [draft])
         asked += bool(nodes)
         observe(sizing, [state], [draft], [0], target=1 + per_node * len(draft.queries), draft=1e-6)
-    assert (asked < 20) if paused else (asked == 90)
+    assert (asked < 20) if paused else (asked >= 85)
 
 
 def test_gains_of_nodes_pay_for_them() -> None:

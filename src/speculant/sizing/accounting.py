@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from speculant.core.tree import DraftTree
 from speculant.sizing.latency import LatencyModel
 from speculant.sizing.reading import Reading
+from speculant.sizing.shared_start import SharedStart
 from speculant.sizing.state import SequenceSizing
 
 _BOOKED = 1.5  # maximum ratio of the time charged for a pass to its predicted time, and the reverse, against stalls
@@ -19,7 +20,7 @@ class Accounting:
     """Lets the latency model and the record of readings learn from rounds, and divides their time."""
 
     def __init__(self, latency: LatencyModel, reading: Reading) -> None:
-        self._latency, self._reading = latency, reading
+        self._latency, self._reading, self._start = latency, reading, SharedStart()
 
     def observe_pass(
         self, states: Sequence[SequenceSizing], drafts: Sequence[DraftTree], seconds: float
@@ -48,12 +49,16 @@ class Accounting:
         """Learn from the drafting time; return what drafts are charged, and what reading took for each sequence.
 
         The model learns the mean of the sequences that asked for drafts: the time of another sequence is not that of
-        further nodes.
+        further nodes. What they share is divided by all sequences; the rest of it counts as time of reading, which says
+        nothing about the next draft.
         """
         asking = sum([state.asked > 0 for state in states])
         if not asking:
             return 0.0, [0.0] * len(states)
         drafted = zip(states, drafts, strict=True)
+        read = [state.read for state in states]
+        shared = 0.0 if any(read) else self._start.observe(asking, seconds) * (1 - asking / len(states))
+        seconds -= shared
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
         even = all(state.by_level or state.sampled or state.plain for state in states)
         # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
@@ -64,13 +69,13 @@ class Accounting:
         ]
         usual = sum(late) < asking
         charged = asking * self._latency.observe_drafting(units / asking, seconds / asking, even=even, usual=usual)
-        read = [state.read for state in states]
         if not any(read) and not usual:
             read = [int(each) for each in late]  # by texts, where it is not known what was read
         excess, total = asking * self._latency.drafting.excess, sum(read)
         if not (total and excess > 0):  # it is NaN where it is not known
-            return charged, [0.0] * len(states)
+            excess, total = 0.0, 1
         times = [excess * own / total for own in read]
         for state, time in zip(states, times, strict=True):
             self._reading.observe(state.read, time)
-        return charged, times
+        rest = shared / self._latency.level / asking
+        return charged, [time + rest * (state.asked > 0) for state, time in zip(states, times, strict=True)]

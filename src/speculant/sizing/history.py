@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 
 from speculant.core.drafter import SessionRequest
 from speculant.sizing.pausing import Pausing
+from speculant.sizing.plain_checks import PlainChecks
 from speculant.sizing.reading import Reading
 
 _PROMPTS = 1 << 14  # most recent prompts, of which a hash is kept: about 2 MB
@@ -45,6 +46,7 @@ class PausingHistory:
 
     Attributes:
         reading: what reading a text takes, and whether its rest repays it.
+        checks: when plain decoding is measured.
     """
 
     def __init__(self, size: int = 1, *, learns: bool = False) -> None:
@@ -56,7 +58,7 @@ class PausingHistory:
         """
         self._new = RecentPauses(Pausing.begun(size, learns=learns), size)
         self._repeated = RecentPauses(Pausing.begun(1, learns=learns), size)
-        self.reading = Reading()
+        self.reading, self.checks = Reading(), PlainChecks()
         self._prompts: OrderedDict[int, None] = OrderedDict()
 
     def of(self, start: SessionRequest | None) -> RecentPauses:

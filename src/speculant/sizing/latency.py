@@ -63,7 +63,7 @@ class LatencyModel:
         plain = 1.0 if known is None else float(known.of(np.zeros(1))[0])
         self._base = np.ones(maximum + 1) if known is None else known.of(np.arange(maximum + 1)) / plain
         self._curve = self._base.copy()
-        self._by_size, self._now = np.zeros((8, len(sizes))), np.zeros(4)  # see `pass_costs`
+        self._by_size, self._now = np.zeros((9, len(sizes))), np.zeros(4)  # see `pass_costs`
         self._by_size[[DUE, PATIENCE]] = FORGET
         self._now[FIRST_DUE], self._now[LEVEL] = FORGET, plain
         self._maximum = int(self.sizes[-1 if known is not None else 0])

@@ -15,8 +15,9 @@ from speculant.sizing.isotonic import rising_fit
 
 # Rows of the state by size: log cost relative to the base curve; mean rows of its passes; number of all its passes, and
 # of those since its cost was forgotten; log error of the last one; the turn in which it is forgotten unless it is tried
-# before, and the number of turns until then; the factor that the curve was computed from.
-FACTOR, ROWS, TRIED, EVIDENCE, LAST, DUE, PATIENCE, FITTED = range(8)
+# before, and the number of turns until then; the factor that the curve was computed from; twice the mean log error of
+# passes that were faster than predicted, up to a limit.
+FACTOR, ROWS, TRIED, EVIDENCE, LAST, DUE, PATIENCE, FITTED, NOISE = range(9)
 # The rest of the state: seconds of a unit, turns so far, number of sizes tried, a turn before which no size is due.
 LEVEL, TURN, SIZES_TRIED, FIRST_DUE = range(4)
 
@@ -30,6 +31,7 @@ _FOLLOW = 0.3  # share of a pass's error that moves the level
 _LEARN = 0.06  # share that moves the cost of its size, once that is known
 _JUMP = math.log(2)  # errors are clipped to this
 _READABLE = 1e-6  # seconds: shorter passes are readings of a coarse clock, which set no level at once
+_NOISE_FOLLOW, _NOISE = 0.1, 0.15  # share by which NOISE follows an error, and its maximum
 _SAME = 0.004  # smaller changes of a size's cost do not recompute the curve
 
 
@@ -38,7 +40,7 @@ def observe_pass(by_size, now, curve, base, ends, climbed, known, i, rows, secon
     """Add the seconds of a pass to the state.
 
     Args:
-        by_size: Float64[8, S], the state by size, changed.
+        by_size: Float64[9, S], the state by size, changed.
         now: Float64[4], the rest of the state, changed.
         curve: Float64[N], cost of passes over 0, 1, ... draft rows, changed.
         base: Float64[N], the measured curve that costs are relative to, or ones.
@@ -49,7 +51,8 @@ def observe_pass(by_size, now, curve, base, ends, climbed, known, i, rows, secon
         rows: draft rows of the pass.
         seconds: its duration, above 0.
     """
-    # 1. The error of the predicted seconds. A stall makes one pass slow, so a slow pass counts as far as the last one.
+    # 1. The error of the predicted seconds. A stall makes one pass slow, so a slow pass counts as far as the last one,
+    # or as far as fast ones do: if noise counted in one direction only, costs would come out too low.
     if not now[SIZES_TRIED]:
         now[LEVEL] = seconds / base[rows]
     tried, evidence, factor = by_size[TRIED, i], by_size[EVIDENCE, i], by_size[FACTOR, i]
@@ -57,8 +60,10 @@ def observe_pass(by_size, now, curve, base, ends, climbed, known, i, rows, secon
         now[SIZES_TRIED] += 1
         factor = math.log(curve[rows] / base[rows]) if _below(by_size, i) >= 0 else 0.0
     error = math.log(seconds / (now[LEVEL] * base[rows])) - factor
-    counted = error if error < 0 else min(error, max(0.0, by_size[LAST, i]))
+    counted = min(error, max(by_size[NOISE, i], by_size[LAST, i]))
     counted = min(max(counted, -_JUMP), _JUMP)
+    if error < 0 and evidence >= TRIES:
+        by_size[NOISE, i] += _NOISE_FOLLOW * (min(-2 * counted, _NOISE) - by_size[NOISE, i])
     by_size[LAST, i] = error
     by_size[TRIED, i], by_size[EVIDENCE, i] = tried + 1, evidence + 1
     by_size[ROWS, i] += (rows - by_size[ROWS, i]) / min(tried + 1, _WINDOW)

@@ -119,6 +119,9 @@ class AdaptiveSizing:
         self._running = len(states)
         room, drafts = max(0, self._latency.maximum - (len(states) - 1)), False
         maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
+        if self._history.checks.is_due(len(states)):
+            for state in states:
+                state.pausing.left = max(1, state.pausing.left)
         plain = len(states) / float(self._latency.curve[len(states) - 1])
         for state in states:
             state.gain, state.asked = 0.0, 0
@@ -275,6 +278,9 @@ class AdaptiveSizing:
         nodes = sum([len(draft) + len(draft.queries) for draft in drafts])
         drafting, readings = self._accounting.observe_drafting(states, drafts, draft_seconds)
         tokens = sum([len(walk.tokens) for walk in walks])
+        time = (took + drafting) * len(states) / plain
+        drafted = nodes > 0 or any(state.by_level and state.asked for state in states)
+        self._history.checks.observe(len(states), drafted=drafted, tokens=tokens, time=time)
         for throughput in (self._throughput, self._shared):
             throughput.observe(tokens, costs + drafting)
         for state, draft, walk, reading in zip(states, drafts, walks, readings, strict=True):

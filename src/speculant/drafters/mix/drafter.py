@@ -155,8 +155,8 @@ class MixDrafter(Drafter, Persistent, Inspectable):
         """Start a request; the whole prompt is learned at once."""
         return MixSession(self, start.prompt)
 
-    def learn(self, text: Int32, start: int, stop: int, request: Arrays, *, training: bool) -> None:
-        """Learn text[start:stop], Int32[T]; with `training`, also train the mixture on it.
+    def learn(self, text: Int32, start: int, stop: int, request: Arrays, *, trained: int) -> None:
+        """Learn part of text, Int32[T], from `start` to `stop`; up to `trained` it also trains the mixture.
 
         Raises:
             ValueError: an id lies outside the vocabulary.
@@ -166,7 +166,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
             end = min(start + _PIECE, stop)
             with self._lock:  # one piece at a time, so that other requests can draft in between
                 while start < end:
-                    start = learn_text(self._flat, request, text, start, end, training, memory, *self._rooms)
+                    start = learn_text(self._flat, request, text, start, end, trained, memory, *self._rooms)
                     if start < 0:
                         raise ValueError(f"token ids must be from 0 to {self.vocabulary - 1}")
                     if start < end:
@@ -259,7 +259,7 @@ class MixDrafter(Drafter, Persistent, Inspectable):
 def _warm_up() -> None:
     """Load the compiled kernels, so that the first request does not wait for them."""
     empty, request, text = _smallest()
-    learn_text(empty, request, text, 0, 2, True, UNIT, 0, 0)
+    learn_text(empty, request, text, 0, 2, 2, UNIT, 0, 0)
     learn_top_k(empty, text, 2, text[:0], text[:0], text[None], np.zeros((1, 2), np.float32), float(UNIT), UNIT)
     warm_up_searches()
     crowded = new_cells(NARROW_ROW, 0, first_bits=0)
@@ -291,7 +291,7 @@ class MixSession(Session):
         self._text = np.zeros(len(prompt) + 1024, np.int32)
         self._text[: len(prompt)] = prompt
         self._request = new_request(drafter.vocabulary, len(self._text))
-        drafter.learn(self._text, 0, self._length, self._request, training=False)
+        drafter.learn(self._text, 0, self._length, self._request, trained=0)
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return the most probable continuations."""
@@ -328,8 +328,7 @@ class MixSession(Session):
         start, end = self._length, self._length + len(tokens)
         self._reserve(end)
         self._text[start:end] = tokens
-        self._drafter.learn(self._text, start, start + trained, self._request, training=True)
-        self._drafter.learn(self._text, start + trained, end, self._request, training=False)
+        self._drafter.learn(self._text, start, end, self._request, trained=start + trained)
         self._length = end
 
     def _reserve(self, length: int) -> None:

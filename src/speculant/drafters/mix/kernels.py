@@ -87,10 +87,10 @@ def unflatten(flat: Arrays) -> Tables:
 
 @njit(cache=True, nogil=True)
 def learn_text(
-    tables: Arrays, request: Arrays, text: Array, start: int, stop: int, training: bool,
+    tables: Arrays, request: Arrays, text: Array, start: int, stop: int, trained: int,
     memory: int, narrow_room: int, wide_room: int,
 ) -> int:  # fmt: skip
-    """Learn text[start:stop], Int32; with `training`, also train the mixture on it.
+    """Learn text[start:stop], Int32, and train the mixture on text[start:trained].
 
     Return where it stopped: `stop`, or earlier if a table has more cells in use than its room; -1 if an id lies
     outside the vocabulary, in which case nothing was learned.
@@ -106,7 +106,7 @@ def learn_text(
             return i
         token = text[i]
         hash_contexts(text[max(0, i - WINDOW) : i], min(i, WINDOW), mixer.frequency, hashes)
-        if training:
+        if i < trained:
             copied = text[copy[0]] if copy[0] != NOWHERE else NOWHERE
             history, last = History(text, i, last_use, links), np.int64(text[i - 1]) if i > 0 else NEVER
             count = gather(
