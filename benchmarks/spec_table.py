@@ -1,7 +1,7 @@
 """A table and a chart in the style of Spec-Bench, of recorded outputs: every method, chains and trees, by kind of task.
 
-Reads the output of `speculant replay ... --chain --tree --nodes ... --step-cost FILE --json FILE`. MAT is that of the
-largest drafts of a method and shape; the speed-up is that of the size that is best on average, since users choose one.
+Reads the output of `speculant replay ... --chain --tree --nodes auto,... --step-cost FILE --json FILE`. MAT is that of
+the largest drafts of a method and shape; the speed-up is that of sizes chosen round by round, as in decoding.
 
     python benchmarks/spec_table.py benchmarks/results/spec-table.json -o benchmarks/spec-table.md \
         --chart docs/images/spec-table.svg
@@ -30,6 +30,7 @@ TASKS = {
 }
 NAMES = {"recorded:eagle": "EAGLE-3, as recorded", "recorded:vllm-ngram": "vLLM's n-gram drafter, as recorded"}
 PEERS = {"peer:arctic": "Arctic's suffix decoding", "peer:draftretriever": "ADED, its authors' code"}
+AUTO = "auto"
 SHAPES = {"tree": "#2463b0", "chain": "#d98a2b"}
 
 
@@ -39,16 +40,18 @@ class Line:
 
     Attributes:
         mats: MAT of the largest drafts, by task.
-        speedups: speed-up with drafts of `nodes`, by task; empty if drafting time was not recorded.
-        nodes: the draft size that is best on average.
-        draft_us: median microseconds per draft of that size, averaged over tasks; None if not recorded.
+        speedups: speed-up with automatic sizes, by task; empty if drafting time was not recorded.
+        fixed: mean speed-up with the fixed size that is best on average, and that size; None if not recorded.
+        nodes: mean automatic size, averaged over tasks.
+        draft_us: median microseconds per draft with automatic sizes, averaged over tasks; None if not recorded.
     """
 
     method: str
     shape: str
     mats: Mapping[str, float]
     speedups: Mapping[str, float]
-    nodes: int | None
+    fixed: tuple[float, int] | None
+    nodes: float | None
     draft_us: float | None
 
     @property
@@ -76,22 +79,19 @@ def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     found = list[Line]()
     for method, shape in dict.fromkeys((row["method"], row["shape"]) for row in rows):
         own = [row for row in rows if (row["method"], row["shape"]) == (method, shape)]
-        sizes = sorted({row["nodes"] for row in own})
-        speeds = {
-            size: {row["file"]: row["speedup"] for row in own if row["nodes"] == size and row["speedup"] is not None}
-            for size in sizes
-        }
-        timed = [size for size in sizes if speeds[size]]
-        best = max(timed, key=lambda size: mean(speeds[size].values()), default=None)
-        drafts = [row["draft_us"]["p50"] for row in own if row["nodes"] == best]
+        timed = [row for row in own if row["speedup"] is not None]
+        sizes = sorted({row["nodes"] for row in own if row["nodes"] != AUTO})
+        automatic = [row for row in timed if row["nodes"] == AUTO]
+        means = [(mean([row["speedup"] for row in timed if row["nodes"] == size]), size) for size in sizes if timed]
         found.append(
             Line(
                 method,
                 shape,
                 {row["file"]: row["mat"] for row in own if row["nodes"] == sizes[-1]},
-                {} if best is None else speeds[best],
-                best,
-                mean(drafts) if drafts else None,
+                {row["file"]: row["speedup"] for row in automatic},
+                max(means, default=None),
+                mean([row["nodes_per_round"] for row in automatic]) if automatic else None,
+                mean([row["draft_us"]["p50"] for row in automatic]) if automatic else None,
             )
         )
     return sorted(found, key=lambda line: -line.mean)
@@ -111,9 +111,9 @@ def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
         "Methods that need the target's logits or a model cannot be replayed; see [methods](methods.md) for those.",
         "",
         "**Speed** is over plain decoding, at the measured costs of passes of a 0.5 B model in bf16 on one CPU thread,",
-        "drafting and learning included, with drafts of the size that is best on average. Rows of a pass are dear",
-        "there; where they are nearly free, as for one request on a GPU, speed comes near MAT. The size is a fixed",
-        "limit here: `mix` always fills it, `suffix` drafts less where it is unsure. In use, each round has its own.",
+        "drafting and learning included. Each round has the number of nodes that decoding would choose at these costs;",
+        '"fixed" is the speed with the fixed limit that is best on average, and that limit. Rows of a pass are dear',
+        "there; where they are nearly free, as for one request on a GPU, speed comes near MAT.",
         "",
         "![Speed by method](../docs/images/spec-table.svg)",
         "",
@@ -129,10 +129,10 @@ def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
 
 def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
     """Return the lines of a Markdown table."""
-    sizes = " size | draft us |" if speeds else ""
+    sizes = " nodes | draft us | fixed |" if speeds else ""
     found = [
         f"| method | draft |{sizes} mean {title} | {' | '.join(TASKS.values())} |",
-        "|" + " --- |" * (3 + 2 * speeds + len(TASKS)),
+        "|" + " --- |" * (3 + 3 * speeds + len(TASKS)),
     ]
     for line in lines:
         values = line.speedups if speeds else line.mats
@@ -140,7 +140,8 @@ def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
             continue
         cells = [f"{values[file]:.2f}" if file in values else "-" for file in TASKS]
         middle = mean(values.values()) if len(values) == len(TASKS) else None
-        size = [str(line.nodes), f"{line.draft_us:.0f}"] if speeds else []
+        fixed = "-" if line.fixed is None else "{:.2f} ({})".format(*line.fixed)
+        size = [f"{line.nodes:.1f}", f"{line.draft_us:.0f}", fixed] if speeds else []
         mark = "-" if middle is None else f"**{middle:.2f}**"
         found.append(f"| {' | '.join([label(line.method), line.shape, *size, mark, *cells])} |")
     return found

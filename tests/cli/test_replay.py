@@ -80,6 +80,19 @@ def test_chains_and_trees_of_several_sizes(trace: str, tmp_path: Path, capsys: C
     assert "mix, chain of 20" in Path(page).read_text()
 
 
+def test_sizes_may_be_those_of_decoding(trace: str, tmp_path: Path, capsys: CaptureFixture) -> None:
+    """`--nodes auto` sizes drafts by the cost of passes, and says what is missing without one."""
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps({"nodes": [0, 64], "seconds": [0.1, 0.2]}))
+    argv = ["replay", trace, "--method", "mix", "--nodes", "auto,8", "--jobs", "1"]
+    assert main(argv) == 2
+    assert "--nodes auto needs --step-cost FILE" in capsys.readouterr().err
+    assert main([*argv, "--step-cost", str(cost)]) == 0
+    out = capsys.readouterr().out
+    assert "tree, auto" in out
+    assert "Drafts are trees of up to as many as decoding would choose or 8 tokens" in out
+
+
 def test_recorded_chains_are_not_set_beside_trees_unsaid(trace: str, capsys: CaptureFixture) -> None:
     """Where recorded chains stand beside trees only, the notes say so and how to compare chains with chains."""
     advice = "--chain --nodes 20 compares chains with chains"
@@ -175,7 +188,7 @@ def test_text_with_a_tokenizer_and_a_corpus(tmp_path: Path, capsys: CaptureFixtu
         (["--json", "nowhere/o"], "cannot write nowhere/o"),
         (["--html", "nowhere/o"], "cannot write nowhere/o"),
         (["--nodes", "100000"], "must be at most 1024, not 100000: a pass over so many tokens"),
-        (["--nodes", "5,x"], "must be a whole number of 0 or more, not 'x'"),
+        (["--nodes", "5,x"], "must be a whole number of 0 or more, or auto, not 'x'"),
         (["--nodes", ","], "one or more comma-separated values"),
         (["--seed", "1"], "--seed would be ignored"),
     ],

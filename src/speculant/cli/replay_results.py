@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.cli.replay_settings import SHUFFLED, ReplayOptions, Trace
 from speculant.cli.settings import settings_json, settings_sentences
 from speculant.cli.terminal import say, waiting
+from speculant.options.drafting import AUTOMATIC
 
 if TYPE_CHECKING:
     from speculant.bench.replay.player import ReplayResult
@@ -28,7 +29,7 @@ class Results:
         self.traces = traces
         self.rows: list[dict[str, Any]] = []
         self.results: list[tuple[Run, ReplayResult] | None] = []  # by row; None for recorded acceptance
-        lengths = match_recorded_lengths([run.nodes for run in runs if run.chain])
+        lengths = match_recorded_lengths([run.nodes for run in runs if run.chain and isinstance(run.nodes, int)])
         for trace in traces:
             for run, each in zip(runs, results, strict=True):
                 if run.file == trace.name:
@@ -99,10 +100,12 @@ def sentences(settings: dict[str, Any]) -> list[str]:
     """Return the conditions as sentences."""
     kept = "kept over the requests of a file" if settings["keep_memory"] else "empty for every request"
     order = "in the file's order" if settings["seed"] is None else f"shuffled by seed {settings['seed']}"
-    *maximum, last = map(str, settings["nodes"])
+    *maximum, last = [
+        "as many as decoding would choose" if size == AUTOMATIC else str(size) for size in settings["nodes"]
+    ]
     sizes = f"{', '.join(maximum)} or {last}" if maximum else last
-    drafts = f"{' and '.join(f'{shape}s' for shape in settings['shapes'])} of up to {sizes} tokens"
-    found = [f"Drafts are {drafts}, memory {kept}, requests {order}."]
+    shapes = " and ".join(f"{shape}s" for shape in settings["shapes"])
+    found = [f"Drafts are {shapes} of up to {sizes} tokens, memory {kept}, requests {order}."]
     if settings["limit"] is not None:
         found.append(f"Only the first {settings['limit']} requests of each file.")
     found += settings_sentences(settings["method_settings"])

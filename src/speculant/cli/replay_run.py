@@ -75,7 +75,7 @@ def run(asked: ReplayOptions) -> int:
     traces = read_traces(asked, tokenizer, rejected)
     if head:
         check_recorded(head, traces)
-    runs = plan(asked, traces, corpora, bases, chosen, tokenizer)
+    runs = plan(asked, traces, corpora, bases, chosen, tokenizer, cost)
     jobs = min(asked.jobs or usable_cores(), len(runs))
     results = Results(traces, runs, play(runs, jobs), cost)
     show(asked, results, conditions(asked, chosen, jobs, rejected.count), tokenizer)
@@ -92,7 +92,7 @@ def step_cost(asked: ReplayOptions) -> StepCost:
     from speculant.sizing.step_cost import read_step_cost
 
     found = read_step_cost(Path(str(asked.step_cost)))
-    found.check(max(asked.nodes))
+    found.check(max(asked.sizes, default=0))
     return found
 
 
@@ -188,6 +188,7 @@ def plan(
     bases: Mapping[str, tuple[Path, ...]],
     chosen: Mapping[str, Any],
     tokenizer: Any,
+    cost: StepCost | None,
 ) -> list[Run]:
     """Return the runs: every method on every file, with drafts of every shape and size."""
     from speculant.bench.replay.runs import Run, vocabulary_of
@@ -210,6 +211,7 @@ def plan(
             corpus=corpora.get(method),
             settings=chosen.get(method),
             bases=bases.get(method, ()),
+            cost=cost,
         )
         for trace in traces
         for method in asked.methods

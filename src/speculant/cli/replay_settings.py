@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from speculant.core.errors import UsageError
 from speculant.options import kinds, option
-from speculant.options.drafting import DEFAULT_METHOD, DraftingOptions
+from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
 
 if TYPE_CHECKING:
     from speculant.bench.replay.traces import Recording
@@ -31,7 +31,7 @@ class ReplayOptions:
         tokenizer: tokenizer for rows of text.
         jobs: number of processes; None for the number of cores.
         method: comma-separated names; None for the default.
-        nodes: maximum numbers of tokens per draft.
+        nodes: maximum numbers of tokens per draft; "auto" for sizes as decoding would choose them.
         chain, tree: shapes of the drafts; neither for trees.
         unite: "recorded:NAME" of a head to unite the methods with; "" for none.
         keep_memory: whether memory is kept across the requests of a file.
@@ -58,10 +58,11 @@ class ReplayOptions:
         "methods, see `speculant methods`; peer:draftretriever and peer:arctic, if installed; default: mix",
         kinds.name(metavar="NAME,..."),
     )
-    nodes: tuple[int, ...] = _drafting(
+    nodes: tuple[int | Literal["auto"], ...] = _drafting(
         (64,),
-        "maximum tokens per draft, one or more numbers such as 5,20,64; default: 64",
-        kinds.comma_separated(kinds.NODE_LIMIT),
+        "maximum tokens per draft, one or more numbers such as 5,20,64; auto: what decoding would choose "
+        "by --step-cost; default: 64",
+        kinds.comma_separated(kinds.NODES),
     )
     chain: bool = _drafting(False, "draft chains, the only shape that vLLM verifies", kinds.FLAG)
     tree: bool = _drafting(False, "draft trees, the default; with --chain, both", kinds.FLAG)
@@ -92,6 +93,8 @@ class ReplayOptions:
     drafting: DraftingOptions = field(default_factory=DraftingOptions)
 
     def __post_init__(self) -> None:
+        if AUTOMATIC in self.nodes and self.step_cost is None:
+            raise UsageError("--nodes auto needs --step-cost FILE, since sizes depend on what passes cost.")
         if self.seed is not None and self.order != SHUFFLED:
             raise UsageError("--seed would be ignored: requests keep the file's order. Add --order shuffled.")
 
@@ -106,6 +109,11 @@ class ReplayOptions:
         own = self.drafting.drafter
         named = self.method if self.method is not None else DEFAULT_METHOD if own is None else ""
         return list(dict.fromkeys(name.strip() for name in [*named.split(","), own or ""] if name.strip()))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The maximum numbers of tokens per draft that are numbers."""
+        return [size for size in self.nodes if isinstance(size, int)]
 
     @property
     def shapes(self) -> tuple[str, ...]:

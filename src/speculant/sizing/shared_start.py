@@ -34,4 +34,4 @@ class SharedStart:
         rounds, x, xx, y, xy = self._sums.tolist()
         doubt = (rounds * _SPREAD) ** 2
         each = (rounds * xy - x * y + doubt * y / x) / (rounds * xx - x * x + doubt)
-        return min(max(0.0, (y - each * x) / rounds), _MAX_SHARE * time)
+        return float(min(max(0.0, (y - each * x) / rounds), _MAX_SHARE * time))

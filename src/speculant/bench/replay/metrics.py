@@ -8,7 +8,7 @@ Neither includes the prefill.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,13 +20,19 @@ SLICES = 20
 
 
 def run_metrics(
-    file: str, method: str, nodes: int, result: ReplayResult, cost: StepCost | None = None, *, chain: bool = False
+    file: str,
+    method: str,
+    nodes: int | Literal["auto"],
+    result: ReplayResult,
+    cost: StepCost | None = None,
+    *,
+    chain: bool = False,
 ) -> dict[str, Any]:
     """Return the row for a file and a method.
 
     Args:
         file, method: their names.
-        nodes: maximum nodes per draft.
+        nodes: maximum nodes per draft; "auto" where each had its own size.
         result: the replay.
         cost: cost of target passes, for the expected speed-up.
         chain: whether drafts were chains.

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from speculant.api.sizes import Sizes
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Budget, Drafter, SessionRequest, Verified
+from speculant.core.drafter import Drafter, SessionRequest, Verified
 from speculant.core.stats import Stats, compute_mat
+from speculant.core.tree import DraftTree
+from speculant.core.verifier import Walk
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
 from speculant.integrations.load import chain_budget, tree_budget
+from speculant.options.drafting import AUTOMATIC, DraftingOptions
+from speculant.sizing.contract import Sizing
 from speculant.sizing.fixed import FixedSizing
+from speculant.sizing.step_cost import StepCost
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
 Float64 = npt.NDArray[np.float64]
@@ -122,8 +130,9 @@ def replay(
     drafter: Drafter,
     recordings: Iterable[Recording],
     *,
-    nodes: int,
+    nodes: int | Literal["auto"],
     chain: bool = False,
+    cost: StepCost | None = None,
     renew: Callable[[], Drafter] | None = None,
     advance: Callable[[int], object] = lambda _tokens: None,
 ) -> ReplayResult:
@@ -132,19 +141,27 @@ def replay(
     Args:
         drafter: the drafter whose drafts are compared with the outputs.
         recordings: the prompts and their outputs.
-        nodes: maximum nodes per draft.
+        nodes: maximum nodes per draft; "auto" for the size that decoding would choose, given `cost`.
         chain: whether to request chains, as for an engine that verifies nothing else; otherwise trees.
+        cost: cost of target passes.
         renew: returns a new drafter for each further request, built outside the timed parts; None to keep the memory.
         advance: called after each request with the number of its output tokens.
     """
     log = _Log()
-    budget = chain_budget(nodes) if chain else tree_budget(nodes)
+    size = _size_drafts(drafter, nodes, chain=chain, cost=cost)
     for number, recording in enumerate(recordings):
         if renew is not None and number:
             drafter = renew()
         log.categories.append(recording.category)
         log.prompt_tokens.append(len(recording.prompt))
-        _replay_one(drafter, recording, budget, number, log)
+        parts = DecodingComponents(
+            engine=RecordedEngine(trees=not chain),
+            drafter=drafter,
+            verifier=SampleThenFollow(),
+            sizing=size(),
+            clock=time.perf_counter,
+        )
+        _replay_one(recording, parts, number, log)
         used = getattr(drafter, "memory_bytes", None)
         if used is not None:
             log.memory_bytes = max(used, log.memory_bytes or 0)
@@ -152,15 +169,43 @@ def replay(
     return log.result()
 
 
-def _replay_one(drafter: Drafter, recording: Recording, budget: Budget, number: int, log: _Log) -> None:
-    clock = time.perf_counter
-    parts = DecodingComponents(
-        engine=RecordedEngine(trees=budget.trees),
-        drafter=drafter,
-        verifier=SampleThenFollow(),
-        sizing=FixedSizing(budget.nodes, depth=budget.depth),
-        clock=clock,
-    )
+def _size_drafts(
+    drafter: Drafter, nodes: int | Literal["auto"], *, chain: bool, cost: StepCost | None
+) -> Callable[[], Sizing]:
+    """Return what creates the sizing of each request."""
+    if isinstance(nodes, int):
+        budget = chain_budget(nodes) if chain else tree_budget(nodes)
+        return lambda: FixedSizing(budget.nodes, depth=budget.depth)
+    assert cost is not None  # automatic sizes depend on what passes cost
+    # Recordings hold no logits, from which nothing is learned, so no node is worth more than its acceptance.
+    needs = replace(drafter.needs, top_k=0, max_nodes=min(drafter.needs.max_nodes, int(cost.nodes[-1])))
+    sizes = Sizes(DraftingOptions(nodes=AUTOMATIC), needs, known=None, learns=True)
+    return lambda: PricedSizing(sizes.of(1), cost)
+
+
+class PricedSizing:
+    """A sizing policy to which passes take what a measured curve says; drafting takes the time it takes."""
+
+    def __init__(self, sizing: Sizing, cost: StepCost) -> None:
+        self._sizing, self._cost = sizing, cost
+        self.open, self.nodes, self.trim, self.reason = sizing.open, sizing.nodes, sizing.trim, sizing.reason
+
+    def observe(
+        self,
+        states: Several[Any],
+        drafts: Several[DraftTree],
+        walks: Several[Walk],
+        *,
+        target_seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        """Learn from a round whose pass took what the curve says."""
+        [taken] = self._cost.of(np.array([sum(map(len, drafts))])).tolist()
+        self._sizing.observe(states, drafts, walks, target_seconds=taken, draft_seconds=draft_seconds)
+
+
+def _replay_one(recording: Recording, parts: DecodingComponents, number: int, log: _Log) -> None:
+    clock = parts.clock
     began = clock()
     sequence = make_recorded_sequence(recording, parts)
     log.open_seconds.append(clock() - began)

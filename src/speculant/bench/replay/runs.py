@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from speculant.api.bases import open_bases
 from speculant.bench.replay.corpora import CorpusFile
@@ -18,6 +18,7 @@ from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError
 from speculant.memory.bases import read_base_header
 from speculant.registry import METHODS, BuildContext, build_drafter, find_method
+from speculant.sizing.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +29,7 @@ class Run:
         file: its name in results.
         method: a registered name, or "peer:" and a peer's name.
         recordings: recordings in replay order.
-        nodes: maximum nodes per draft.
+        nodes: maximum nodes per draft; "auto" for what decoding would choose, given `cost`.
         chain: whether drafts are chains; else trees.
         keep_memory: whether the memory is kept across requests.
         vocabulary: number of token ids.
@@ -37,12 +38,13 @@ class Run:
         settings: settings of the drafter; None for its defaults.
         bases: frozen bases, for a method that takes any.
         unite: a head with recorded acceptance to combine the method with; "" for none.
+        cost: cost of target passes; None if not known.
     """
 
     file: str
     method: str
     recordings: Sequence[Recording]
-    nodes: int
+    nodes: int | Literal["auto"]
     keep_memory: bool
     vocabulary: int
     memory_limit: int
@@ -51,6 +53,7 @@ class Run:
     chain: bool = False
     bases: tuple[Path, ...] = ()
     unite: str = ""
+    cost: StepCost | None = None
 
     @property
     def label(self) -> str:
@@ -99,7 +102,15 @@ class Run:
             return UnitedDrafter(self.build(), requests, self.unite) if self.unite else self.build()
 
         renew = None if self.keep_memory else build
-        return replay(build(), self.recordings, nodes=self.nodes, chain=self.chain, renew=renew, advance=advance)
+        return replay(
+            build(),
+            self.recordings,
+            nodes=self.nodes,
+            chain=self.chain,
+            cost=self.cost,
+            renew=renew,
+            advance=advance,
+        )
 
 
 def check_method(name: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from speculant.options.drafting import AUTOMATIC
+
 HEADINGS = (
     "file", "method", "drafts", "tokens", "rounds", "MAT", "nodes/round", "draft us", "p50", "p99", "learn us/token",
     "memory MB", "ECE",
@@ -37,8 +39,8 @@ def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) ->
 
 
 def draft_form(row: dict[str, Any]) -> str:
-    """Return the maximum form of a row's drafts, as in "tree of 64"."""
-    return f"{row['shape']} of {row['nodes']}"
+    """Return the maximum form of a row's drafts, as in "tree of 64", or "tree, auto" where each has its own size."""
+    return f"{row['shape']}, auto" if row["nodes"] == AUTOMATIC else f"{row['shape']} of {row['nodes']}"
 
 
 def tell_apart(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
