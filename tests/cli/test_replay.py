@@ -93,6 +93,15 @@ def test_sizes_may_be_those_of_decoding(trace: str, tmp_path: Path, capsys: Capt
     assert "Drafts are trees of up to as many as decoding would choose or 8 tokens" in out
 
 
+def test_depth_can_be_limited(trace: str, capsys: CaptureFixture) -> None:
+    """No draft is deeper than `--max-depth`, with sizes of any kind."""
+    argv = [trace, "--method", "mix", "--nodes", "20", "--max-depth", "2", "--chain"]
+    found = figures(capsys, *argv)
+    assert max(each["depth"] for each in found["rows"][0]["by_depth"]) == 2
+    assert main(["replay", *argv, "--jobs", "1"]) == 0
+    assert "of up to 20 tokens and up to 2 deep" in capsys.readouterr().out
+
+
 def test_recorded_chains_are_not_set_beside_trees_unsaid(trace: str, capsys: CaptureFixture) -> None:
     """Where recorded chains stand beside trees only, the notes say so and how to compare chains with chains."""
     advice = "--chain --nodes 20 compares chains with chains"

@@ -14,7 +14,7 @@ from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 
 DRAFTING = Take(
-    only=("drafter", "draft_model", "head", "settings", "nodes", "memory_limit", "base"),
+    only=("drafter", "draft_model", "head", "settings", "nodes", "max_depth", "memory_limit", "base"),
     panel="How",
     changes=dict(SEVERAL_METHODS)
     | {

@@ -131,6 +131,7 @@ def open_comparison(
     bases = open_target_bases(paths, compared.names, model, recorded or tokenizer, mapped=mapped)
     options: dict[str, Any] = {
         "nodes": asked.drafting.nodes,
+        "max_depth": asked.drafting.max_depth,
         "memory_limit": asked.drafting.memory_limit,
         "fast": asked.loading.fast,
         "settings": compared.settings,

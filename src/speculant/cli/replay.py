@@ -13,7 +13,7 @@ from speculant.cli.replay_settings import ReplayOptions
 from speculant.options.drafting import DraftingOptions
 
 DRAFTING = Take(
-    only=("drafter", "settings", "memory_limit", "base"),
+    only=("drafter", "settings", "max_depth", "memory_limit", "base"),
     changes=dict(SEVERAL_METHODS)
     | {
         "drafter": {

@@ -84,6 +84,7 @@ def conditions(asked: ReplayOptions, chosen: Mapping[str, Any], jobs: int, left_
         "shapes": list(asked.shapes),
         "unite": asked.unite or None,
         "nodes": list(asked.nodes),
+        "max_depth": asked.drafting.max_depth,
         "keep_memory": asked.keep_memory,
         "memory_limit_mb": asked.drafting.memory_limit / (1 << 20),
         "bases": [Path(path).name for path in asked.drafting.base],
@@ -104,8 +105,9 @@ def sentences(settings: dict[str, Any]) -> list[str]:
         "as many as decoding would choose" if size == AUTOMATIC else str(size) for size in settings["nodes"]
     ]
     sizes = f"{', '.join(maximum)} or {last}" if maximum else last
+    depth = f" and up to {settings['max_depth']} deep" if settings["max_depth"] is not None else ""
     shapes = " and ".join(f"{shape}s" for shape in settings["shapes"])
-    found = [f"Drafts are {shapes} of up to {sizes} tokens, memory {kept}, requests {order}."]
+    found = [f"Drafts are {shapes} of up to {sizes} tokens{depth}, memory {kept}, requests {order}."]
     if settings["limit"] is not None:
         found.append(f"Only the first {settings['limit']} requests of each file.")
     found += settings_sentences(settings["method_settings"])

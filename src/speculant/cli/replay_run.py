@@ -212,6 +212,7 @@ def plan(
             settings=chosen.get(method),
             bases=bases.get(method, ()),
             cost=cost,
+            max_depth=asked.drafting.max_depth,
         )
         for trace in traces
         for method in asked.methods

@@ -133,6 +133,7 @@ def replay(
     nodes: int | Literal["auto"],
     chain: bool = False,
     cost: StepCost | None = None,
+    max_depth: int | None = None,
     renew: Callable[[], Drafter] | None = None,
     advance: Callable[[int], object] = lambda _tokens: None,
 ) -> ReplayResult:
@@ -144,11 +145,12 @@ def replay(
         nodes: maximum nodes per draft; "auto" for the size that decoding would choose, given `cost`.
         chain: whether to request chains, as for an engine that verifies nothing else; otherwise trees.
         cost: cost of target passes.
+        max_depth: maximum depth of a draft; None for as deep as the method drafts.
         renew: returns a new drafter for each further request, built outside the timed parts; None to keep the memory.
         advance: called after each request with the number of its output tokens.
     """
     log = _Log()
-    size = _size_drafts(drafter, nodes, chain=chain, cost=cost)
+    size = _size_drafts(drafter, nodes, chain=chain, cost=cost, max_depth=max_depth)
     for number, recording in enumerate(recordings):
         if renew is not None and number:
             drafter = renew()
@@ -170,16 +172,17 @@ def replay(
 
 
 def _size_drafts(
-    drafter: Drafter, nodes: int | Literal["auto"], *, chain: bool, cost: StepCost | None
+    drafter: Drafter, nodes: int | Literal["auto"], *, chain: bool, cost: StepCost | None, max_depth: int | None
 ) -> Callable[[], Sizing]:
     """Return what creates the sizing of each request."""
     if isinstance(nodes, int):
         budget = chain_budget(nodes) if chain else tree_budget(nodes)
-        return lambda: FixedSizing(budget.nodes, depth=budget.depth)
+        depth = budget.depth if max_depth is None else min(budget.depth, max_depth)
+        return lambda: FixedSizing(budget.nodes, depth=depth)
     assert cost is not None  # automatic sizes depend on what passes cost
     # Recordings hold no logits, from which nothing is learned, so no node is worth more than its acceptance.
     needs = replace(drafter.needs, top_k=0, max_nodes=min(drafter.needs.max_nodes, int(cost.nodes[-1])))
-    sizes = Sizes(DraftingOptions(nodes=AUTOMATIC), needs, known=None, learns=True)
+    sizes = Sizes(DraftingOptions(nodes=AUTOMATIC, max_depth=max_depth), needs, known=None, learns=True)
     return lambda: PricedSizing(sizes.of(1), cost)
 
 

@@ -39,6 +39,7 @@ class Run:
         bases: frozen bases, for a method that takes any.
         unite: a head with recorded acceptance to combine the method with; "" for none.
         cost: cost of target passes; None if not known.
+        max_depth: maximum depth of a draft; None for as deep as the method drafts.
     """
 
     file: str
@@ -54,6 +55,7 @@ class Run:
     bases: tuple[Path, ...] = ()
     unite: str = ""
     cost: StepCost | None = None
+    max_depth: int | None = None
 
     @property
     def label(self) -> str:
@@ -108,6 +110,7 @@ class Run:
             nodes=self.nodes,
             chain=self.chain,
             cost=self.cost,
+            max_depth=self.max_depth,
             renew=renew,
             advance=advance,
         )

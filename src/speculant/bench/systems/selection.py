@@ -84,6 +84,7 @@ def build_systems(
     draft_tokenizer: Any = None,
     head: Any = None,
     nodes: int | str | None,
+    max_depth: int | None = None,
     memory_limit: int,
     fast: bool | CpuAcceleration | None,
     settings: Mapping[str, Any] = MappingProxyType({}),
@@ -99,13 +100,14 @@ def build_systems(
         head: for methods that need one: a folder, a hub id or a result of `open_head`; None for the bundled model's
             own.
         nodes: maximum nodes per draft, "auto", or None for the device's default.
+        max_depth: maximum depth of a draft; None for as deep as the method drafts.
         memory_limit: maximum bytes of each memory.
         fast: see `Speculator.from_transformers`.
         settings: settings of drafters by method; other methods use the defaults.
         bases: for the methods that take any, see `bases.open_target_bases`.
     """
     prepared = Speculator.from_transformers(model, method=PLAIN, fast=fast).fast
-    options: dict[str, Any] = {"nodes": nodes, "memory_limit": memory_limit, "fast": prepared}
+    options: dict[str, Any] = {"nodes": nodes, "max_depth": max_depth, "memory_limit": memory_limit, "fast": prepared}
     drafting = [name for name in methods if takes_draft_model(name) and name != ASSISTED]
     caches = None
     if drafting:
