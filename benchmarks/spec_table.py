@@ -3,6 +3,8 @@
 Reads the output of `speculant replay ... --chain --tree --nodes auto,... --step-cost FILE --json FILE`. MAT is that of
 the largest drafts of a method and shape; the speed-up is that of sizes chosen round by round, as in decoding.
 
+A fixed size beside "auto" is required.
+
     python benchmarks/spec_table.py benchmarks/results/spec-table.json -o benchmarks/spec-table.md \
         --chart docs/images/spec-table.svg
 """
@@ -43,7 +45,7 @@ class Line:
         speedups: speed-up with automatic sizes, by task; empty if drafting time was not recorded.
         fixed: mean speed-up with the fixed size that is best on average, and that size; None if not recorded.
         nodes: mean automatic size, averaged over tasks.
-        draft_us: median microseconds per draft with automatic sizes, averaged over tasks; None if not recorded.
+        draft_us: median microseconds of drafting per round with automatic sizes, pauses included; None if not recorded.
     """
 
     method: str
@@ -100,6 +102,7 @@ def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
 def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the page as Markdown."""
     requests = {row["file"]: row["requests"] for row in rows}
+    fixed = sorted({row["nodes"] for row in rows if row["nodes"] != AUTO and row["speedup"] is not None})
     counts = ", ".join(f"{requests[file]} {task}" for file, task in TASKS.items() if file in requests)
     parts = [
         "# Methods by kind of task",
@@ -112,8 +115,9 @@ def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "**Speed** is over plain decoding, at the measured costs of passes of a 0.5 B model in bf16 on one CPU thread,",
         "drafting and learning included. Each round has the number of nodes that decoding would choose at these costs;",
-        '"fixed" is the speed with the fixed limit that is best on average, and that limit. Rows of a pass are dear',
-        "there; where they are nearly free, as for one request on a GPU, speed comes near MAT.",
+        f'"fixed" is the speed with the best limit of {", ".join(map(str, fixed))}, and that limit. Rows of a pass are',
+        "dear there; where they are nearly free, as for one request on a GPU, speed comes near MAT. The passes were",
+        "measured on an Intel Xeon, drafting on an AMD EPYC.",
         "",
         "![Speed by method](../docs/images/spec-table.svg)",
         "",

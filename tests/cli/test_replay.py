@@ -90,7 +90,7 @@ def test_sizes_may_be_those_of_decoding(trace: str, tmp_path: Path, capsys: Capt
     assert main([*argv, "--step-cost", str(cost)]) == 0
     out = capsys.readouterr().out
     assert "tree, auto" in out
-    assert "Drafts are trees of up to as many as decoding would choose or 8 tokens" in out
+    assert "Drafts are trees of up to 8 tokens or of the number of tokens that decoding would choose, memory" in out
 
 
 def test_depth_can_be_limited(trace: str, capsys: CaptureFixture) -> None:
@@ -99,7 +99,7 @@ def test_depth_can_be_limited(trace: str, capsys: CaptureFixture) -> None:
     found = figures(capsys, *argv)
     assert max(each["depth"] for each in found["rows"][0]["by_depth"]) == 2
     assert main(["replay", *argv, "--jobs", "1"]) == 0
-    assert "of up to 20 tokens and up to 2 deep" in capsys.readouterr().out
+    assert "of up to 20 tokens, up to 2 deep" in capsys.readouterr().out
 
 
 def test_recorded_chains_are_not_set_beside_trees_unsaid(trace: str, capsys: CaptureFixture) -> None:

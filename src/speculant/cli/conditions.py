@@ -39,6 +39,7 @@ def find_known_conditions(asked: BenchOptions) -> dict[str, Any]:
         "random_weights": asked.config is not None,
         "inflated": asked.inflate,
         "nodes": asked.drafting.nodes,
+        "max_depth": asked.drafting.max_depth,
         "memory_limit_mb": asked.drafting.memory_limit / (1 << 20),
         "temperatures": list(asked.temperature),
         "seed": asked.seed or 0,

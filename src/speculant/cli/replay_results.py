@@ -101,13 +101,14 @@ def sentences(settings: dict[str, Any]) -> list[str]:
     """Return the conditions as sentences."""
     kept = "kept over the requests of a file" if settings["keep_memory"] else "empty for every request"
     order = "in the file's order" if settings["seed"] is None else f"shuffled by seed {settings['seed']}"
-    *maximum, last = [
-        "as many as decoding would choose" if size == AUTOMATIC else str(size) for size in settings["nodes"]
-    ]
-    sizes = f"{', '.join(maximum)} or {last}" if maximum else last
-    depth = f" and up to {settings['max_depth']} deep" if settings["max_depth"] is not None else ""
+    *maximum, last = [str(size) for size in settings["nodes"] if size != AUTOMATIC] or [""]
+    numbers = f"{', '.join(maximum)} or {last}" if maximum else last
+    sizes = [f"up to {numbers} tokens"] if last else []
+    if AUTOMATIC in settings["nodes"]:
+        sizes.append("the number of tokens that decoding would choose")
+    depth = f", up to {settings['max_depth']} deep" if settings["max_depth"] is not None else ""
     shapes = " and ".join(f"{shape}s" for shape in settings["shapes"])
-    found = [f"Drafts are {shapes} of up to {sizes} tokens{depth}, memory {kept}, requests {order}."]
+    found = [f"Drafts are {shapes} of {' or of '.join(sizes)}{depth}, memory {kept}, requests {order}."]
     if settings["limit"] is not None:
         found.append(f"Only the first {settings['limit']} requests of each file.")
     found += settings_sentences(settings["method_settings"])

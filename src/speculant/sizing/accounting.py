@@ -57,8 +57,10 @@ class Accounting:
             return 0.0, [0.0] * len(states)
         drafted = zip(states, drafts, strict=True)
         read = [state.read for state in states]
-        shared = 0.0 if any(read) else self._start.observe(asking, seconds) * (1 - asking / len(states))
-        seconds -= shared
+        shared = 0.0
+        if len(states) > 1 and not any(read) and not any(state.by_level for state in states if state.asked):
+            shared = self._start.observe(asking, seconds / self._latency.level) * (1 - asking / len(states))
+            seconds -= shared * self._latency.level
         units = sum([state.levels if state.by_level else len(draft) for state, draft in drafted])
         even = all(state.by_level or state.sampled or state.plain for state in states)
         # The first draft, or the first after a pause, reads everything committed before, so its time is atypical.
@@ -72,10 +74,10 @@ class Accounting:
         if not any(read) and not usual:
             read = [int(each) for each in late]  # by texts, where it is not known what was read
         excess, total = asking * self._latency.drafting.excess, sum(read)
+        times = [shared / asking * (state.asked > 0) for state in states]
         if not (total and excess > 0):  # it is NaN where it is not known
-            excess, total = 0.0, 1
-        times = [excess * own / total for own in read]
-        for state, time in zip(states, times, strict=True):
-            self._reading.observe(state.read, time)
-        rest = shared / self._latency.level / asking
-        return charged, [time + rest * (state.asked > 0) for state, time in zip(states, times, strict=True)]
+            return charged, times
+        for place, (state, own) in enumerate(zip(states, read, strict=True)):
+            self._reading.observe(state.read, excess * own / total)
+            times[place] += excess * own / total
+        return charged, times

@@ -15,8 +15,8 @@ from speculant.sizing.isotonic import rising_fit
 
 # Rows of the state by size: log cost relative to the base curve; mean rows of its passes; number of all its passes, and
 # of those since its cost was forgotten; log error of the last one; the turn in which it is forgotten unless it is tried
-# before, and the number of turns until then; the factor that the curve was computed from; twice the mean log error of
-# passes that were faster than predicted, up to a limit.
+# before, and the number of turns until then; the factor that the curve was computed from; twice the mean size of
+# the log error of passes that were faster than predicted, up to a limit.
 FACTOR, ROWS, TRIED, EVIDENCE, LAST, DUE, PATIENCE, FITTED, NOISE = range(9)
 # The rest of the state: seconds of a unit, turns so far, number of sizes tried, a turn before which no size is due.
 LEVEL, TURN, SIZES_TRIED, FIRST_DUE = range(4)

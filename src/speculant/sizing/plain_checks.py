@@ -3,8 +3,8 @@
 What drafts gain is their time compared with that of plain decoding. Where every round has a draft, the cost of plain
 rounds is only inferred from passes with drafts, and one that is believed too high lets drafts lose for ever: the first
 passes of a process are slow, and in a large batch one text or another always drafts. So from time to time all texts
-rest for one round. At first this happens often, later rarely, and least where drafts gain so much that an error of the
-cost would not matter.
+rest for one round: often at first, later rarely, and least where drafts gain so much that an error of the cost would
+not matter. Its pass still returns what the next draft needs, such as the target's top tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Passes:
 
     Attributes:
         since: passes with drafts since the last one without.
-        interval: number of such passes after which plain decoding is measured.
+        interval: number of such passes after which plain decoding is measured, as far as gains do not limit it.
         tokens, time: decayed sums of their tokens, and of their time in tokens of plain decoding.
     """
 
@@ -31,6 +31,12 @@ class _Passes:
     interval: int = _FIRST
     tokens: float = 0.0
     time: float = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to measure plain decoding."""
+        gains = self.tokens > _LARGE * self.time
+        return self.since >= min(self.interval, _SELDOM if gains else _OFTEN)
 
 
 class PlainChecks:
@@ -42,7 +48,7 @@ class PlainChecks:
     def is_due(self, sequences: int) -> bool:
         """Return whether the next round of so many sequences should go without drafts."""
         passes = self._passes.get(sequences.bit_length())
-        return passes is not None and passes.since >= passes.interval
+        return passes is not None and passes.due
 
     def observe(self, sequences: int, *, drafted: bool, tokens: int, time: float) -> None:
         """Add a round.
@@ -57,7 +63,7 @@ class PlainChecks:
         if drafted:
             passes.since += 1
             passes.tokens, passes.time = _DECAY * passes.tokens + tokens, _DECAY * passes.time + time
-        elif passes.since:
-            gains = passes.tokens > _LARGE * passes.time
-            passes.interval = min(2 * passes.interval, _SELDOM if gains else _OFTEN)
+        else:
+            if passes.due:
+                passes.interval = min(2 * passes.interval, _SELDOM)
             passes.since = 0

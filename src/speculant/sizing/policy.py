@@ -92,6 +92,7 @@ class AdaptiveSizing:
         self._accounting = Accounting(latency, self._reading)
         self._counts = np.arange(len(latency.curve) + 1)
         self._running = 1  # sequences of the last round
+        self._checking = False  # whether this round measures plain decoding
 
     def open(
         self,
@@ -120,8 +121,9 @@ class AdaptiveSizing:
         room, drafts = max(0, self._latency.maximum - (len(states) - 1)), False
         maximum, fair = min(self._maximum, room), _FAIR * room // len(states)
         if self._history.checks.is_due(len(states)):
+            self._checking = True
             for state in states:
-                state.pausing.left = max(1, state.pausing.left)
+                state.pausing.left = 0 if state.plain else max(1, state.pausing.left)
         plain = len(states) / float(self._latency.curve[len(states) - 1])
         for state in states:
             state.gain, state.asked = 0.0, 0
@@ -267,6 +269,7 @@ class AdaptiveSizing:
         target_seconds: float,
         draft_seconds: float,
     ) -> None:
+        checking, self._checking = self._checking, False
         if all(state.pausing.left > _UNWATCHED for state in states):
             for state, walk in zip(states, walks, strict=True):
                 self._count_pause(state, walk)
@@ -299,7 +302,7 @@ class AdaptiveSizing:
             state.spent += len(draft)
             state.queried += len(draft.queries)
             state.skipped += not len(draft)
-            state.paused += not state.asked
+            state.paused += not (state.asked or checking)
             if not state.plain:
                 share = (len(draft) + len(draft.queries)) / nodes if nodes else 1 / max(1, asking)
                 spent = share * (took - plain) + drafting / max(1, asking)

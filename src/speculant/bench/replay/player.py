@@ -18,7 +18,7 @@ import numpy.typing as npt
 from speculant.api.sizes import Sizes
 from speculant.bench.replay.calibration import Reliability
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Drafter, SessionRequest, Verified
+from speculant.core.drafter import Drafter, Persistent, SessionRequest, Verified
 from speculant.core.stats import Stats, compute_mat
 from speculant.core.tree import DraftTree
 from speculant.core.verifier import Walk
@@ -179,10 +179,12 @@ def _size_drafts(
         budget = chain_budget(nodes) if chain else tree_budget(nodes)
         depth = budget.depth if max_depth is None else min(budget.depth, max_depth)
         return lambda: FixedSizing(budget.nodes, depth=depth)
-    assert cost is not None  # automatic sizes depend on what passes cost
+    if cost is None:
+        raise ValueError('nodes="auto" needs the cost of passes')
     # Recordings hold no logits, from which nothing is learned, so no node is worth more than its acceptance.
     needs = replace(drafter.needs, top_k=0, max_nodes=min(drafter.needs.max_nodes, int(cost.nodes[-1])))
-    sizes = Sizes(DraftingOptions(nodes=AUTOMATIC, max_depth=max_depth), needs, known=None, learns=True)
+    learns = isinstance(drafter, Persistent)
+    sizes = Sizes(DraftingOptions(nodes=AUTOMATIC, max_depth=max_depth), needs, known=None, learns=learns)
     return lambda: PricedSizing(sizes.of(1), cost)
 
 
@@ -190,7 +192,8 @@ class PricedSizing:
     """A sizing policy to which passes take what a measured curve says; drafting takes the time it takes."""
 
     def __init__(self, sizing: Sizing, cost: StepCost) -> None:
-        self._sizing, self._cost = sizing, cost
+        self._sizing, self._end = sizing, int(cost.nodes[-1])
+        self._seconds: list[float] = cost.of(np.arange(self._end + 1)).tolist()
         self.open, self.nodes, self.trim, self.reason = sizing.open, sizing.nodes, sizing.trim, sizing.reason
 
     def observe(
@@ -203,7 +206,7 @@ class PricedSizing:
         draft_seconds: float,
     ) -> None:
         """Learn from a round whose pass took what the curve says."""
-        [taken] = self._cost.of(np.array([sum(map(len, drafts))])).tolist()
+        taken = self._seconds[min(self._end, sum(map(len, drafts)))]
         self._sizing.observe(states, drafts, walks, target_seconds=taken, draft_seconds=draft_seconds)
 
 
