@@ -52,6 +52,28 @@ def test_what_reading_took_is_that_beyond_the_usual_time() -> None:
     assert reading.time(400) == pytest.approx(readings[0])
 
 
+def test_a_reading_whose_time_is_not_known_is_not_recorded() -> None:
+    """Guards the first readings of a process: recorded as taking no time, they would make long prompts look free."""
+    reading = Reading()
+    accounting = Accounting(LatencyModel(maximum=64, known=curve(0.2)), reading)
+    _, readings = accounting.observe_drafting(states(1, asked=1, read=400), [chain(0.5)], 8.2)
+    assert readings == [0.0]
+    reading.observe(400, 8.0)
+    assert reading.time(400) == pytest.approx(8.0)
+
+
+def test_where_few_texts_draft_what_they_share_is_not_their_usual_time() -> None:
+    """Guards batches: the cold start of a round's first draft goes to the balance, not to what drafts usually take."""
+    accounting = Accounting(latency := LatencyModel(maximum=64, known=curve(0.2)), Reading())
+    for turn in range(60):
+        texts = states(8)
+        for text in texts[: 1 + turn % 4]:
+            text.asked = text.rounds = 1
+        charged, readings = accounting.observe_drafting(texts, [chain(0.5)] * 8, 0.3 + 0.1 * (1 + turn % 4))
+    assert latency.drafting.usual == pytest.approx(0.1 + 0.3 / 8, rel=0.25)
+    assert charged + sum(readings) == pytest.approx(0.7, rel=0.1)
+
+
 def test_rounds_without_questions_take_no_drafting_time() -> None:
     """Guards pauses: what observing costs there is no cost of drafts."""
     accounting = Accounting(LatencyModel(maximum=64, known=curve(0.2)), Reading())

@@ -23,3 +23,12 @@ def test_time_belongs_to_texts_while_their_number_is_always_the_same() -> None:
     start = SharedStart()
     for _ in range(100):
         assert start.observe(8, 1.0) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_stall_is_not_shared() -> None:
+    """Guards against interruptions: one that hits a round in which few texts draft is no cost of every round."""
+    start = SharedStart()
+    for turn in range(100):
+        start.observe(1 + turn % 4, 0.1 * (1 + turn % 4))
+    start.observe(1, 10.0)
+    assert start.observe(2, 0.2) < 0.03

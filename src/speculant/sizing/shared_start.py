@@ -27,7 +27,7 @@ class SharedStart:
             time: drafting time of the round, in units of the latency model's curve.
         """
         shared, each = self._line()
-        usual = min(time, _STALL * (shared + each * texts)) if self._rounds else time
+        usual = min(time, _STALL * (shared + each * texts)) if self._time else time
         self._rounds, self._texts = _DECAY * self._rounds + 1, _DECAY * self._texts + texts
         self._squares, self._product = _DECAY * self._squares + texts * texts, _DECAY * self._product + texts * usual
         self._time = _DECAY * self._time + usual
