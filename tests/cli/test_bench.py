@@ -78,8 +78,8 @@ def test_going_on(forced: list[str], tmp_path: Path, capsys: CaptureFixture, mon
         assert main([*forced, "--methods", "none"]) == 0
     assert "continuing the run" in capsys.readouterr().err
     assert (tmp_path / "out" / "result.json").read_text() == before
-    assert main([*forced, "--methods", "none", "--limit", "1"]) == 2
-    assert "other settings (limit)" in capsys.readouterr().err
+    assert main([*forced, "--methods", "none", "--limit", "1", "--max-depth", "2"]) == 2
+    assert "other settings (limit, max_depth)" in capsys.readouterr().err
     assert main([*forced, "--methods", "none", "--limit", "1", "--restart"]) == 0
 
 

@@ -74,6 +74,21 @@ def test_where_few_texts_draft_what_they_share_is_not_their_usual_time() -> None
     assert charged + sum(readings) == pytest.approx(0.7, rel=0.1)
 
 
+def test_passes_of_a_draft_model_are_not_shared() -> None:
+    """Guards heads: one pass drafts for all texts, and few of them pay for it in full."""
+    found = []
+    for by_level in (False, True):
+        accounting = Accounting(latency := LatencyModel(maximum=64, known=curve(0.2)), Reading())
+        for turn in range(60):
+            texts = states(8)
+            for text in texts[: 1 + turn % 2]:
+                text.asked = text.rounds = text.levels = 1
+                text.by_level = by_level
+            accounting.observe_drafting(texts, [chain(0.5)] * 8, 0.3)
+        found.append(latency.drafting.usual)
+    assert found[1] > 1.3 * found[0]
+
+
 def test_rounds_without_questions_take_no_drafting_time() -> None:
     """Guards pauses: what observing costs there is no cost of drafts."""
     accounting = Accounting(LatencyModel(maximum=64, known=curve(0.2)), Reading())

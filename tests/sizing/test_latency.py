@@ -195,3 +195,14 @@ def test_sizes_too_small_to_pay_are_skipped(took: float, maximum: int) -> None:
         if rows:
             model.observe_drafting(1, took)
     assert model.maximum == maximum
+
+
+def test_noise_does_not_make_passes_look_cheap() -> None:
+    """Guards drafts in large batches, where a few per cent of a pass are worth many nodes: the mean is learned."""
+    model, random = LatencyModel(maximum=64), np.random.default_rng(1)
+    found = []
+    for turn in range(3000):
+        rows = min((0, 3, 15)[turn % 3], model.maximum)
+        model.observe(rows, (1 + 0.05 * rows) * random.lognormal(0, 0.08 if rows else 0.01))
+        found.append(model.curve[15] / model.curve[0] if turn > 500 else np.nan)
+    assert np.nanmean(found) == pytest.approx(1.75 * np.exp(0.08**2 / 2), rel=0.025)

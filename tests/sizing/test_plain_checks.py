@@ -35,6 +35,15 @@ def test_plain_rounds_put_off_checks() -> None:
         checks.observe(1, drafted=False, tokens=1, time=1.0)
 
 
+def test_only_checks_make_checks_rarer() -> None:
+    """Guards the first rounds of a process, when plain rounds are frequent and slow: they do not count as checks."""
+    checks = PlainChecks()
+    for _ in range(20):
+        checks.observe(1, drafted=True, tokens=2, time=1.0)
+        checks.observe(1, drafted=False, tokens=1, time=1.0)
+    assert drafted(checks, 6) == [4]
+
+
 def test_similar_numbers_of_sequences_share_their_checks() -> None:
     """Guards servers: a batch whose size changes between rounds checks no more often, nor does a text that is alone."""
     checks, due = PlainChecks(), 0

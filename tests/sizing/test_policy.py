@@ -189,6 +189,18 @@ def test_the_reason() -> None:
     assert reason.startswith("1.0 nodes per round, none in 0% of rounds: a pass over 1 takes 2.00 times as long")
 
 
+def test_rounds_that_measure_plain_decoding_are_no_losses() -> None:
+    """Guards the explanation: of drafts that always gain it says nowhere that they would have cost more."""
+    sizing = adaptive(FLAT)
+    state = sizing.open()
+    for _ in range(100):
+        [nodes] = sizing.nodes([state])
+        [tree] = sizing.trim([state], [chain(0.9, 0.9) if nodes else DraftTree.empty()])
+        observe(sizing, [state], [tree], [len(tree)], target=1.0, draft=1e-4)
+    assert 0 < state.skipped < 10
+    assert "would have cost more" not in sizing.reason(state)
+
+
 def test_drafting_is_a_cost_too() -> None:
     """Where drafting takes longer than it saves it stops, though every node is accepted."""
     sizing, asked = adaptive(FLAT), 0

@@ -123,7 +123,8 @@ class AdaptiveSizing:
         if self._history.checks.is_due(len(states)):
             self._checking = True
             for state in states:
-                state.pausing.left = 0 if state.plain else max(1, state.pausing.left)
+                if not state.plain:
+                    state.pausing.left = max(1, state.pausing.left)
         plain = len(states) / float(self._latency.curve[len(states) - 1])
         for state in states:
             state.gain, state.asked = 0.0, 0

@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Several
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from speculant.api.sizes import Sizes
 from speculant.bench.replay.calibration import Reliability
+from speculant.bench.replay.sizes import size_drafts
 from speculant.bench.replay.traces import Recording
-from speculant.core.drafter import Drafter, Persistent, SessionRequest, Verified
+from speculant.core.drafter import Drafter, SessionRequest, Verified
 from speculant.core.stats import Stats, compute_mat
-from speculant.core.tree import DraftTree
-from speculant.core.verifier import Walk
 from speculant.decoding.sequence import Sequence
 from speculant.decoding.step import DecodingComponents, step
 from speculant.engines.recorded import RecordedCache, RecordedEngine, RecordedSampler
-from speculant.integrations.load import chain_budget, tree_budget
-from speculant.options.drafting import AUTOMATIC, DraftingOptions
-from speculant.sizing.contract import Sizing
-from speculant.sizing.fixed import FixedSizing
 from speculant.sizing.step_cost import StepCost
 from speculant.verifiers.sample_then_follow import SampleThenFollow
 
@@ -150,7 +143,7 @@ def replay(
         advance: called after each request with the number of its output tokens.
     """
     log = _Log()
-    size = _size_drafts(drafter, nodes, chain=chain, cost=cost, max_depth=max_depth)
+    size = size_drafts(drafter, nodes, chain=chain, cost=cost, max_depth=max_depth)
     for number, recording in enumerate(recordings):
         if renew is not None and number:
             drafter = renew()
@@ -169,45 +162,6 @@ def replay(
             log.memory_bytes = max(used, log.memory_bytes or 0)
         advance(len(recording.output))
     return log.result()
-
-
-def _size_drafts(
-    drafter: Drafter, nodes: int | Literal["auto"], *, chain: bool, cost: StepCost | None, max_depth: int | None
-) -> Callable[[], Sizing]:
-    """Return what creates the sizing of each request."""
-    if isinstance(nodes, int):
-        budget = chain_budget(nodes) if chain else tree_budget(nodes)
-        depth = budget.depth if max_depth is None else min(budget.depth, max_depth)
-        return lambda: FixedSizing(budget.nodes, depth=depth)
-    if cost is None:
-        raise ValueError('nodes="auto" needs the cost of passes')
-    # Recordings hold no logits, from which nothing is learned, so no node is worth more than its acceptance.
-    needs = replace(drafter.needs, top_k=0, max_nodes=min(drafter.needs.max_nodes, int(cost.nodes[-1])))
-    learns = isinstance(drafter, Persistent)
-    sizes = Sizes(DraftingOptions(nodes=AUTOMATIC, max_depth=max_depth), needs, known=None, learns=learns)
-    return lambda: PricedSizing(sizes.of(1), cost)
-
-
-class PricedSizing:
-    """A sizing policy to which passes take what a measured curve says; drafting takes the time it takes."""
-
-    def __init__(self, sizing: Sizing, cost: StepCost) -> None:
-        self._sizing, self._end = sizing, int(cost.nodes[-1])
-        self._seconds: list[float] = cost.of(np.arange(self._end + 1)).tolist()
-        self.open, self.nodes, self.trim, self.reason = sizing.open, sizing.nodes, sizing.trim, sizing.reason
-
-    def observe(
-        self,
-        states: Several[Any],
-        drafts: Several[DraftTree],
-        walks: Several[Walk],
-        *,
-        target_seconds: float,
-        draft_seconds: float,
-    ) -> None:
-        """Learn from a round whose pass took what the curve says."""
-        taken = self._seconds[min(self._end, sum(map(len, drafts)))]
-        self._sizing.observe(states, drafts, walks, target_seconds=taken, draft_seconds=draft_seconds)
 
 
 def _replay_one(recording: Recording, parts: DecodingComponents, number: int, log: _Log) -> None:
