@@ -160,7 +160,7 @@ def rate_copy(rates: Array, text: Array, length: int, match: int, agreed: int, t
 
 @njit(cache=True, nogil=True)
 def heaviest_first(tokens: Array, parents: Array, weights: Array, limit: int) -> tuple[Array, Array, Array]:
-    """Return the `limit` top_nodes of N nodes, top_nodes first: Int32, Int32, Float32.
+    """Return the `limit` heaviest of N nodes, heaviest first: Int32, Int32, Float32.
 
     Nodes of equal weight keep their order, so parents stay before their children.
     """

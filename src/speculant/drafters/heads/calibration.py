@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from numba import njit
 
 from speculant.core.tree import ROOT, DraftTree, Int64
@@ -38,6 +39,11 @@ class Calibration:
         """
         missed = _RATE * excess(draft.parents, draft.weights, path)
         self._log = min(math.log(_MAXIMUM), max(math.log(_MINIMUM), self._log - missed))
+
+
+def warm_up() -> None:
+    """Load the compiled kernel, so that the first request does not wait for it."""
+    Calibration().observe(DraftTree.empty(), np.empty(0, np.int64))
 
 
 @njit(cache=True, nogil=True)

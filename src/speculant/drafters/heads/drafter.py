@@ -9,6 +9,7 @@ from speculant.core.drafter import Budget, Drafter, Session, SessionRequest
 from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
+from speculant.drafters.heads import calibration, whole_drafts
 from speculant.drafters.heads.calibration import Calibration
 from speculant.drafters.heads.head import Head, TargetParts, head_needs
 from speculant.drafters.heads.kept import KeptStates
@@ -102,6 +103,8 @@ class HeadDrafter(Drafter):
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._acceptance, self._gains, self._calibration = LevelAcceptance(), LevelGains(), Calibration()
         self.states = KeptStates(head.head, head.target)
+        calibration.warm_up()
+        whole_drafts.warm_up()
         self._shape()  # validates the settings before the first request
         self._needs = replace(head_needs(self.head.head), max_nodes=check_max(self._settings.max_nodes))
 

@@ -307,6 +307,19 @@ class Head(Protocol):
 
 
 @runtime_checkable
+class ParallelHead(Head, Protocol):
+    """A head whose logits depend only on the depth of a node, so that all levels of a draft are read together."""
+
+    def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
+        """Return, for each text, the logits [levels, V'] after the root and after nodes at depths 1, 2, ...
+
+        Args:
+            states: states of the texts.
+            levels: number of depths, at most `depth`.
+        """
+
+
+@runtime_checkable
 class TextHead(Protocol):
     """A head that reads the text, with its own model or the target's cache, instead of the prompt's hidden states.
 

@@ -6,7 +6,7 @@ hidden size, DFlash adds keys of the target's states to those of its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Angles = tuple[Tensor, Tensor]  # cos and sin
+Linear = Callable[[nn.Module, Tensor], Tensor]  # `TargetParts.linear`
 _TABLE = 9  # the smallest table of angles has 2 ** this positions
 
 

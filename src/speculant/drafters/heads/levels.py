@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from speculant.drafters.heads.head import Head, HeadState
+from speculant.drafters.heads.head import Head, HeadState, ParallelHead
 from speculant.drafters.heads.layers import joined
 
 
@@ -104,11 +104,11 @@ class ParallelState(LevelState):
 
     def __init__(self, first: int) -> None:
         super().__init__(first)
-        self.logits: dict[int, Tensor] = {}  # [1, V'], by depth
+        self.logits: list[Tensor] = []  # [V'], by depth
 
     def take_context(self, count: int, context: Tensor) -> None:
         super().take_context(count, context)
-        self.logits = {}
+        self.logits = []
 
     def start(self) -> Tensor:
         [logits] = logits_at([self], [[0]])
@@ -121,8 +121,15 @@ class ParallelState(LevelState):
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
         return contexts
 
+    def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
+        return self.project_depths(contexts, range(depth, depth + 1))[:, 0]
 
-class ParallelHead(LevelHead, Protocol):
+    @abstractmethod
+    def project_depths(self, contexts: Tensor, depths: range) -> Tensor:
+        """Return the logits [n, len(depths), V'] at some depths (0: the root), given the roots' contexts [n, C]."""
+
+
+class ParallelLevelHead(LevelHead, ParallelHead, Protocol):
     """A head whose states are `ParallelState`s."""
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:
@@ -133,6 +140,9 @@ class ParallelHead(LevelHead, Protocol):
     ) -> list[Tensor]:
         own = _parallel(states)
         return logits_at(own, [state.branch(rows) for state, rows in zip(own, above, strict=True)])
+
+    def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
+        return logits_at(_parallel(states), [range(levels)] * len(states))
 
 
 def extend_levels(states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
@@ -177,15 +187,15 @@ def grow_levels(
 
 def logits_at(states: Sequence[ParallelState], depths: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return, for each text of one head, the logits [n, V'] after nodes at the given depths."""
-    for depth in sorted({depth for own in depths for depth in own}):
-        asked = [state for state, own in zip(states, depths, strict=True) if depth in own]
-        lacking = [state for state in asked if depth not in state.logits]
-        if lacking:
-            roots = torch.stack([state.contexts[0] for state in lacking])
-            rows = torch.split(states[0].project_contexts(roots, depth), 1)
-            for state, row in zip(lacking, rows, strict=True):
-                state.logits[depth] = row
-    return [joined([state.logits[depth] for depth in own]) for state, own in zip(states, depths, strict=True)]
+    levels = 1 + max(depth for own in depths for depth in own)
+    lacking = [state for state in states if len(state.logits) < levels]
+    if lacking:
+        first = min(len(state.logits) for state in lacking)
+        roots = torch.stack([state.contexts[0] for state in lacking])
+        rows = states[0].project_depths(roots, range(first, levels))
+        for state, own in zip(lacking, rows.unbind(), strict=True):
+            state.logits = [*state.logits[:first], *own.unbind()]
+    return [torch.stack([state.logits[depth] for depth in own]) for state, own in zip(states, depths, strict=True)]
 
 
 def _levels(states: Sequence[HeadState]) -> list[LevelState]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from speculant.drafters.heads.layers import Linear
+
 
 class ResBlock(nn.Module):
     """Adds SiLU(A x + b) to x, or to a projection of x if the sizes differ. A is 0 at first, and so is that term."""
@@ -24,9 +26,10 @@ class ResBlock(nn.Module):
             nn.init.zeros_(self.linear.bias)
         self.res_connection = nn.Linear(given, size) if given else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        kept = x if self.res_connection is None else self.res_connection(x)
-        return torch.add(kept, nn.functional.silu(self.linear(x)))
+    def forward(self, x: Tensor, linear: Linear) -> Tensor:
+        """Return the output [..., D] for x [..., D'], with linear layers applied by `linear`."""
+        kept = x if self.res_connection is None else linear(self.res_connection, x)
+        return torch.add(kept, nn.functional.silu(linear(self.linear, x)))
 
 
 def repeat_block(size: int, count: int, *, shared: bool, bias: bool = True) -> list[ResBlock]:

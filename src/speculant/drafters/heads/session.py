@@ -1,4 +1,4 @@
-"""Sessions of a head, whose deterministic drafts are grown in one call of the target's fast code if it has some."""
+"""Sessions of a head, whose deterministic drafts are grown whole."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class HeadSession(HeadTextSession):
             self._calibration.observe(drafted, np.array(path, np.int64))
 
     def take_grown(self, grown: GrownDraft, plan: GrowthPlan, budget: Budget) -> DraftTree:
-        """Return the draft of the top_nodes candidates within a budget."""
+        """Return the draft of the most probable candidates within a budget."""
         self._shape.take_levels(grown.extended)
         if budget.level_price:  # every row yields `top_k` candidates; those of the root needed no row
             rows = len(grown.tokens) // plan.top_k - 1
@@ -84,7 +84,7 @@ class HeadSession(HeadTextSession):
         plan = self._shape.plan(budget, levels, trees=self._trees)
         if plan is not None and plan.top_k > 1 and not self._uncut:
             return None  # chains use only the best tokens, which filters never remove
-        if plan is None or not budget.level_price:
+        if plan is None or not budget.level_price or not self.text.row_share:
             return plan
         row_price = budget.level_price * self.text.row_share
         top_k, expanded = min(plan.top_k, _TOP_K), min(plan.expanded, _EXTENDED)
@@ -92,7 +92,7 @@ class HeadSession(HeadTextSession):
 
 
 def grow_whole_together(sessions: Sequence[LevelSession], budgets: Sequence[Budget]) -> list[DraftTree | None]:
-    """Return the drafts that fast code grows whole for texts of one head; None for those that grow level by level."""
+    """Return the drafts of texts of one head that can be grown whole; None for those that grow level by level."""
     drafts: list[DraftTree | None] = [None] * len(sessions)
     planned = dict[int, tuple[HeadSession, GrowthPlan]]()
     for place, (session, budget) in enumerate(zip(sessions, budgets, strict=True)):

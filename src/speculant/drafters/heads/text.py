@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,9 +13,10 @@ from torch import Tensor
 from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.errors import OutOfMemoryError, is_out_of_memory
 from speculant.core.tree import ROOT
-from speculant.drafters.heads.head import HeadState
+from speculant.drafters.heads.head import HeadState, ParallelHead
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.step import GrownDraft
+from speculant.drafters.heads.whole_drafts import grow_drafts
 from speculant.drafters.models.level_session import LevelText
 from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.models.together import Answer, NodeReading
@@ -90,8 +92,18 @@ class HeadText(LevelText):
         return self.state
 
     @property
+    def vocabulary(self) -> int:
+        """V of the target."""
+        return self._target.vocabulary
+
+    @property
     def row_share(self) -> float:
-        """Time of a further row in a level, relative to a level of one row; measured once per head."""
+        """Time of a further row in a level, relative to a level of one row; measured once per head.
+
+        It is 0 if nodes need no rows of their own, since logits depend only on the depth.
+        """
+        if isinstance(self.head, ParallelHead):
+            return 0.0
         if self._states.row_share is None:
             self._states.row_share = measure_row_share(self)
         return self._states.row_share
@@ -238,20 +250,33 @@ def read_together(texts: Sequence[HeadText], wanted: Sequence[NodeReading]) -> l
 def grow_whole(
     texts: Sequence[HeadText], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
 ) -> list[GrownDraft | None]:
-    """Drop all draft rows, read committed tokens, and grow whole drafts by fast code; None for each without code.
+    """Drop all draft rows, read committed tokens, and grow whole drafts, in one call where the head has code for it.
 
     Args:
         texts: texts of one head.
         plans: growth plans of the drafts.
         temperatures: temperatures of their probabilities.
+
+    Returns:
+        The drafts; None for those with NaN or infinite logits, without room, or with `reads_last` and no such code.
     """
     with _running(texts):
         _catch_up(texts)
-        return texts[0].head.grow_whole_all([text.known_state for text in texts], plans, temperatures)
+        head, states = texts[0].head, [text.known_state for text in texts]
+        drafts = head.grow_whole_all(states, plans, temperatures)
+        # The rows of committed tokens may have taken room that a plan counted on.
+        rooms = [min(plan.levels, text.depth) for text, plan in zip(texts, plans, strict=True)]
+        rest = [i for i, draft in enumerate(drafts) if draft is None and rooms[i] > 0 and not plans[i].reads_last]
+        if rest:
+            fitting = [replace(plans[i], levels=rooms[i]) for i in rest]
+            asked = [states[i] for i in rest], fitting, [temperatures[i] for i in rest]
+            for i, draft in zip(rest, grow_drafts(head, *asked, vocabulary=texts[0].vocabulary), strict=True):
+                drafts[i] = draft
+        return drafts
 
 
 def measure_row_share(text: HeadText) -> float:
-    """Return the time of a further row in a level, relative to a level of one row; 0 if no fast code grows drafts.
+    """Return the time of a further row in a level, relative to a level of one row; 0 if logits are NaN.
 
     It is about 0.1 if reading the head's weights takes most of the time, and 1 if computing does. Levels of one and of
     three rows are timed, each as the fastest of a few drafts.

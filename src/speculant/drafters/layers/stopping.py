@@ -121,7 +121,12 @@ class PayingChain(Shape):
     def plan(self, budget: Budget, levels: int, *, trees: bool) -> GrowthPlan | None:
         ratios = self._gains.ratios(levels)
         return GrowthPlan(
-            levels=levels, nodes=levels, ratios=ratios, level_price=budget.level_price, confidence=self._threshold
+            levels=levels,
+            nodes=levels,
+            ratios=ratios,
+            level_price=budget.level_price,
+            confidence=self._threshold,
+            reads_last=True,
         )
 
     def take_levels(self, extended: Sequence[float]) -> None:

@@ -82,6 +82,7 @@ class GrowthPlan:
         level_price: minimum gain of a further level.
         row_price: minimum gain of a further node expanded in the same level.
         confidence: minimum probability of the node itself to be expanded.
+        reads_last: whether candidates that are not expanded are left out of the draft.
     """
 
     levels: int
@@ -93,6 +94,7 @@ class GrowthPlan:
     level_price: float = 0.0
     row_price: float = 0.0
     confidence: float = 0.0
+    reads_last: bool = False
 
 
 class Shape(Protocol):

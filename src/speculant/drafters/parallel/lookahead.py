@@ -126,7 +126,7 @@ class LookaheadSession(Session):
         """Do nothing."""
 
     def _tree(self, budget: Budget) -> DraftTree:
-        """Return the draft, top_nodes nodes first."""
+        """Return the draft, heaviest nodes first."""
         paths = [rest[: budget.depth] for rest in self._pool.after(self._text[-1])]
         tree, rates = DraftTree.from_paths(paths), self._right / self._tried
         weights, children = list[float](), dict[int, int]()

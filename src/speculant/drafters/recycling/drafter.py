@@ -213,7 +213,7 @@ def tree_shape(rates: npt.NDArray[np.float64], nodes: int) -> tuple[Int32, Int32
 def read_tree(
     successors: Array, root: int, ranks: Array, parents: Array, rates: Array, limit: int, deepest: int
 ) -> tuple[Array, Array, Array]:
-    """Return tokens, parents and weights of the known nodes of the tree, top_nodes first.
+    """Return tokens, parents and weights of the known nodes of the tree, heaviest first.
 
     Args:
         successors: Int32[V, K], the matrix.

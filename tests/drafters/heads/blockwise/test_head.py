@@ -27,5 +27,5 @@ def test_new_heads_predict_what_the_target_does() -> None:
     """Guards the start of training: without a change, every head has the root's distribution."""
     target, f = tiny_target(), torch.randn(HIDDEN)
     with torch.inference_mode():
-        states = BlockwiseHead(HIDDEN, 16, 2).states(f)
+        states = BlockwiseHead(HIDDEN, 16, 2).states(f, target)
         torch.testing.assert_close(target.project(states), target.project(f).expand(2, -1))

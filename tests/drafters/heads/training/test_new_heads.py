@@ -21,11 +21,11 @@ def test_new_heads_begin_with_the_targets_output() -> None:
             assert head.depth == HEADS
             for index in range(HEADS):
                 torch.testing.assert_close(head.project(f, index, target), wanted, atol=1e-5, rtol=1e-5)
-        states = new_blockwise(target).states(f)
+        states = new_blockwise(target).states(f, target)
         torch.testing.assert_close(target.project(states[:, 3]), wanted, atol=1e-5, rtol=1e-5)
         hydra = new_hydra(target)
         zeros = torch.zeros(2, HIDDEN)
-        found = hydra.project(torch.cat([f, zeros], dim=-1), 0)
+        found = hydra.project(torch.cat([f, zeros], dim=-1), 0, target)
         assert torch.nn.functional.cosine_similarity(found, wanted).min() > 0.95
 
 

@@ -145,14 +145,13 @@ def test_texts_run_together_as_alone(model: Any, name: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_share_of_a_row_is_measured_once(model: Any, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    """Guards the measurement behind the price of a row: a share of a level, none without code, taken once."""
+    """Guards the measurement behind the price of a row: a share of a level, taken once."""
     loaded = LoadedHead(eagle_head(**LARGE), HFTargetParts(model, fast=fast), kind="eagle", method="eagle2")
     session = HeadDrafter(loaded).open(SessionRequest(prompt=np.arange(8, dtype=np.int32)))
     nothing, tokens = DraftTree.empty(), np.array([3], np.int32)
     session.observe(Verified(tree=nothing, path=EMPTY_PATH, tokens=tokens, hidden=states(8, 1)[0]))
     share = session.text.row_share
     assert 0 <= share <= 1
-    assert fast or not share
     monkeypatch.setattr(text_module, "measure_row_share", lambda _: 7.0)
     assert session.text.row_share == share
 
@@ -333,6 +332,24 @@ def test_large_products_of_few_rows_are_compiled(monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         torch.testing.assert_close(code.linear(linear, x), linear(x))
     assert code.linear(linear, x).requires_grad
+    assert torch.equal(code.linear(linear, x[:1]), linear(x[:1]))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_the_fewest_rows_read_narrow_copies(monkeypatch: pytest.MonkeyPatch, *, bias: bool) -> None:
+    """Guards copies in bfloat16: near the layer's product, made anew when it changes, none where memory is short."""
+    monkeypatch.setattr(head_code, "MIN_LINEAR", 1)
+    code, linear, x = HeadCode(), nn.Linear(32, 100, bias=bias), torch.randn(2, 2, 32)
+    with torch.inference_mode():
+        for _ in range(2):
+            found, copied = code.linear(linear, x), nn.functional.linear(x, linear.weight.bfloat16().float())
+            torch.testing.assert_close(found, copied + linear.bias if bias else copied)
+            assert not torch.allclose(found, linear(x), atol=1e-6)
+            with torch.no_grad():
+                linear.weight.mul_(2)
+    monkeypatch.setattr(head_code, "memory_allows", lambda _: (False, 0))
+    with torch.inference_mode():
+        torch.testing.assert_close(HeadCode().linear(linear, x), linear(x))
 
 
 @pytest.mark.parametrize("name", HEADS)

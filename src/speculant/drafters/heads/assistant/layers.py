@@ -7,15 +7,13 @@ the matrix products, and attend separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.layers import RMSNorm, joined, rotated
-
-Linear = Callable[[nn.Module, Tensor], Tensor]  # `TargetParts.linear`
+from speculant.drafters.heads.layers import Linear, RMSNorm, joined, rotated
 
 
 @dataclass(frozen=True, slots=True, eq=False)

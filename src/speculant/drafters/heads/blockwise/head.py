@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
+from speculant.drafters.heads.levels import LevelState, ParallelLevelHead, ParallelState, newest_states
 
 
-class BlockwiseHead(nn.Module, ParallelHead):
+class BlockwiseHead(nn.Module, ParallelLevelHead):
     """The feed-forward layer of all k heads."""
 
     taps = (LAST_LAYER,)
@@ -45,11 +45,11 @@ class BlockwiseHead(nn.Module, ParallelHead):
     def open(self, first: int, target: TargetParts) -> HeadState:
         return BlockwiseState(self, target, first)
 
-    def states(self, features: Tensor) -> Tensor:
+    def states(self, features: Tensor, target: TargetParts) -> Tensor:
         """Return the states [..., k, D] of all heads, given the target's states [..., D] after the final norm."""
         x = features.to(self.up.weight.dtype)
-        change = self.down(nn.functional.relu(self.up(x)))
-        return torch.add(x.unsqueeze(-2), change.unflatten(-1, (self.depth, self.hidden)))
+        change = target.linear(self.down, nn.functional.relu(target.linear(self.up, x)))
+        return torch.add(x.unsqueeze(-2), change.view(*change.shape[:-1], self.depth, self.hidden))
 
 
 class BlockwiseState(ParallelState):
@@ -62,7 +62,8 @@ class BlockwiseState(ParallelState):
     def read_contexts(
         self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
     ) -> Tensor:
-        return self._head.states(self._target.norm(newest_states(hidden)))
+        return self._head.states(self._target.norm(newest_states(hidden)), self._target)
 
-    def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
-        return self._target.project(contexts[..., depth, :])
+    def project_depths(self, contexts: Tensor, depths: range) -> Tensor:
+        states = contexts[:, depths.start : depths.stop]
+        return self._target.project(states.flatten(0, 1)).view(*states.shape[:2], -1)

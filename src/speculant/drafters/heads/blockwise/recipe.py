@@ -25,7 +25,7 @@ class BlockwiseRecipe(Recipe):
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         texts, rows = batch.anchors.unbind(1)
-        states = self.head.states(batch.final[texts, rows])
+        states = self.head.states(batch.final[texts, rows], target)
         for depth in range(1, self.depth + 1):
             yield depth_output(target.project(states[:, depth - 1]), batch, target, depth)
 

@@ -85,10 +85,14 @@ class HydraHead(nn.Module, LevelHead):
         found = target.norm(hidden) if self.shape.layer == LAST_LAYER else hidden
         return found.to(self.dtype)
 
-    def project(self, contexts: Tensor, index: int) -> Tensor:
+    def project(self, contexts: Tensor, index: int, target: TargetParts) -> Tensor:
         """Return the logits [..., V] of one head, given f and embeddings concatenated [..., (index + 2) D]."""
-        logits: Tensor = self.hydra_lm_head[index](self.hydra_mlp[index](contexts))
-        return logits
+        blocks, output = self.hydra_mlp[index], self.hydra_lm_head[index]
+        assert isinstance(blocks, nn.Sequential)
+        x = contexts
+        for part in (*blocks, *(output if isinstance(output, nn.Sequential) else [output])):
+            x = part(x, target.linear) if isinstance(part, ResBlock) else target.linear(part, x)
+        return x
 
 
 class Prefix(nn.Module):
@@ -155,7 +159,7 @@ class HydraState(LevelState):
         return torch.cat([contexts, self._target.embed(tokens).to(contexts.dtype)], dim=-1)
 
     def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
-        return self._head.project(contexts, depth)
+        return self._head.project(contexts, depth, self._target)
 
     def crop(self, length: int) -> None:
         super().crop(length)

@@ -43,7 +43,7 @@ class HydraRecipe(Recipe):
             with torch.no_grad():
                 embeddings = target.embed(anchor_tokens(batch, depth))
             contexts = torch.cat([contexts, embeddings.to(contexts.dtype)], dim=-1)
-            yield depth_output(self.head.project(contexts, depth - 1), batch, target, depth)
+            yield depth_output(self.head.project(contexts, depth - 1, target), batch, target, depth)
 
 
 _SPREAD = 0.02  # initial standard deviation of weights that read drafted tokens

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
+from speculant.drafters.heads.levels import LevelState, ParallelLevelHead, ParallelState, newest_states
 from speculant.drafters.heads.published_trees import find_published_tree
 from speculant.drafters.heads.residual import repeat_block
 from speculant.drafters.heads.static_tree import RankPath
@@ -48,7 +48,7 @@ class MedusaShape:
     scale: float = 1.0
 
 
-class MedusaHead(nn.ModuleList, ParallelHead):
+class MedusaHead(nn.ModuleList, ParallelLevelHead):
     """The weights, named as in the authors' checkpoints: `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`."""
 
     taps = (LAST_LAYER,)
@@ -80,13 +80,37 @@ class MedusaHead(nn.ModuleList, ParallelHead):
 
     def project(self, features: Tensor, index: int, target: TargetParts) -> Tensor:
         """Return the logits [..., V'] of one head, given the target's states [..., D] after the final norm."""
+        blocks, projection = self._split(index)
+        return self._project(self._run(blocks, features.to(self._dtype), target), projection, target)
+
+    def project_all(self, features: Tensor, depths: range, target: TargetParts) -> Tensor:
+        """Return the logits [n, len(depths), V'] of some heads, given the target's states [n, D]."""
+        if self.shape.projection == "own":
+            return torch.stack([self.project(features, index, target) for index in depths], 1)
+        features, split = features.to(self._dtype), [self._split(index) for index in depths]
+        states = torch.stack([self._run(blocks, features, target) for blocks, _ in split], 1)
+        logits = self._project(states.flatten(0, 1), split[0][1], target)  # one projection reads its weights once
+        return logits.view(*states.shape[:2], -1)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def _split(self, index: int) -> tuple[list[nn.Module], nn.Module | None]:
+        """Return the blocks of a head, and its projection; None for the target's."""
         head = self[index]
         assert isinstance(head, nn.ModuleList)
-        blocks, projections = list(head)[: self.shape.blocks], list(head)[self.shape.blocks :]
-        x = features.to(next(self.parameters()).dtype)
+        parts = [*head]
+        return parts[: self.shape.blocks], parts[-1] if len(parts) > self.shape.blocks else None
+
+    @staticmethod
+    def _run(blocks: Sequence[nn.Module], x: Tensor, target: TargetParts) -> Tensor:
         for block in blocks:
-            x = block(x)
-        logits = target.linear(projections[0], x) if projections else target.project(x)
+            x = block(x, target.linear)
+        return x
+
+    def _project(self, x: Tensor, projection: nn.Module | None, target: TargetParts) -> Tensor:
+        logits = target.project(x) if projection is None else target.linear(projection, x)
         return logits if self.shape.scale == 1 else torch.mul(logits, self.shape.scale)
 
 
@@ -102,5 +126,5 @@ class MedusaState(ParallelState):
     ) -> Tensor:
         return self._target.norm(newest_states(hidden))
 
-    def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
-        return self._head.project(contexts, depth, self._target)
+    def project_depths(self, contexts: Tensor, depths: range) -> Tensor:
+        return self._head.project_all(contexts, depths, self._target)

@@ -80,17 +80,16 @@ class MLPHead(nn.Module, LevelHead):
         x = features.to(next(self.parameters()).dtype)
         return unit_scaled(x) / math.sqrt(2) if self.shape.scaled else x
 
-    def step(self, states: Tensor, tokens: Tensor, index: int) -> Tensor:
+    def step(self, states: Tensor, tokens: Tensor, index: int, target: TargetParts) -> Tensor:
         """Return the states [..., d] after one step, given the previous states and tokens Int64[...]."""
         weight = 0.5 ** (0.5 / self.shape.steps)
         factor = math.sqrt((1 - weight**2) * self.shape.inner / 2) / weight
-        x = torch.add(self.proj[index](states), self.emb[index](tokens), alpha=factor)
+        x = torch.add(target.linear(self.proj[index], states), self.emb[index](tokens), alpha=factor)
         return nn.functional.gelu(self.ln[index](x))
 
-    def project(self, states: Tensor, index: int) -> Tensor:
+    def project(self, states: Tensor, index: int, target: TargetParts) -> Tensor:
         """Return the logits [..., V] for states [..., d] after a step."""
-        logits: Tensor = self.head[index](states)
-        return logits
+        return target.linear(self.head[index], states)
 
 
 class MLPState(LevelState):
@@ -104,13 +103,13 @@ class MLPState(LevelState):
         self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
     ) -> Tensor:
         roots = torch.stack([own[-1] for own in following])
-        return self._head.step(self._head.scaled(self._target.norm(newest_states(hidden))), roots, 0)
+        return self._head.step(self._head.scaled(self._target.norm(newest_states(hidden))), roots, 0, self._target)
 
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
-        return self._head.step(contexts, tokens, depth)
+        return self._head.step(contexts, tokens, depth, self._target)
 
     def project_contexts(self, contexts: Tensor, depth: int) -> Tensor:
-        return self._head.project(contexts, depth)
+        return self._head.project(contexts, depth, self._target)
 
 
 def _stages(modules: Sequence[nn.Module], *, tied: bool) -> nn.ModuleList:

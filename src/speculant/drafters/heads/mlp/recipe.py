@@ -27,8 +27,8 @@ class MLPRecipe(Recipe):
         texts, rows = batch.anchors.unbind(1)
         states = self.head.scaled(batch.final[texts, rows])
         for depth in range(1, self.depth + 1):
-            states = self.head.step(states, anchor_tokens(batch, depth), depth - 1)
-            yield depth_output(self.head.project(states, depth - 1), batch, target, depth)
+            states = self.head.step(states, anchor_tokens(batch, depth), depth - 1, target)
+            yield depth_output(self.head.project(states, depth - 1, target), batch, target, depth)
 
 
 def new_mlp(target: TargetParts, steps: int = HEADS, *, inner: int = 0, tied: bool = False) -> MLPHead:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.feature_rows import NewFeatureRows
 from speculant.drafters.heads.feature_state import FeatureState
-from speculant.drafters.heads.head import HeadState, TargetParts
+from speculant.drafters.heads.head import HeadState, ParallelHead, TargetParts
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
 
 
-class PEagleHead(Eagle3Head):
+class PEagleHead(Eagle3Head, ParallelHead):
     """The weights of EAGLE-3, plus `mask_hidden`."""
 
     depth: int
@@ -54,6 +54,9 @@ class PEagleHead(Eagle3Head):
         self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
     ) -> list[GrownDraft | None]:
         return [None] * len(states)  # no draft grows in steps
+
+    def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
+        return logits_at(_select_own(states), [range(levels)] * len(states))
 
 
 class PEagleState(FeatureState):

@@ -6,6 +6,7 @@ from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from speculant.drafters.heads.layers import RMSNorm, Rotary
@@ -15,13 +16,13 @@ from speculant.engines.hf.cpu.head_layer import HeadLayer, computable
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.cpu.kernel_table import KernelTable
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, is_torch_linear, readable
-from speculant.engines.hf.cpu.narrow_weights import NarrowWeights
+from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
 from speculant.engines.hf.cpu.packing import memory_allows
 from speculant.engines.hf.cpu.products import Products
 from speculant.engines.hf.quantized.modules import is_quantized_linear
 
 MIN_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
-MIN_LINEAR = 1 << 18  # weights of a single product
+MIN_LINEAR = 1 << 16  # weights of a single product
 
 
 class HeadCode:
@@ -31,6 +32,7 @@ class HeadCode:
         self._products: Products | None = None
         self._available = True
         self._linears: dict[nn.Linear, AcceleratedLinear] = {}
+        self._narrow, self._narrowed = NarrowWeights(), set[nn.Linear]()  # copies for single products, and their layers
         # By the last layer of a head, for all its texts; None if memory does not allow copies.
         self._copies: WeakKeyDictionary[nn.Module, NarrowWeights | None] = WeakKeyDictionary()
         # By the same, code of heads on top of the target's own layers, with the views of these that it was made for.
@@ -97,6 +99,11 @@ class HeadCode:
             if products is None:
                 return module.forward(x)
             found = self._linears[module] = AcceleratedLinear(module, KernelTable(products=products))
+            if memory_allows([module.weight])[0]:
+                self._narrowed.add(module)
+        few = x.numel() <= ROWS * x.shape[-1] and x.dtype is torch.float32
+        if few and found.module in self._narrowed and is_torch_linear(found.module) and found.supports(x):
+            return found.products.multiply("compiled", x, self._narrow(found.module.weight), found.module.bias)
         return found(module, x)
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from speculant.engines.hf.cpu.kernel_table import KernelTable
 from speculant.engines.hf.cpu.packing import PackedWeight
-from speculant.engines.hf.cpu.products import DTYPES
+from speculant.engines.hf.cpu.products import DTYPES, Products
 
 
 class AcceleratedLinear:
@@ -22,6 +22,11 @@ class AcceleratedLinear:
         self.module, self._table = module, table
         self.packed: PackedWeight | None = None
 
+    @property
+    def products(self) -> Products:
+        """The kernels."""
+        return self._table.products
+
     def gains(self, rows: int) -> bool:
         """Return whether the layer is still of torch's class, and another kernel is faster for `rows` rows."""
         weight = self.module._parameters.get("weight")
@@ -29,25 +34,30 @@ class AcceleratedLinear:
             return False
         return self._table.gains(weight.dtype, (weight.shape[0], weight.shape[1]), rows)
 
+    def supports(self, input: Tensor) -> bool:  # noqa: A002
+        """Return whether other kernels than PyTorch's can multiply the layer's weight with an input, if it has one."""
+        weight, bias = self.module.weight, self.module.bias
+        return (
+            weight is not None
+            and input.numel() > 0
+            and tuple(weight.shape[1:]) == (input.shape[-1],)
+            and not torch.is_autocast_enabled("cpu")
+            and input.dtype == weight.dtype
+            and (bias is None or bias.dtype == weight.dtype)
+            and input.device.type == "cpu"
+            and readable(weight)
+            and not torch.is_grad_enabled()
+        )
+
     def __call__(self, module: nn.Module, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch gives it)
         """Return [..., outs] of [..., k]."""
         if not is_torch_linear(self.module):  # its class has been changed or patched
             answer: Tensor = type(self.module).forward(module, input)  # type: ignore[arg-type]
             return answer
         weight, bias = self.module.weight, self.module.bias
-        k = input.shape[-1]
-        supported = (
-            weight is not None
-            and input.numel() > 0
-            and tuple(weight.shape[1:]) == (k,)
-            and not torch.is_autocast_enabled("cpu")
-            and input.dtype == weight.dtype
-            and (bias is None or bias.dtype == weight.dtype)
-            and input.device.type == "cpu"
-            and readable(weight)
-        )
-        if not supported or torch.is_grad_enabled():
+        if not self.supports(input):
             return F.linear(input, weight, bias)
+        k = input.shape[-1]
         table, rows, shape = self._table, input.numel() // k, (weight.shape[0], k)
         if not table.gains(weight.dtype, shape, rows):
             return F.linear(input, weight, bias)
