@@ -64,7 +64,7 @@ def best(depth: int, *, escape: float = 0.0, exploration: float = 0.0, cut: floa
 
 
 def greedy(table: TrigramTable, before: int, root: int, nodes: int) -> DraftTree:
-    """Return the top_nodes successors of the root, each extended by its top_nodes successors to the published depth."""
+    """Return the heaviest successors of the root, each extended by its heaviest successors to the published depth."""
     found = _greedy(table.young, table.old, table.base, before, root, nodes // DEPTH, table.rule)
     return DraftTree.trusted(*found)
 
@@ -97,9 +97,9 @@ def _greedy(
             n = lookup(young, old, base, a, b, rule, row, weights) if depth < DEPTH - 1 else 0
             if n == 0:
                 break
-            top_nodes = np.argmax(weights[:n])
-            joint *= weights[top_nodes] / weights[:n].sum()
-            a, b = b, row[top_nodes]
+            heaviest = np.argmax(weights[:n])
+            joint *= weights[heaviest] / weights[:n].sum()
+            a, b = b, row[heaviest]
     return tokens[:count], parents[:count], joints[:count]
 
 

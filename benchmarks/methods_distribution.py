@@ -58,7 +58,7 @@ def main() -> None:
     names = args.methods.split(",") if args.methods else [name for name in own if METHODS[name].takes_draft_model]
     pair = load_pair("bundled", dtype="float32", draft_model=args.draft_model)
     ids = pair.tokenizer(PROMPT)["input_ids"]
-    distribution = exact_law(pair.model, ids, args)
+    distribution = exact_distribution(pair.model, ids, args)
     engines = MemoEngine(pair.model), MemoEngine(pair.draft_model)
     results: dict[str, Any] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
     for name in names:
@@ -145,7 +145,7 @@ def chi_square(
     return {"cells": len(expected), "chi_square": round(statistic, 2), "p": round(p, 4)}
 
 
-def exact_law(model: Any, ids: list[int], args: Any) -> dict[tuple[int, ...], float]:
+def exact_distribution(model: Any, ids: list[int], args: Any) -> dict[tuple[int, ...], float]:
     """Return the probability of every possible text."""
     distribution, going = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]({(): 1.0})
     for _ in range(args.tokens):

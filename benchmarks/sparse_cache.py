@@ -146,12 +146,12 @@ def ratio(found: dict[str, float], budget: int, acceptance: float) -> dict[str, 
 
 def systems(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], Any]]:
     """Return the settings and nodes of the systems to compare with plain decoding."""
-    minimum = {"min_context": 0}
+    any_length = {"min_context": 0}
     found: dict[str, tuple[dict[str, Any], Any]] = {}
     for budget in args.budgets:
-        found[f"{budget} rows, retrieved"] = row_budget(budget) | minimum, args.nodes
-        found[f"{budget} rows, sinks and recent"] = row_budget(budget, retrieves=False) | minimum, args.nodes
-    found[f"{args.budgets[-1]} rows, automatic"] = row_budget(args.budgets[-1]) | minimum, "auto"
+        found[f"{budget} rows, retrieved"] = row_budget(budget) | any_length, args.nodes
+        found[f"{budget} rows, sinks and recent"] = row_budget(budget, retrieves=False) | any_length, args.nodes
+    found[f"{args.budgets[-1]} rows, automatic"] = row_budget(args.budgets[-1]) | any_length, "auto"
     return found
 
 

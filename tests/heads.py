@@ -190,7 +190,7 @@ def begun(
         needs: of the drafter.
         model: the target.
         text: the prompt, and the token that the pass yielded.
-        options: further arguments of Start.
+        options: further arguments of SessionRequest.
     """
     engine = HFEngine(model)
     cache: Any = engine.open(torch.tensor([text[:-1]]))

@@ -13,7 +13,7 @@ from architecture_matrix.catalogue import IMAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How a model type differs from what is made of most.
+    """How a model type differs from most others in what is made of it.
 
     Attributes:
         given: options its config is made with.

@@ -57,7 +57,7 @@ class Job:
     Attributes:
         model: a checkpoint's folder, or one that `replay_model.write_replay_model` wrote.
         turns: what is decoded, in order.
-        rows: most requests in a batch.
+        rows: maximum requests in a batch.
         ranks: of tensor parallelism; with several there is one turn, whose drafter cannot be watched.
         scheduler: the class of vLLM's scheduler, with which there is one turn; "" for vLLM's own.
         replay: whether the model replays recordings.

@@ -96,7 +96,7 @@ def test_every_request_has_its_own_options(name: str) -> None:
 
 
 def test_requests_join_and_leave_between_rounds(model: Any, texts: list[list[int]]) -> None:
-    """Guards continuous batching: late requests, removed ones, and seats given on."""
+    """Guards continuous batching: late requests, removed ones, and places passed on."""
     speculator = guessing(model, texts)
     batch = speculator.batch(2)
     asked = prompts()
@@ -117,7 +117,7 @@ def test_requests_join_and_leave_between_rounds(model: Any, texts: list[list[int
     assert 0 < len(said) < 20
     assert said == texts[1][: len(said)]
     assert generations[5].result.ids == []
-    assert speculator.drafter.opened == speculator.drafter.closed == 5  # one was never seated
+    assert speculator.drafter.opened == speculator.drafter.closed == 5  # one never got a place
 
 
 def test_a_failing_request_fails_alone(model: Any, texts: list[list[int]]) -> None:

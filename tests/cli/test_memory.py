@@ -159,7 +159,7 @@ def test_merges_that_are_refused(tmp_path: Path, capsys: CaptureFixture) -> None
 
 
 def test_a_limit_that_nothing_fits(tmp_path: Path, capsys: CaptureFixture) -> None:
-    """The limit holds, and the way out is said."""
+    """The limit holds, and the message names the way out."""
     a, b = (str(saved(tmp_path / name, "maxgram", vocabulary=40_000)) for name in "ab")
     assert main(["memory", "merge", a, b, "-o", str(tmp_path / "c"), "--memory-limit", "1MiB"]) == 2
     assert "the memory limit is 1 MB. Raise the limit" in capsys.readouterr().err

@@ -23,7 +23,7 @@ def test_branches_are_leaves_beyond_the_first() -> None:
 
 
 def test_the_lightest_branches_are_dropped() -> None:
-    """Guards what is left of drafts: the top_nodes nodes of all drafts together, each with its ancestors."""
+    """Guards what is left of drafts: the heaviest nodes of all drafts together, each with its ancestors."""
     assert fit_branches([WIDE], 3)[0] is WIDE
     assert set(paths_of(fit_branches([WIDE], 1)[0])) == {(5,), (5, 6), (8,)}
     assert set(paths_of(fit_branches([WIDE], 0)[0])) == {(5,), (5, 6)}

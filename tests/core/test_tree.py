@@ -98,7 +98,7 @@ def test_trusted_trees_equal_checked_ones(tree: DraftTree) -> None:
 
 @given(st.lists(drafts(), max_size=4), st.integers(0, 20))
 def test_merge(trees: list[DraftTree], maximum: int) -> None:
-    """The union holds each path once with its largest weight, and the top_nodes of them are kept in order."""
+    """The union holds each path once with its largest weight, and the heaviest of them are kept in order."""
     union: dict[tuple[int, ...], float] = {}
     for tree in trees:
         for path, weight in paths_of(tree).items():
@@ -140,7 +140,7 @@ def test_chosen_nodes_of_a_sampled_draft_may_be_dropped() -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 4)), max_size=6))
 def test_from_paths(given_paths: list[tuple[list[int], int]]) -> None:
-    """Paths with a common beginning share its nodes, which weigh what the top_nodes of them does."""
+    """Paths with a common beginning share its nodes, which weigh what the heaviest of them does."""
     expected: dict[tuple[int, ...], float] = {}
     for path, quarter in given_paths:
         for depth in range(1, len(path) + 1):

@@ -25,7 +25,7 @@ ENCODERS = pytest.mark.skipif(not slices_by_length(), reason="this release prepa
 
 
 def _pair(name: str, encoder: bool) -> tuple[Any, Any]:
-    """Return a target of four tokens and a draft model, whose encoder has the target's weights unless asked for."""
+    """Return a target of four tokens and a draft model, whose encoder has the target's weights unless `encoder`."""
     if name == "llama":
         return (target := endless("llama", vocab_size=4, num_hidden_layers=1)), noisy_copy(target, 0.3, encoder=True)
     layers = {"decoder_layers": 1} if name == "bart" else {"num_layers": 1, "num_decoder_layers": 1}

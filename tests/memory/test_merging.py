@@ -157,7 +157,7 @@ def test_matrices_over_the_limit_are_refused(method: str, tmp_path: Path) -> Non
 
 
 def test_the_most_frequent_bigrams_stay(tmp_path: Path) -> None:
-    """Counts of both files add up before the four top_nodes are chosen, and cannot overflow."""
+    """Counts of both files add up before the four heaviest are chosen, and cannot overflow."""
 
     def bigrams(**counted: Any) -> Memory:
         arrays = {name: np.zeros((3, 4), np.int32) for name in ("successors", "counts")}

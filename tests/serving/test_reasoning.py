@@ -80,7 +80,7 @@ async def test_reasoning_in_all_protocols(
 
 
 async def test_earlier_reasoning_reaches_the_template(connect: Connect, model: Any, tokenizer: Any) -> None:
-    """Guards earlier turns: the same prompt in all protocols; a template that refuses it beside a call gets it not."""
+    """Guards earlier turns: the same prompt in all protocols; one that refuses it beside a call does not get it."""
     own = copy.deepcopy(tokenizer)
     own.chat_template = (
         "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}"

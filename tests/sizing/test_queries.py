@@ -84,8 +84,8 @@ def test_curves_have_room_for_them() -> None:
     """Guards large windows and batches: as many rows are left for nodes as without a window."""
     model = tiny_model("llama")
     for size in (1, 8):
-        maximum = [
+        largest = [
             int(Speculator.from_transformers(model, method=method)._sizes.of(size)._latency.sizes[-1])  # type: ignore[attr-defined]
             for method in ("recycling", "lookahead")
         ]
-        assert maximum[1] == maximum[0] + size * 27
+        assert largest[1] == largest[0] + size * 27

@@ -123,7 +123,7 @@ class ModelEngine(Engine, Protocol):
         """
 
     def prepare(self, ids: EngineArray, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Any:
-        """Return the prepared request: ids, processors, stopping criteria and cache; see `generate_capture.Call`.
+        """Return the prepared request: ids, processors, stopping criteria and cache; see `GenerateCall`.
 
         Args:
             ids: Int64[1, T], the prompt.

@@ -89,7 +89,7 @@ def read_key_file(path: Path) -> list[str]:
             except ValueError as error:
                 raise UsageError(f"line {number} of {path} {error}") from error
     if not keys:
-        raise UsageError(f"{path} holds no key, which would let everyone ask. Write one a line.")
+        raise UsageError(f"{path} holds no key, which would let everyone ask. Write one per line.")
     return keys
 
 

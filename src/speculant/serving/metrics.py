@@ -61,9 +61,9 @@ class Metrics:
             "request_time_per_output_token_seconds", "Mean seconds of a text's tokens after the first.", seconds.token
         )
         self._prompt_lengths = histogram("request_prompt_tokens", "Prompt tokens of a text.", LENGTHS)
-        self._lengths = histogram("request_generation_tokens", "Tokens generated of a text.", LENGTHS)
+        self._lengths = histogram("request_generation_tokens", "Generated tokens of a text.", LENGTHS)
         self._longest = histogram(
-            "request_max_num_generation_tokens", "Tokens generated of a request's longest text.", LENGTHS
+            "request_max_num_generation_tokens", "Generated tokens of a request's longest text.", LENGTHS
         )
         self._asked = histogram("request_params_max_tokens", "Tokens that a text might have.", LENGTHS)
         self._choices = histogram("request_params_n", "Texts of a request.", CHOICES)

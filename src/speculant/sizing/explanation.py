@@ -19,12 +19,12 @@ def explain_sizes(state: SequenceSizing, latency: LatencyModel, *, learns: bool)
     if not state.rounds:
         return ""
     mean, queries = state.spent / state.rounds, state.queried / state.rounds
-    maximum = max(1, min(round(mean + queries) or 1, len(latency.curve) - 1))
-    one, some = latency.seconds(np.array([0, maximum]))
+    usual = max(1, min(round(mean + queries) or 1, len(latency.curve) - 1))
+    one, some = latency.seconds(np.array([0, usual]))
     extra = f" and {queries:.1f} query rows" if queries else ""
     text = (
         f"{mean:.1f} nodes per round{extra}, none in {state.skipped / state.rounds:.0%} of rounds: a pass over "
-        f"{maximum} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
+        f"{usual} takes {some / one:.2f} times as long as one over none ({one * 1e3:.1f} ms)"
     )
     if state.paused:
         text += f"; in {state.paused / state.rounds:.0%} of rounds drafting would have cost more than it gains"

@@ -33,7 +33,7 @@ from speculant.sizing.step_cost import StepCost
 
 SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)  # with the root's row: 1, 2, and blocks of 4 and more
 _SINGLE = 16  # draft rows up to which each number of rows has a cost of its own
-_WORTH, _SKIPPED = 4, 15  # nodes that a draft needs to pay, per plain pass that it takes; most nodes not tried in order
+_WORTH, _SKIPPED = 4, 15  # nodes a draft needs to pay, per plain pass that it takes; maximum nodes not tried in order
 _DEAREST, _EMPTY_SHARE = 2.0, 0.2  # maximum of the ratio of `observe_empty`, and the share by which it adapts
 _SHORTEST = 1e-9  # seconds: passes take longer, whatever the clock says
 

@@ -40,7 +40,7 @@ class Reading:
         self._spare, self._limit = 0.0, 0.0  # tokens that reading in vain may cost now, and at most
 
     def observe(self, tokens: int, time: float) -> None:
-        """Add a reading; shorter ones than `SOME` tokens do not count.
+        """Add a reading; those shorter than `SOME` tokens do not count.
 
         Args:
             tokens: number of tokens read.

@@ -47,7 +47,7 @@ def check_kind(kind: TrainingKind, settings: TrainSettings, files: Files, target
     known = () if not kind.draft_model else given if kind.depth == 1 else ("like",)  # PARD models have several depths
     wrong = [name for name, value in given.items() if value and name not in known]
     if wrong:
-        raise UsageError(f"{' and '.join(wrong)} cannot be had for {kind.plural}, but for draft models alone.")
+        raise UsageError(f"{kind.plural} do not take {' and '.join(wrong)}; only draft models do.")
 
 
 def fitting_sources(texts: Texts, model: Any, note: Callable[[str], object]) -> Texts:
@@ -89,7 +89,7 @@ def fitting_texts(
     if len(chosen) < 2:
         raise UsageError(
             f"of {len(texts)} texts, {len(chosen)} have the {settings.measured + 3} tokens that training at this "
-            "depth needs; two are the least. Name more data, or lower --depth."
+            "depth needs; at least two are needed. Name more data, or lower --depth."
         )
     if len(chosen) < len(cut):
         note(f"{len(cut) - len(chosen)} of {len(cut)} texts are too short to train on and are left out.")

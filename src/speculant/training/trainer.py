@@ -231,7 +231,7 @@ class Trainer:
         progress = self._progress(done)
         if not bool(self._sums.isfinite().all()):
             raise SpeculantError(
-                f"the loss is no number any more at step {state.step}. Lower --lr, or lengthen --warmup; the last "
+                f"the loss is no longer a number at step {state.step}. Lower --lr, or lengthen --warmup; the last "
                 "checkpoint is kept."
             )
         acceptance = measure_acceptance(self._recipes[self.settings.measured], self._held_out, self._target)

@@ -68,13 +68,13 @@ def test_all_sizes_are_measured(scaling: dict[str, Any]) -> None:
         assert 0 < each["attention_seconds"] < each["pass_seconds"]
         assert 0 < each["rest_seconds"] < each["pass_seconds"]
         assert each["draft_seconds"] > 0
-    minimum = (
+    per_token = (
         2 * 4 * SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * 8
     )  # bytes of a token's keys and values
     for each in scaling["prefixes"]:
-        assert each["cache_bytes"] % minimum == 0
+        assert each["cache_bytes"] % per_token == 0
         assert (
-            each["prefix"] + NODES[-1] * (each["prefix"] == 512) < each["cache_bytes"] / minimum <= 3 * each["prefix"]
+            each["prefix"] + NODES[-1] * (each["prefix"] == 512) < each["cache_bytes"] / per_token <= 3 * each["prefix"]
         )
         assert min(each["prefill_seconds"], each["learn_seconds"], each["drafter_bytes"]) > 0
 

@@ -45,7 +45,7 @@ def test_the_best_nodes_of_both_are_in_the_draft() -> None:
     head, start = random_head(tiny_model("llama")), SessionRequest(prompt=np.array(TEXT, np.int32))
     with torch.no_grad():
         for weight in head.head.parameters():
-            weight.mul_(0.1)  # a head that is sure of its tokens would leave copies that it has no part in no room
+            weight.mul_(0.1)  # a head that is sure of its tokens would leave no room for copies that it has no part in
     drafters = [
         MixDrafter(vocabulary=61),
         HeadDrafter(head),

@@ -44,17 +44,17 @@ def laid_out(trees: BestTrees, nodes: int, levels: int) -> list[int]:
 @pytest.mark.parametrize("levels", [1, 2, 4])
 def test_no_tree_gains_more(seed: int, levels: int) -> None:
     """Guards the dynamic programme: of all trees of up to 6 nodes none gains more, and its own is laid out."""
-    distribution = acceptance(seed)
-    trees = BestTrees(distribution, nodes=6, levels=levels, siblings=3)
+    rates = acceptance(seed)
+    trees = BestTrees(rates, nodes=6, levels=levels, siblings=3)
     best = 0.0
     for nodes in range(1, 7):
         for parents in itertools.product(*(range(-1, i) for i in range(nodes))):
             tree = make_tree(range(nodes), parents)
             if tree.depths().max() <= levels and max(map(parents.count, range(-1, nodes))) <= 3:
-                best = max(best, float(expected_gains(parents, distribution)[-1, -1]))
+                best = max(best, float(expected_gains(parents, rates)[-1, -1]))
         parents = laid_out(trees, nodes, levels)
         assert len(parents) <= nodes
-        assert expected_gains(parents, distribution)[-1, -1] == pytest.approx(trees.gains[levels - 1, nodes - 1])
+        assert expected_gains(parents, rates)[-1, -1] == pytest.approx(trees.gains[levels - 1, nodes - 1])
         assert trees.gains[levels - 1, nodes - 1] == pytest.approx(best)
 
 
@@ -98,9 +98,9 @@ def test_acceptance_follows_what_was_accepted() -> None:
     counts, tree = SiblingAcceptance(), make_tree([1, 2, 3], [-1, -1, 0])
     for turn in range(4000):
         counts.observe(tree, [[0, 2], [0], [1], []][turn % 4])
-    distribution = counts.probabilities()
-    assert distribution[0, :2] == pytest.approx([0.5, 0.25], abs=0.01)
-    assert distribution[1, 0] == pytest.approx(0.5, abs=0.01)
+    rates = counts.probabilities()
+    assert rates[0, :2] == pytest.approx([0.5, 0.25], abs=0.01)
+    assert rates[1, 0] == pytest.approx(0.5, abs=0.01)
 
 
 def test_levels_count_only_what_was_grown() -> None:

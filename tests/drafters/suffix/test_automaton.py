@@ -76,7 +76,7 @@ def test_a_match_outlives_growth(first: list[int], second: list[int], context: l
 
 
 def test_sizes_are_linear() -> None:
-    """At most two states and three edges a token, and the arrays are no larger than needed by much."""
+    """At most two states and three edges a token, and the arrays are not much larger than needed."""
     random = np.random.default_rng(0)
     for text in (random.integers(0, 2, 3000), random.integers(0, 30_000, 3000), np.zeros(3000)):
         automaton = automaton_of(text.astype(np.int32).tolist())

@@ -152,7 +152,7 @@ def verify(engine: HFEngine, caches: list[HFTargetCache]) -> None:
 
 
 def test_a_passing_error_in_the_first_pass_is_none_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards joint passes from an error that passes, and one that single passes have too, from being a verdict."""
+    """Guards joint passes: neither a passing error, nor one that single passes have too, is a verdict on the model."""
     model = tiny_model("llama")
     engine = HFEngine(model)
     caches = [opened(engine, PROMPTS[0]), opened(engine, PROMPTS[3])]

@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
-from models import deep_model, tiny_model
+from models import deep_model, hybrid_model, tiny_model
 from pairwise import in_turn
 from passes import IDS, Greedy, greedy_texts, opened, plain_text, rows_of
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
 from speculant.core.tree import DraftTree
+from speculant.engines.hf.acceleration import PlainPasses
 from speculant.engines.hf.cache import usable_cache
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -109,6 +110,24 @@ def test_a_prompt_read_in_pieces_is_the_whole(name: str, given: int) -> None:
     assert_same_cache(sequence, model, IDS[0].tolist())
     with pytest.raises(UsageError, match="already been read"):
         sequence.prefill()
+
+
+@pytest.mark.parametrize(("hybrid", "passes"), [(False, 3), (True, 1)])
+def test_prompts_are_read_in_passes_of_the_size_that_suits_the_device(*, hybrid: bool, passes: int) -> None:
+    """Guards long prompts on CPUs: one call, several passes, the states of all tokens; recurrent models read in one."""
+    model, needs = hybrid_model() if hybrid else tiny_model("llama"), RequestedOutputs(hidden_layers=(1,), prompt=True)
+    whole = HFEngine(model).open(IDS).prefill(needs=needs)
+    engine, seen = HFEngine(model, acceleration=PlainPasses(prompt_rows=4)), list[object]()
+    model.register_forward_hook(lambda *_: seen.append(None))
+    cache = engine.open(IDS)
+    found = cache.prefill(needs=needs)
+    assert len(seen) == passes
+    assert not cache.unread
+    torch.testing.assert_close(found.logits, whole.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.hidden, whole.hidden, atol=1e-4, rtol=1e-4)
+    part = engine.open(IDS)
+    assert part.prefill(6) is None
+    assert part.unread == 6
 
 
 def test_a_prefill_that_fails_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

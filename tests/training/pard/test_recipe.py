@@ -89,7 +89,7 @@ def test_limits(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="8 tokens at most"):
         train_head(PARD, model, tiny_data(), tiny_identity(model), settings, Files(out=tmp_path / "pard"))
     given = tiny_settings(depth=3, on_policy=0.5)
-    with pytest.raises(UsageError, match="on_policy cannot be had"):
+    with pytest.raises(UsageError, match="do not take on_policy"):
         train_head(PARD, model, tiny_data(), tiny_identity(model), given, Files(out=tmp_path / "pard"))
     recipe = PardRecipe(PardStudent(tiny_model("gemma3"), MASK), 3)
     with pytest.raises(UnsupportedError, match="mask"):

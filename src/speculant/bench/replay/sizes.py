@@ -48,7 +48,7 @@ def size_drafts(
 
 
 class PricedSizing:
-    """A sizing policy to which passes take what a measured curve says; drafting takes the time it takes."""
+    """A sizing policy for which passes take as long as a measured curve says; drafting takes the time it takes."""
 
     def __init__(self, sizing: Sizing, cost: StepCost) -> None:
         self._sizing, self._end = sizing, int(cost.nodes[-1])

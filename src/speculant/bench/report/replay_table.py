@@ -39,7 +39,7 @@ def replay_table(rows: Sequence[dict[str, Any]], *, categories: bool = False) ->
 
 
 def draft_form(row: dict[str, Any]) -> str:
-    """Return the maximum form of a row's drafts, as in "tree of 64", or "tree, auto" where each has its own size."""
+    """Return the shape and size of a row's drafts, as in "tree of 64", or "tree, auto" where each has its own size."""
     return f"{row['shape']}, auto" if row["nodes"] == AUTOMATIC else f"{row['shape']} of {row['nodes']}"
 
 

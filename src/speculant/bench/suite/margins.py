@@ -110,8 +110,8 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
     """Return the margin of each of the M output tokens.
 
     Args:
-        plain: a speculator of method `none` on the model, made with `fast=False` for transformers' own passes.
         plain: a speculator with method `none` on the model, created with `fast=False` for transformers' own passes.
+        prompt: Int32[T].
         output: M ids, at least one.
     """
     sampler = partial(_MarginSampler, rounding=getattr(plain.model, "rounding", None))

@@ -35,7 +35,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultRow:
-    """The figures of one request decoded by one method, without text or token ids; see `Outcome` for the other fields.
+    """The figures of one request decoded by one method, without text or token ids; see `RequestOutcome` for the rest.
 
     Attributes:
         task, category, item, turn: identify the request.

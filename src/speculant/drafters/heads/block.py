@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from speculant.drafters.heads.head import Head, HeadState
+from speculant.drafters.heads.head import Head, HeadState, ParallelHead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,17 +86,28 @@ class BlockHead(Head, Protocol):
         return grow_blocks([each for each in states if isinstance(each, BlockState)], tokens, above)
 
 
-def start_blocks(states: Sequence[BlockState]) -> list[Tensor]:
-    """Start drafts on texts of one head; return the logits [1, V'] after each root."""
+class UnconditionedBlockHead(BlockHead, ParallelHead, Protocol):
+    """A head in whose blocks drafted tokens have no effect."""
+
+    def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
+        return [block[:levels] for block in read_blocks([each for each in states if isinstance(each, BlockState)])]
+
+
+def read_blocks(states: Sequence[BlockState]) -> list[Tensor]:
+    """Return the blocks [K, V'] after the roots of texts of one head."""
     lacking = [state for state in states if state.block is None]
     if lacking:
         for state, block in zip(lacking, states[0].run_blocks(lacking), strict=True):
             state.block = block
+    return [state.block for state in states if state.block is not None]
+
+
+def start_blocks(states: Sequence[BlockState]) -> list[Tensor]:
+    """Start drafts on texts of one head; return the logits [1, V'] after each root."""
     rows = list[SlotRows]()
-    for state in states:
-        assert state.block is not None
+    for state, block in zip(states, read_blocks(states), strict=True):
         state.drop()
-        rows.append(SlotRows(state.block[:1], [0], [], []))
+        rows.append(SlotRows(block[:1], [0], [], []))
     return states[0].condition(states, rows)
 
 

@@ -47,7 +47,7 @@ class FeatureHead(Head, Protocol):
 
     @abstractmethod
     def step_parts(self) -> StepParts:
-        """Return the modules behind `layer_input`, the layers, `carried` and `logits`."""
+        """Return the modules behind `layer_input`, the layers, `carry` and `logits`."""
 
     @abstractmethod
     def carry(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class FeatureHead(Head, Protocol):
 
     @abstractmethod
     def logits(self, features: Tensor, target: TargetParts) -> Tensor:
-        """Return the logits [..., V'], given the result of `carried`."""
+        """Return the logits [..., V'], given the result of `carry`."""
 
     def layer(self, index: int) -> DecoderLayer:
         """Return a decoder layer."""

@@ -46,9 +46,9 @@ class Reach:
         self._head += _REACH_RATE * (head - self._head)
         self._memory += _REACH_RATE * (memory - self._memory)
 
-    def proposed(self, min_probability: int, maximum: int) -> int:
+    def proposed(self, minimum: int, maximum: int) -> int:
         """Return how many nodes the memory proposes: as many as are drafted if its reach is close to the head's."""
-        return max(min_probability, maximum) if self._memory > _NEARLY * self._head else min_probability
+        return max(minimum, maximum) if self._memory > _NEARLY * self._head else minimum
 
 
 class UnitedSession(Session):

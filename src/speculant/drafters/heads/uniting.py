@@ -91,18 +91,18 @@ def _weigh(first, following, opinions, parent, features, weights, joints):  # ty
     If a drafter has estimates for only some of them, the others count as less probable than the least of those.
     """
     for whose in range(2):
-        above, min_probability = opinions[parent, whose], 2.0
+        above, least = opinions[parent, whose], 2.0
         node = first
         while node != ROOT:
             if opinions[node, whose] != _NONE:
-                min_probability = min(min_probability, opinions[node, whose] / 2)
+                least = min(least, opinions[node, whose] / 2)
             node = following[node]
         node = first
         while node != ROOT:
-            if above == _NONE or min_probability > 1:
+            if above == _NONE or least > 1:
                 features[node, 4 - whose] = 1.0
             else:
-                own = min_probability if opinions[node, whose] == _NONE else opinions[node, whose]
+                own = least if opinions[node, whose] == _NONE else opinions[node, whose]
                 p = min(max(own / max(above, 1e-9), MINIMUM), 1 - MINIMUM)
                 features[node, 1 + whose] = np.log(p / (1 - p))
             node = following[node]

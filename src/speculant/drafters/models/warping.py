@@ -43,8 +43,8 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     scores = logits.float() / sampling.temperature
     if sampling.top_k is not None:
-        min_probability = scores.topk(min(sampling.top_k, scores.shape[-1])).values[..., -1:]
-        scores = scores.masked_fill(scores < min_probability, -torch.inf)
+        lowest = scores.topk(min(sampling.top_k, scores.shape[-1])).values[..., -1:]
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
     if sampling.top_p is not None:
         ordered, places = scores.sort()
         beyond = ordered.softmax(-1).cumsum(-1) <= 1 - sampling.top_p

@@ -88,6 +88,10 @@ class Acceleration(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
+    @property
+    def prompt_rows(self) -> int | None:
+        """Maximum prompt tokens per pass, above which passes take longer per token; None for no limit."""
+
     def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         """Return the callable for a pass over `rows` rows: the model itself, or a copy that shares its weights.
 
@@ -121,6 +125,7 @@ class PlainPasses:
 
     graphs: Graphs | None = None
     notes: tuple[str, ...] = ()
+    prompt_rows: int | None = None
 
     def model_for(self, model: Any, rows: int, *, whole: bool = True, run: Sublayers | None = None) -> Any:
         return model

@@ -126,12 +126,21 @@ class PromptedCache(ABC):
 
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         self._runner.acceleration.check_weights()
-        part = self.plan_prompt(maximum, needs)
-        try:
-            return self.take_prompt(part, self._reader.read(part, self.cache), needs)
-        except BaseException:
-            self.undo_prompt(part)
-            raise
+        end = len(self._prompt) if maximum is None else self._length + maximum
+        while True:
+            part = self.plan_prompt(self._limit_rows(end - self._length), needs)
+            try:
+                finished = self.take_prompt(part, self._reader.read(part, self.cache), needs)
+                if finished is not None or part.end >= end:
+                    return finished
+            except BaseException:
+                self.undo_prompt(part)
+                raise
+
+    def _limit_rows(self, count: int) -> int:
+        """Return how many of `count` prompt tokens the next pass should read."""
+        rows = self._runner.acceleration.prompt_rows
+        return count if rows is None or self._runner.capabilities.states else min(rows, count)
 
     @property
     def joins_rounds(self) -> bool:

@@ -41,8 +41,8 @@ def test_drafts_the_best_tree(nodes: int) -> None:
     state = head.head.open(0, parts)
     with torch.inference_mode():
         state.extend(hidden[:-1], torch.tensor(PROMPT[1:]))
-        distributions = [state.start()] + [state.grow([5], [row]) for row in range(-1, 2)]
-    best = [distribution[0].softmax(-1).topk(4).values.tolist() for distribution in distributions]
+        logits = [state.start()] + [state.grow([5], [row]) for row in range(-1, 2)]
+    best = [each[0].softmax(-1).topk(4).values.tolist() for each in logits]
     every = [
         math.prod(best[d][rank] for d, rank in enumerate(path))
         for depth in range(1, 5)

@@ -116,7 +116,7 @@ def test_the_saved_layout_is_what_engines_read(target: HFTargetParts, tmp_path: 
 
 
 def test_the_authors_layout_loads(target: HFTargetParts, tmp_path: Path) -> None:
-    """Guards E's files: `midlayer`, no layer ids, no flags, maps as offsets; without head_dim, D / heads."""
+    """Guards the authors' files: `midlayer`, no layer ids, no flags, maps as offsets; without head_dim, D / heads."""
     head = eagle3_head()
     tensors = {name.replace("layers.0.", "midlayer."): each for name, each in head.state_dict().items()} | maps()
     config = {name: value for name, value in LAYERS.items() if name != "head_dim"}

@@ -24,7 +24,7 @@ def target(request: Any) -> HFTargetParts:
 
 
 def built(target: HFTargetParts) -> MtpHead:
-    """Return a new head that anything differs from its target."""
+    """Return a new head of the target, the same in every call."""
     torch.manual_seed(3)
     return new_mtp(target)
 

@@ -16,9 +16,9 @@ def reference(weights: np.ndarray, budget: RowBudget) -> list[int]:
     length = len(weights)
     pages = max(0, length - budget.sinks - budget.recent) // budget.page
     starts = [budget.sinks + page * budget.page for page in range(pages)]
-    top_nodes = sorted(starts, key=lambda start: -weights[start : start + budget.page].sum())
+    heaviest = sorted(starts, key=lambda start: -weights[start : start + budget.page].sum())
     kept = set(range(min(length, budget.sinks))) | set(range(budget.sinks + pages * budget.page, length))
-    for start in top_nodes[: budget.retrieved // budget.page]:
+    for start in heaviest[: budget.retrieved // budget.page]:
         kept |= set(range(start, start + budget.page))
     return sorted(kept)
 

@@ -89,15 +89,13 @@ def test_drawing_on_the_device_is_drawing_on_the_host(warpers: str, own: bool) -
 
 def test_drawing_on_the_device_is_plain_multinomial() -> None:
     """Along a long accepted chain the tokens are those of one `torch.multinomial` call each."""
-    distributions = torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
     plain = torch.Generator().manual_seed(7)
-    expected = [
-        int(torch.multinomial(distribution[None].softmax(-1), 1, generator=plain)) for distribution in distributions
-    ]
+    expected = [int(torch.multinomial(row[None].softmax(-1), 1, generator=plain)) for row in logits]
     generator = torch.Generator().manual_seed(7)
     sampler = planned(DeviceSampler, generator=generator)
     tree = make_tree(expected[:8], range(-1, 7))
-    walk = follow(sampler, distributions, tree)
+    walk = follow(sampler, logits, tree)
     assert (walk.path, walk.tokens) == (list(range(8)), expected)
     assert torch.equal(generator.get_state(), plain.get_state())
 

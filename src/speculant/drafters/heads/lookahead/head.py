@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.drafters.heads.block import TextBlockState
-from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.block import TextBlockState, UnconditionedBlockHead
+from speculant.drafters.heads.head import HeadState, TargetParts, TextHead
 
 
-class LookaheadHead(nn.Module, Head, TextHead):
+class LookaheadHead(nn.Module, UnconditionedBlockHead, TextHead):
     """The embeddings."""
 
     taps = ()

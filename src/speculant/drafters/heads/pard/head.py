@@ -15,12 +15,12 @@ from torch import Tensor
 
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UsageError
-from speculant.drafters.heads.block import TextBlockState
-from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.block import TextBlockState, UnconditionedBlockHead
+from speculant.drafters.heads.head import HeadState, TargetParts, TextHead
 from speculant.drafters.models.draft_text import OpenCache
 
 
-class PardHead(Head, TextHead):
+class PardHead(UnconditionedBlockHead, TextHead):
     """The model, represented by a function that opens its caches.
 
     Attributes:

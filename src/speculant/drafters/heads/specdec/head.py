@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.drafters.heads.block import TextBlockState
+from speculant.drafters.heads.block import TextBlockState, UnconditionedBlockHead
 from speculant.drafters.heads.cache import HeadCache
-from speculant.drafters.heads.head import Head, HeadState, SourceHead, TargetParts, TextHead
+from speculant.drafters.heads.head import HeadState, SourceHead, TargetParts, TextHead
 from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary
 from speculant.drafters.heads.specdec.source_layer import SourceLayer
 
@@ -48,7 +48,7 @@ class SourceRows:
 NO_SOURCE = SourceRows()
 
 
-class SpecDecHead(nn.Module, Head, TextHead, SourceHead):
+class SpecDecHead(nn.Module, UnconditionedBlockHead, TextHead, SourceHead):
     """The weights. Layers are numbered consecutively: those of the encoder, then those of the decoder."""
 
     taps = ()

@@ -35,7 +35,7 @@ from speculant.engines.hf.cpu.decoder_layer import FusedLayer
 from speculant.engines.hf.cpu.direct_passes import DirectPasses, find_direct_passes
 from speculant.engines.hf.cpu.gqa import GQAttention
 from speculant.engines.hf.cpu.huge_pages import use_huge_pages
-from speculant.engines.hf.cpu.kernel_table import ROW_COUNTS, KernelTable, shapes_to_pack
+from speculant.engines.hf.cpu.kernel_table import MAX_ROWS, ROW_COUNTS, KernelTable, shapes_to_pack
 from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate
 from speculant.engines.hf.cpu.measuring import kernel_times
 from speculant.engines.hf.cpu.norm import find_norms
@@ -111,6 +111,11 @@ class CpuAcceleration:
         if self.graphs is not None:
             return self.graphs.keep(cache, start, rows)
         return self.plans is not None and self.plans.stack.keep(cache, start, rows)
+
+    @property
+    def prompt_rows(self) -> int:
+        """Maximum rows for which kernels were measured, which larger prompt passes only exceed at a cost."""
+        return MAX_ROWS
 
     def attention_for(self, implementation: str) -> str:
         """Return the attention function that accelerated passes use in place of the one that the config names."""

@@ -321,7 +321,7 @@ def _generate(model: Any, ids: Tensor, prompt: int, padding: int) -> Tensor:
         prefix_allowed_tokens_fn=lambda _, text: [forced[len(text) - padding]],  # some classes ignore processors
     )
     if output.sequences[0, padding:].tolist() != forced:
-        raise ModelError("its `generate` writes another text than the one that alone it was allowed")
+        raise ModelError("its `generate` writes another text than the only one that it was allowed")
     return torch.cat(output.logits)
 
 

@@ -31,5 +31,5 @@ export async function receive(message, conversation, settings, signal, onChange)
 
 function describe(tokens, milliseconds, cut) {
   const speed = tokens > 1 && milliseconds > LONG ? `${Math.round((1000 * (tokens - 1)) / milliseconds)} tokens/s` : null;
-  return [tokens === null ? null : count(tokens, "token"), speed, cut && "cut at the maximum of tokens"].filter(Boolean).join(", ");
+  return [tokens === null ? null : count(tokens, "token"), speed, cut && "cut at the maximum number of tokens"].filter(Boolean).join(", ");
 }
