@@ -57,7 +57,7 @@ def read_all(path: Path) -> None:
 
 def pack_all(file: GgufFile, threads: int) -> list[QuantizedWeight]:
     """Pack all matrices and return them."""
-    return [tensor.packed(threads=threads) for tensor in file.tensors.values()]
+    return [tensor.read_packed(threads=threads) for tensor in file.tensors.values()]
 
 
 def drop(path: Path) -> None:
@@ -78,7 +78,7 @@ def measure(run: Callable[[], object], used: dict[str, list[float]]) -> None:
 def peak_memory(path: Path) -> dict[str, float]:
     """Return the size of the packed matrices and the peak memory of the process while packing, in MB."""
     file = open_gguf(path)
-    next(iter(file.tensors.values())).packed(threads=1)  # loads the compiled code
+    next(iter(file.tensors.values())).read_packed(threads=1)  # loads the compiled code
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     packed = sum(weight.bytes for weight in pack_all(file, 1))

@@ -23,7 +23,7 @@ import torch
 
 from speculant.bench.systems.random_weights import random_model
 from speculant.engines.hf.cache import state_layers
-from speculant.engines.hf.caches.replay_cache import copied
+from speculant.engines.hf.caches.replay_cache import copy_writable
 from speculant.engines.hf.cpu.accelerate import prepare_model
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.target_cache import HFTargetCache
@@ -89,7 +89,7 @@ def _passes(model: Any, sequence: HFTargetCache, fast: HFTargetCache, rows: int,
         begin = time.perf_counter()
         fast.keep(path)
         commit.append(time.perf_counter() - begin)
-        cache = copied(sequence.cache)
+        cache = copy_writable(sequence.cache)
         begin = time.perf_counter()
         with torch.no_grad():
             model(ids, past_key_values=cache, position_ids=torch.arange(PROMPT, PROMPT + rows)[None])

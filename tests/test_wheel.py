@@ -77,7 +77,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def python(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an environment with the wheel for the best level of this processor and for AVX2."""
-    supported = [level.name for level in LEVELS if level.supported(processor_flags())]
+    supported = [level.name for level in LEVELS if level.is_supported(processor_flags())]
     if not supported or not shutil.which("g++"):
         pytest.skip("compiled code is packaged with g++ and for processors with AVX2")
     folder = tmp_path_factory.mktemp("wheel")

@@ -136,7 +136,7 @@ class Rows:
 
     changes = 0
 
-    def compacted(self, cache: int) -> int:
+    def compact_cache(self, cache: int) -> int:
         return cache
 
     def held_bytes(self, cache: int) -> int:

@@ -200,7 +200,11 @@ class PrefixCache:
         if (longer := self._find_longer(tokens, hashes)) is not None:
             self._entries.move_to_end(longer)
             return
-        held = self._engine.copy_prefix(cache, len(tokens), room=len(tokens)) if copy else self._engine.compacted(cache)
+        held = (
+            self._engine.copy_prefix(cache, len(tokens), room=len(tokens))
+            if copy
+            else self._engine.compact_cache(cache)
+        )
         size = 0 if held is None else self._engine.held_bytes(held)
         if size > self.limit:
             self._put_prefix(tokens, held, size, owner, media)

@@ -159,5 +159,5 @@ class ModelEngine(Engine, Protocol):
     def held_bytes(self, cache: Any) -> int:
         """Return the size of a kept cache in bytes."""
 
-    def compacted(self, cache: Any) -> Any:
+    def compact_cache(self, cache: Any) -> Any:
         """Return the kept cache, or a smaller copy if much of its memory is unused."""

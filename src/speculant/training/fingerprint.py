@@ -55,7 +55,9 @@ def weights_digest(model: Any) -> str:
     """Return a hash of the names, shapes and some values of a module's weights."""
     digest = hashlib.blake2b(digest_size=12)
     packed = [
-        (f"{key}.{name}", part) for key, module in quantized_modules(model) for name, part in module.packed().items()
+        (f"{key}.{name}", part)
+        for key, module in quantized_modules(model)
+        for name, part in module.find_packed().items()
     ]
     for key, weight in sorted([*model.named_parameters(), *packed], key=lambda each: each[0]):
         flat = weight.detach().flatten()

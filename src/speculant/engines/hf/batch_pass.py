@@ -102,7 +102,7 @@ class BatchPass:
     ) -> list[Pass | None]:
         rows = [cache.prompt_rows(part) for cache, part in parts]
         counts = [len(part) for _, part in parts]
-        joined = self._joined([cache for cache, _ in parts], counts, [each.mask for each in rows])
+        joined = self._join_caches([cache for cache, _ in parts], counts, [each.mask for each in rows])
         ends = np.cumsum(counts).tolist()
         given = PassInput(
             torch.cat([each.ids for each in rows], dim=1),
@@ -162,7 +162,7 @@ class BatchPass:
         given = [cache.rows_input(new.ids, new.positions, None) for cache, new in zip(caches, planned, strict=True)]
         recorder, sources = self._recorder(caches, planned), [each.cross for each in given if each.cross is not None]
         joined_sources = BatchSources(sources) if sources else None
-        cache = self._joined(caches, counts, [new.mask for new in planned], recorder, joined_sources)
+        cache = self._join_caches(caches, counts, [new.mask for new in planned], recorder, joined_sources)
         placing = self._runner.capabilities.placing
         total = sum(cache.length + len(new.rows) for (cache, _, _), new in zip(requests, planned, strict=True))
         output = self._runner.verify(
@@ -190,7 +190,7 @@ class BatchPass:
         rows = [RecordedRows(cache.cache, new.rows, len(new.ids)) for cache, new in zip(caches, planned, strict=True)]
         return StateRecorder(rows, self._runner.model.device)
 
-    def _joined(
+    def _join_caches(
         self,
         caches: Sequence[HFTargetCache],
         counts: Sequence[int],
@@ -203,7 +203,7 @@ class BatchPass:
         mixers, each_cache = self._runner.capabilities.mixers, [each.cache for each in caches]
         if mixers is None:
             return BatchCache(each_cache, counts, masks, own, sources=sources)
-        given = [mixers.adapter.given(cache) for cache in each_cache]
+        given = [mixers.adapter.give_cache(cache) for cache in each_cache]
         joined: BatchCache = cache_class(BatchCache, mixers.adapter.kind)(given, counts, masks, own, recorder)
         return joined
 

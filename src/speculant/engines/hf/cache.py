@@ -165,7 +165,7 @@ def copy_prefix(cache: DynamicCache, length: int, *, room: int) -> DynamicCache:
     copy.layer_class_to_replicate = cache.layer_class_to_replicate
     for layer in cache.layers:
         if isinstance(layer, StateLayer):
-            copy.layers.append(layer.copied(length, room))
+            copy.layers.append(layer.copy_prefix(length, room))
         else:
             copy.layers.append(layer.prefix(layer, length, room) if isinstance(layer, InPlaceLayer) else layer)
     return copy
@@ -176,7 +176,7 @@ def held_bytes(cache: DynamicCache) -> int:
     return sum(getattr(layer, "nbytes", 0) for layer in cache.layers)
 
 
-def compacted(cache: DynamicCache) -> DynamicCache:
+def compact_cache(cache: DynamicCache) -> DynamicCache:
     """Return the cache itself, or a copy in fitting buffers if more than a quarter of its own is unused."""
     rows = [layer for layer in cache.layers if isinstance(layer, InPlaceLayer) and layer.is_initialized]
     used = sum(layer.keys.nbytes + layer.values.nbytes for layer in rows)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from speculant.core.drafter import EncoderSource
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.encoded import unpadded
+from speculant.engines.hf.encoded import unpad_states
 
 INPUT_SIZES = {"num_mel_bins": "mel bins", "max_source_positions": "positions of the encoder"}
 
@@ -76,7 +76,7 @@ class DraftEncoder:
         positions = getattr(self._model.config, "max_position_embeddings", None)
         if positions is not None:  # what a smaller table has no position for is not read
             found = {name: value[:, :positions] if value.ndim == 2 else value for name, value in found.items()}
-        return unpadded(self._encoder(**found, return_dict=True), found.get("attention_mask"))
+        return unpad_states(self._encoder(**found, return_dict=True), found.get("attention_mask"))
 
 
 def same_weights(target: nn.Module, draft: nn.Module) -> bool:

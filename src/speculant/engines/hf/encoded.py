@@ -75,7 +75,9 @@ def find_source(call: GenerateCall) -> EncoderSource | None:
     if states is None:
         return None
     prompt = call.ids[0].to(torch.int32).cpu().numpy().astype(np.int32)
-    return EncoderSource(prompt=prompt, states=unpadded(states, call.inputs.get("attention_mask")), inputs=call.source)
+    return EncoderSource(
+        prompt=prompt, states=unpad_states(states, call.inputs.get("attention_mask")), inputs=call.source
+    )
 
 
 def encoded_call(model: Any, ids: Tensor, states: Tensor) -> GenerateCall:
@@ -85,7 +87,7 @@ def encoded_call(model: Any, ids: Tensor, states: Tensor) -> GenerateCall:
     return call
 
 
-def unpadded(outputs: Mapping[str, Any], mask: Tensor | None) -> Tensor:
+def unpad_states(outputs: Mapping[str, Any], mask: Tensor | None) -> Tensor:
     """Return an encoder's states [1, S, D], given its output, without those of padding by a mask of its input."""
     inputs = {"encoder_outputs": outputs, "attention_mask": mask}
     _cut_padding(inputs)

@@ -21,7 +21,7 @@ from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
 from speculant.engines.hf.cache import (
-    compacted,
+    compact_cache,
     copy_prefix,
     crop_cache,
     held_bytes,
@@ -78,7 +78,7 @@ class HFEngine:
         self.changes = 0  # number of detected model changes; earlier results become invalid with each
         self._largest = ROW_COUNTS[-1]
         self._latest: list[Any] = []  # see `PlainTargetCache`
-        self._runner = ModelRunner(model, self._checked(model), self.acceleration)
+        self._runner = ModelRunner(model, self._find_capabilities(model), self.acceleration)
         self._watched = WatchedState(model)
         self._batch = BatchPass(self._runner)
         self._live, self._first = LiveCheck(self._runner), FirstPromptCheck(self._runner)
@@ -115,7 +115,7 @@ class HFEngine:
             return
         if self._state is None or (state[0], state[2]) != (self._state[0], self._state[2]):
             self.changes += 1
-        found = self._checked(runner.model)
+        found = self._find_capabilities(runner.model)
         if found.drafts and not found.encoder:  # encoders are checked by their first prompt
             with torch.random.fork_rng():  # a model in training mode uses the default random streams
                 outcome = probe_outcome(
@@ -144,7 +144,7 @@ class HFEngine:
         """The wrapper whose `generate` defines the text; None if that cannot read text alone."""
         return self.entry if self.whole is self.model else None
 
-    def _checked(self, model: Any) -> HFCapabilities:
+    def _find_capabilities(self, model: Any) -> HFCapabilities:
         """Return the capabilities promised by the class, config and adapter.
 
         Raises:
@@ -297,9 +297,9 @@ class HFEngine:
         """Return the size of a cache in bytes."""
         return held_bytes(cache)
 
-    def compacted(self, cache: DynamicCache) -> DynamicCache:
+    def compact_cache(self, cache: DynamicCache) -> DynamicCache:
         """Return a cache, or a compact copy if much of its memory is unused."""
-        return compacted(cache)
+        return compact_cache(cache)
 
     def prepare_check(self, batch: Sequence[tuple[AnySequence, int, DraftTree]]) -> None:
         self._rows_to_check = self._live.prepare([(cache, root, tree) for cache, root, tree in batch if len(tree)])

@@ -45,7 +45,7 @@ class ExitRows:
         """Return these rows with those of a pass appended, with their states [n, 1, D]."""
         return ExitRows(self.layers, np.concatenate([self.ids, new.ids]), new.rows, (*self.states, states))
 
-    def shared(self, tokens: Int32, parents: Int32) -> int:
+    def count_shared(self, tokens: Int32, parents: Int32) -> int:
         """Return how many leading rows of a pass are the same, in tokens and parents."""
         count = min(len(self), len(tokens))
         same = (self.ids[:count] == tokens[:count]) & (self.rows.parents[:count] == parents[:count])

@@ -208,11 +208,11 @@ class ModelRunner:
         if mixers is None or cache is None:
             return cache, None
         if recorder is None:
-            return mixers.adapter.given(cache), mixers.own(cache)
+            return mixers.adapter.give_cache(cache), mixers.own(cache)
         recorded = cache
         if not isinstance(cache, RecordedStates):
             recorded = cache_class(StateCache, mixers.adapter.kind)(cache, recorder)
-        return recorded, mixers.recorded(recorder)
+        return recorded, mixers.record_mixers(recorder)
 
     def verify(self, given: PassInput, cache: Any, **options: Any) -> PassOutput:
         """Run a pass like `run`, in the mode in which transformers' own decoding loop runs its passes."""

@@ -95,7 +95,7 @@ def load_model(
         raise UsageError(f"there is no device '{device}'; try cpu, cuda, cuda:1, mps or auto.") from None
     placement = {"device_map": device} if device == "auto" else {}
     try:
-        if quantize is not None or _packed(source, device):
+        if quantize is not None or _is_packed(source, device):
             from speculant.engines.hf.quantized.loading import load_quantized
             from speculant.engines.hf.quantized.making import QuantizeRequest
 
@@ -126,7 +126,7 @@ def load_model(
     return model.eval(), load_tokenizer(source, required=False)
 
 
-def _packed(source: str, device: str) -> bool:
+def _is_packed(source: str, device: str) -> bool:
     """Return whether a checkpoint is quantised in a format that is read packed on this device.
 
     Raises:

@@ -49,7 +49,7 @@ class ModulesState:
         found = [(name, held[name]) for held in self._attributes[: len(modules)] for name in contents]
         self._containers = [each for _, each in found if each]
         self._empty = [each for name, each in found if not each and name in PARTS]  # parts may be added to them
-        self._contents = list(self._contained())
+        self._contents = list(self._find_contents())
         self._tensors: list[Tensor] = []
         self._places: list[Any] = []
 
@@ -61,7 +61,7 @@ class ModulesState:
     def holds(self) -> bool:
         """Return whether nothing has changed; values that were replaced by equal ones may count as unchanged."""
         try:
-            contents = list(self._contained())
+            contents = list(self._find_contents())
             return (
                 list(map(type, self._modules)) == self._kinds
                 and list(map(vars, self._owners)) == self._attributes
@@ -74,7 +74,7 @@ class ModulesState:
         except (RuntimeError, ValueError):  # a new value that cannot be compared, or a tensor without an address
             return False
 
-    def _contained(self) -> Iterable[Any]:
+    def _find_contents(self) -> Iterable[Any]:
         return chain.from_iterable(map(dict.values, self._containers))
 
     def _find_called(self) -> list[Any]:
@@ -99,14 +99,14 @@ class ParametersState:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         """Record the state."""
         self._containers = [module._parameters for module in modules]
-        self._contents = list(self._contained())
+        self._contents = list(self._find_contents())
         self._tensors = [each for each in self._contents if each is not None]
         self._counted = [each for each in self._tensors if not each.is_inference()]  # others have no version
         self._places, self._versions = list(map(Tensor.data_ptr, self._tensors)), list(map(_VERSION, self._counted))
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        contents = list(self._contained())
+        contents = list(self._find_contents())
         return (
             len(contents) == len(self._contents)
             and all(map(is_, contents, self._contents))
@@ -114,5 +114,5 @@ class ParametersState:
             and list(map(_VERSION, self._counted)) == self._versions
         )
 
-    def _contained(self) -> Iterable[Any]:
+    def _find_contents(self) -> Iterable[Any]:
         return chain.from_iterable(map(dict.values, self._containers))

@@ -79,7 +79,7 @@ class PartialPasses:
             found = source.lm_head(source.model.norm(states))[0] if logits else states.new_empty(0)
             return PassOutput(found, states[0][:, None])
 
-    def chosen(
+    def run_sublayers(
         self, given: PassInput, cache: Any, run: Sublayers, *, needs: RequestedOutputs, total: int
     ) -> PassOutput | None:
         """Run rows through some sublayers, appending to the cache; return None if this needs a view.

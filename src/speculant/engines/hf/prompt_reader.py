@@ -79,7 +79,7 @@ class PromptReader:
             begin_own_pass(cache, len(part), mixers)
             given = self._prompt.part(part.start, part.end)
             output = self._runner.run(
-                given, cache, needs=part.needs, wanted=self._wanted(part), total=part.end
+                given, cache, needs=part.needs, wanted=self._choose_rows(part), total=part.end
             )  # fmt: skip
             self._prompt.note_output(output.returned)
         if self.watcher is not None:
@@ -100,7 +100,7 @@ class PromptReader:
                         self.rows(piece),
                         cache,
                         needs=part.needs,
-                        wanted=self._wanted(piece),
+                        wanted=self._choose_rows(piece),
                         recorder=StateRecorder([rows], self._runner.model.device),
                         total=piece.end,
                     )
@@ -113,7 +113,7 @@ class PromptReader:
         logits = torch.cat([output.logits for output in outputs])
         return PassOutput(logits, torch.cat(hidden) if hidden else None)
 
-    def _wanted(self, part: PromptPart) -> list[int] | None:
+    def _choose_rows(self, part: PromptPart) -> list[int] | None:
         return [len(part) - 1] if self.watcher is None else None
 
     def take(self, part: PromptPart, output: PassOutput, needs: RequestedOutputs) -> Pass | None:

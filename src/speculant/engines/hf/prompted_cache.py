@@ -194,7 +194,7 @@ class PromptedCache(ABC):
     @property
     def at_limit(self) -> bool:
         """Whether the next pass rereads the whole text, as `generate` does when rotary factors change."""
-        return self._limit.reached(self.position)
+        return self._limit.is_reached(self.position)
 
     def _drop_other_factors(self) -> None:
         """Drop rows of an earlier turn that `generate` would recompute with the factors of a longer text."""

@@ -33,7 +33,7 @@ class RotaryLimit:
         capabilities, limit = self._runner.capabilities, self._runner.capabilities.rope_limit
         return capabilities.rope_rereads and not self._prompt.shift and limit is not None and position <= limit
 
-    def reached(self, position: int) -> bool:
+    def is_reached(self, position: int) -> bool:
         """Return whether the next pass rereads the whole text."""
         return self.rereads(position) and position == self._runner.capabilities.rope_limit
 

@@ -200,14 +200,14 @@ class HFTargetCache(PromptedCache):
         if not self._runner.acceleration.keep(self.cache, self._length, kept):
             with out_of_memory(f"{self._length} cached tokens"):
                 keep_rows(self.cache, self._length, kept)
-        self._text[self._committed() :] = [self._text[self._committed() + row] for row in kept]
+        self._text[self._count_committed() :] = [self._text[self._count_committed() + row] for row in kept]
         self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
         self._foreign = False
 
     def rollback(self) -> None:
         self._waiting.forget()
         self._rows, self._layers, self._foreign = DraftRows(), None, False
-        del self._text[self._committed() :]
+        del self._text[self._count_committed() :]
         keep_rows(self.cache, self._length, [])
 
     def restart(self) -> None:
@@ -318,7 +318,7 @@ class HFTargetCache(PromptedCache):
             options["recorder"] = StateRecorder([rows], self._runner.model.device)
         total, output = self._length + len(new.rows), None
         if layers is not None and embeddings is None:
-            output = self._waiting.passes.chosen(given, self.cache, layers, needs=needs, total=total)
+            output = self._waiting.passes.run_sublayers(given, self.cache, layers, needs=needs, total=total)
         return output or self._runner.verify(given, self.cache, **options, total=total)
 
     def _check_masks(self) -> None:
@@ -336,7 +336,7 @@ class HFTargetCache(PromptedCache):
         self.cache.layers, self._given = anew.layers, 0
         return output
 
-    def _committed(self) -> int:
+    def _count_committed(self) -> int:
         """Return the number of committed tokens after the prompt."""
         return max(0, self._length - len(self._prompt))
 

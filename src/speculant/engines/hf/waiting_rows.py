@@ -78,7 +78,7 @@ class WaitingRows:
         assert self._rows is not None
         owner, waiting = self._owner, self._rows
         new = owner.new_rows(tokens, parents, DraftRows(), explicit=True)
-        kept = waiting.first(waiting.shared(tokens, parents))
+        kept = waiting.first(waiting.count_shared(tokens, parents))
         cut_first_layers(owner.cache, waiting.layers, owner.length + len(kept))
         self._rows, early = kept, self.passes.share(kept.layers) if len(kept) == len(tokens) else 0.0
         try:

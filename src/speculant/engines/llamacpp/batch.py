@@ -49,7 +49,7 @@ class Rows:
         )
 
     @staticmethod
-    def joined(parts: Sequence[Rows]) -> Rows:
+    def join(parts: Sequence[Rows]) -> Rows:
         """Return the rows of several texts, concatenated."""
         if len(parts) == 1:
             return parts[0]

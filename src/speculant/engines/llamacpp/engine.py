@@ -167,7 +167,7 @@ class LlamaEngine(ModelEngine):
         """Return the bytes of a text's rows, including shared ones; 0 if it was evicted from llama.cpp's cache."""
         return self.context.text_bytes(cache)
 
-    def compacted(self, cache: LlamaText) -> LlamaText:
+    def compact_cache(self, cache: LlamaText) -> LlamaText:
         """Return the text itself: its rows take no extra memory."""
         return cache
 
@@ -202,7 +202,7 @@ class LlamaEngine(ModelEngine):
             return [cache.prefill(maximum, needs=needs) for cache, maximum in batch]
         texts = [cache.text for cache, _ in batch]
         parts = [cache.plan_prompt(maximum, needs, texts) for cache, maximum in batch]
-        logits = list(self.context.decode(Rows.joined(parts), texts).clone())
+        logits = list(self.context.decode(Rows.join(parts), texts).clone())
         return [
             cache.take_prompt(part, logits.pop(0)[None] if part.outputs[-1] else None, needs)
             for (cache, _), part in zip(batch, parts, strict=True)
@@ -213,7 +213,7 @@ class LlamaEngine(ModelEngine):
 
     def _together(self, group: list[Request], texts: list[LlamaText]) -> list[Tensor]:
         planned = [cache.plan(tokens, parents, texts) for cache, tokens, parents in group]
-        logits = self.context.decode(Rows.joined(planned), texts)
+        logits = self.context.decode(Rows.join(planned), texts)
         ends = np.cumsum([sum(rows.outputs) for rows in planned]).tolist()
         return [logits[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 

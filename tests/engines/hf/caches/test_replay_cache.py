@@ -17,7 +17,7 @@ from passes import IDS
 from speculant import Speculator
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError
-from speculant.engines.hf.caches.replay_cache import MAX_PENDING, ReplayTargetCache, copied
+from speculant.engines.hf.caches.replay_cache import MAX_PENDING, ReplayTargetCache, copy_writable
 from speculant.engines.hf.engine import HFEngine
 from speculant.engines.hf.probe.rounds import wrong_rows
 
@@ -102,7 +102,7 @@ def test_hidden_states_are_those_of_the_new_rows() -> None:
 def test_what_is_written_in_place_is_copied() -> None:
     """Guards rollback: a copy shares keys and values, which passes replace, and no state."""
     held = {"keys": torch.zeros(2), "recurrent_states": {0: torch.zeros(2)}, "list": [torch.zeros(1)]}
-    twin = copied(held)
+    twin = copy_writable(held)
     assert twin["recurrent_states"][0] is not held["recurrent_states"][0]  # type: ignore[index]
     assert twin["list"][0] is not held["list"][0]
 

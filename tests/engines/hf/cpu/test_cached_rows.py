@@ -110,13 +110,13 @@ def test_rows_are_appended_only_to_what_was_looked_up() -> None:
     extended = rows.extend(cache.layers, 4)
     assert extended is not None
     cache.layers[2].keep(4, [])
-    assert not extended.unchanged()
+    assert not extended.is_unchanged()
     assert CachedRows.find(cache.layers, torch.float32, 4) is None
     for layer in cache.layers:
         layer.keep(4, [])
     again = rows.extend(cache.layers, 4)
     assert again is not None
-    assert again.unchanged()
+    assert again.is_unchanged()
     again.take()
     assert [layer.get_seq_length() for layer in cache.layers] == [8, 8, 8]
 

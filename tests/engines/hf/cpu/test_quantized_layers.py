@@ -66,7 +66,7 @@ def test_a_layer_in_one_call_is_the_layer_product_by_product(
     assert len(prepared.layers) == 3
     found = output(model, prepared, 7, batch=2)
     monkeypatch.setattr(KernelTable, "one_call", lambda *_: None)
-    monkeypatch.setattr(KernelTable, "measured", lambda *_: True)
+    monkeypatch.setattr(KernelTable, "has_times", lambda *_: True)
     assert torch.equal(output(model, prepared, 7, batch=2), found)
 
 

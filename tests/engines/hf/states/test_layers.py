@@ -115,7 +115,7 @@ def test_a_fault_while_rows_are_kept_leaves_all_layers_as_they_were(
     expected = sequence.plain_logits([7, 9])
     rows = torch.arange(3, dtype=torch.int32).numpy()
     sequence.forward(rows + 7, rows - 1)
-    own, calls = StateLayer._folded, list[int]()
+    own, calls = StateLayer._fold_records, list[int]()
 
     def failing(layer: StateLayer, path: list[int]) -> Any:
         calls.append(1)
@@ -123,7 +123,7 @@ def test_a_fault_while_rows_are_kept_leaves_all_layers_as_they_were(
             raise fault
         return own(layer, path)
 
-    monkeypatch.setattr(StateLayer, "_folded", failing)
+    monkeypatch.setattr(StateLayer, "_fold_records", failing)
     with pytest.raises((KeyboardInterrupt, OutOfMemoryError)):
         sequence.keep([0, 1])
     sequence.rollback()

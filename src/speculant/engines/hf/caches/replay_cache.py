@@ -152,7 +152,7 @@ class ReplayTargetCache:
         positions = torch.arange(start, end, device=device)[None] - self._prompt.shift
         ids = as_ids(np.array(tokens, np.int64)).to(device)
         given = PassInput(ids, positions, self._prompt.padding_mask(end))
-        return self._runner.verify(given, copied(held), needs=needs, total=end)
+        return self._runner.verify(given, copy_writable(held), needs=needs, total=end)
 
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
@@ -206,7 +206,7 @@ class ReplayTargetCache:
         raise UnsupportedError("single layers of this model cannot be run.")
 
 
-def copied(held: Any, name: str = "", known: dict[int, Any] | None = None) -> Any:
+def copy_writable(held: Any, name: str = "", known: dict[int, Any] | None = None) -> Any:
     """Return a copy of a cache that a pass can write to; it shares the tensors that passes only ever replace.
 
     Args:
@@ -221,14 +221,14 @@ def copied(held: Any, name: str = "", known: dict[int, Any] | None = None) -> An
         known[id(held)] = held if name in REPLACED else held.clone()
     elif type(held) is dict:
         known[id(held)] = twin = dict[Any, Any]()
-        twin |= {key: copied(value, name, known) for key, value in held.items()}
+        twin |= {key: copy_writable(value, name, known) for key, value in held.items()}
     elif type(held) is list:
         known[id(held)] = items = list[Any]()
-        items += (copied(value, name, known) for value in held)
+        items += (copy_writable(value, name, known) for value in held)
     elif type(held) is tuple:
-        return tuple(copied(value, name, known) for value in held)
+        return tuple(copy_writable(value, name, known) for value in held)
     elif hasattr(held, "__dict__") and not isinstance(held, type) and not type(held).__module__.startswith("torch"):
         known[id(held)] = other = copy.copy(held)
-        parts = {key: value if key in SHARED else copied(value, key, known) for key, value in vars(held).items()}
+        parts = {key: value if key in SHARED else copy_writable(value, key, known) for key, value in vars(held).items()}
         vars(other).update(parts)
     return known.get(id(held), held)

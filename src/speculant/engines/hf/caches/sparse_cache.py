@@ -101,7 +101,7 @@ class HFSparseCache:
         return self.forward(np.array([root], np.int32), ROOT_ROW)
 
     def forward(self, tokens: Int32, parents: Int32) -> Tensor:
-        cache = self._chosen()
+        cache = self._require_cache()
         before, rows = len(self._rows), self._rows.grown(parents)
         positions = rows.depths[before:] + (self._text.position - 1)
         given = self._text.rows_input(tokens.astype(np.int64), positions, self._mask(rows, before))
@@ -116,14 +116,14 @@ class HFSparseCache:
     def release(self) -> None:
         self._cache, self._rows = None, DraftRows()
 
-    def _chosen(self) -> DynamicCache:
+    def _require_cache(self) -> DynamicCache:
         if self._cache is None:
             raise UsageError("a sparse cache holds no rows before the first `retrieve`.")
         return self._cache
 
     def _follow(self) -> None:
         """Drop the draft's rows and copy those that the text has committed since."""
-        cache, (start, full, sliding), end = self._chosen(), self._held, self._text.length
+        cache, (start, full, sliding), end = self._require_cache(), self._held, self._text.length
         self._cut(cache)
         if end == start:
             return

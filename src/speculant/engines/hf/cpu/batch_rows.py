@@ -82,7 +82,7 @@ class CallsOfAll:
 
     def take(self) -> bool:
         """Append the new rows to all layers; False, and nothing appended, if a cache changed meanwhile."""
-        if not all(rows.unchanged() for rows in self.each):
+        if not all(rows.is_unchanged() for rows in self.each):
             return False
         for rows in self.each:
             rows.take()

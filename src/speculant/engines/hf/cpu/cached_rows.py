@@ -42,7 +42,7 @@ class ExtendedRows:
     rows: Sequence[FirstRows]
     cached: CachedRows
 
-    def unchanged(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether the layers still hold what they held when this was looked up."""
         return all(map(is_, map(_HELD, self.layers), self.held))
 

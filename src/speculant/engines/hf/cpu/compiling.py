@@ -73,7 +73,7 @@ class InstructionLevel:
         """Compiler options of the level."""
         return tuple(OPTIONS[each] for each in self.sets)
 
-    def supported(self, flags: Collection[str]) -> bool:
+    def is_supported(self, flags: Collection[str]) -> bool:
         """Return whether a processor with these flags can run the library."""
         return set(self.sets) <= set(flags)
 

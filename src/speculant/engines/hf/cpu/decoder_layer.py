@@ -156,7 +156,7 @@ class FusedLayer:
         kind = type(self.module)
         if kind is not self._class or kind.forward is not self._forward or rotary_functions(self.home) != self._rotary:
             return None
-        if self.module.training or self.attention.training or not all(part.untouched() for part in self._parts):
+        if self.module.training or self.attention.training or not all(part.is_intact() for part in self._parts):
             return None
         weights: list[Any] = []
         dtype: torch.dtype | None = None
@@ -372,7 +372,7 @@ class FusedLayer:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         # Without faster products, only the attention of several sequences in one call is worth the calls.
-        if kernel is None and not together and not self._table.measured(self.dtype, self._shapes):
+        if kernel is None and not together and not self._table.has_times(self.dtype, self._shapes):
             return False
         batch, rows, _ = x.shape
         shapes = [(each.shape[0], rows, self.head) for each in embeddings]

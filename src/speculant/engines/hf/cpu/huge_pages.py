@@ -36,7 +36,7 @@ def use_huge_pages(weights: Iterable[Tensor], *, seconds: float = MAX_SECONDS) -
     """
     ranges = list(whole_pages((weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in weights))
     total = sum(end - start for start, end in ranges)
-    if total < MIN_BYTES or not _allowed():
+    if total < MIN_BYTES or not _is_allowed():
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -72,7 +72,7 @@ def whole_pages(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         start, end = first, last
 
 
-def _allowed() -> bool:
+def _is_allowed() -> bool:
     try:
         return "[never]" not in SETTING.read_text(encoding="ascii")
     except OSError:

@@ -52,7 +52,7 @@ class KernelTable:
             return "compiled"
         times = self.times.get(shape) if dtype is self.dtype else None
         if times is None:
-            return self.products.unmeasured(dtype, rows)
+            return self.products.guess_kernel(dtype, rows)
         return choose(times, rows, packed=packed and shape in self.packed)
 
     def one_call(self, dtype: torch.dtype, shapes: Sequence[Shape], rows: int) -> Kernel | None:
@@ -61,7 +61,7 @@ class KernelTable:
             return "compiled"
         measured = [shape for shape in shapes if shape in self.times] if dtype is self.dtype else []
         if not measured:
-            return "compiled" if self.products.unmeasured(dtype, rows) == "compiled" else None
+            return "compiled" if self.products.guess_kernel(dtype, rows) == "compiled" else None
         place = _nearest(rows)
         best = sum(self.times[shape][self.kernel(dtype, shape, rows)][place] for shape in measured)
         native = {
@@ -72,7 +72,7 @@ class KernelTable:
         fastest = min(native, key=lambda kernel: native[kernel])
         return fastest if rows <= MAX_ROWS and native[fastest] <= FUSED_SHARE * best else None
 
-    def measured(self, dtype: torch.dtype, shapes: Sequence[Shape]) -> bool:
+    def has_times(self, dtype: torch.dtype, shapes: Sequence[Shape]) -> bool:
         """Return whether there are times for any of these shapes."""
         return dtype is self.dtype and any(shape in self.times for shape in shapes)
 

@@ -90,7 +90,7 @@ class Part:
     kind: type
     forward: Any
 
-    def untouched(self) -> bool:
+    def is_intact(self) -> bool:
         """Return whether it has not been replaced, has no hooks and no other forward."""
         module, kind = self.module, self.kind
         return (

@@ -37,7 +37,7 @@ def find_library(folder: Path, flags: Collection[str]) -> Path | None:
         raise BuildError(f"the package's {LIST} cannot be read ({error})") from error
     if sources != source_digest():
         raise BuildError("the package's sources are not those of its libraries")
-    supported = [level.name for level in LEVELS if level.name in digests and level.supported(flags)]
+    supported = [level.name for level in LEVELS if level.name in digests and level.is_supported(flags)]
     if not supported:
         raise BuildError(f"the package has no library for this processor, only for {', '.join(digests)}")
     library = folder / f"{supported[0]}.so"

@@ -53,7 +53,7 @@ class Products:
         """Return the maximum rows for which the compiled kernel is made."""
         return self._maximum[dtype]
 
-    def unmeasured(self, dtype: torch.dtype, rows: int) -> Kernel:
+    def guess_kernel(self, dtype: torch.dtype, rows: int) -> Kernel:
         """Return the kernel that is usually fastest for `rows` rows, in the absence of measurements."""
         if rows <= self.max_rows(dtype):
             return "compiled"

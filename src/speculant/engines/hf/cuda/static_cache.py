@@ -53,7 +53,7 @@ class StaticBuffers:
                 torch.zeros((len(each), heads, capacity, width), dtype=dtype, device=device)
                 for (heads, width, dtype, device), each in places.items()
             ]
-        buffers = self._unstacked(self._stacks)
+        buffers = self._split_stacks(self._stacks)
         self.keys, self.values = buffers[::2], buffers[1::2]
         self._layers: list[weakref.ref[InPlaceLayer]] = []  # of the cache that moved in last
 
@@ -88,7 +88,7 @@ class StaticBuffers:
 
     def set_length(self, cache: DynamicCache, length: int) -> None:
         """Set the number of rows of the cache in the buffers."""
-        views = self._unstacked([stack.narrow(2, 0, length) for stack in self._stacks])
+        views = self._split_stacks([stack.narrow(2, 0, length) for stack in self._stacks])
         for layer, keys, values in zip(cache.layers, views[::2], views[1::2], strict=True):
             layer.keys, layer.values = keys, values
 
@@ -106,7 +106,7 @@ class StaticBuffers:
         alive = [(reference(), keys) for reference, keys in zip(self._layers, self.keys, strict=False)]
         return [layer for layer, keys in alive if layer is not None and layer._key_rows is keys]
 
-    def _unstacked(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+    def _split_stacks(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """Return the keys and values of the first layer, of the second, ..., [1, H, ., D] each."""
         found = {
             place: tensor

@@ -125,7 +125,7 @@ class FirstPromptCheck:
                 plain.keep([0])
                 tokens.append(int(expected[-1].argmax()))
             ours.prefill()
-            found = [*self._drafted(ours, tokens)]
+            found = [*self._verify_draft(ours, tokens)]
         except OutOfMemoryError:
             raise
         except UnusualPromptError as error:
@@ -139,7 +139,7 @@ class FirstPromptCheck:
             return "drafts behind such prompts would change this model's logits"
         return ""
 
-    def _drafted(self, ours: HFTargetCache, tokens: list[int]) -> list[torch.Tensor]:
+    def _verify_draft(self, ours: HFTargetCache, tokens: list[int]) -> list[torch.Tensor]:
         """Return the logits [V] after each token but the last, by a drafted pass and one after its kept rows."""
         right, last = tokens[: _STEPS - 1], tokens[_STEPS - 1]
         if ours.trees:  # a wrong node lies between the correct ones

@@ -79,7 +79,7 @@ def surroundings_of(model: Any, kinds: Collection[type], configs: Iterable[Any])
 
 def choices_of(model: Any, configs: Iterable[Any]) -> list[Hashable]:
     """Return the settings of configs, and the hooks and functions that they and the model choose."""
-    chosen = [*_global_hooks(), *_registered(model), *_generation(model)]
+    chosen = [*_global_hooks(), *_find_functions(model), *_generation(model)]
     return [settings_of(model.config), *chosen, *(settings_of(config) for config in configs)]
 
 
@@ -116,7 +116,7 @@ def digest_of(model: Any) -> str | None:
     functions = [function for kind in ordered for function in (kind.forward, kind.__call__)]
     for home in (*_homes(kinds), *_CACHES):
         functions += (each for _, each in sorted(vars(home).items()) if isinstance(each, types.FunctionType))
-    chosen = [*_registered(model), *_generation(model)]
+    chosen = [*_find_functions(model), *_generation(model)]
     if any(_home_of(function).split(".")[0] not in _KNOWN for function in chosen):
         return None  # what this function calls may differ between processes
     for function in (*functions, *chosen):
@@ -190,7 +190,7 @@ def _is_torchs(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("torch", "builtins")
 
 
-def _registered(model: Any) -> list[Any]:
+def _find_functions(model: Any) -> list[Any]:
     """Return the functions for attention, masks and experts that names in the model's config refer to."""
     config = model.config.get_text_config(decoder=True)
     attention = getattr(config, "_attn_implementation", None)

@@ -38,11 +38,11 @@ def padding_outcome(runner: ModelRunner, *, entry: Any = None) -> PaddingOutcome
     Raises:
         OutOfMemoryError: the device is full.
     """
-    found = _examined(runner, entry)
+    found = _find_outcome(runner, entry)
     return replace(found, read=found.read or runner.capabilities.reads_padding)
 
 
-def _examined(runner: ModelRunner, entry: Any) -> PaddingOutcome:
+def _find_outcome(runner: ModelRunner, entry: Any) -> PaddingOutcome:
     model, capabilities = runner.model, runner.capabilities
     if not capabilities.drafts or capabilities.encoder or not capabilities.text_alone:  # decided by the first prompt
         return PaddingOutcome()

@@ -270,7 +270,7 @@ class _Walk:
         kinds: list[list[list[int]]] = [[right], [[]], [begins_right]]
         if self._trees and right:  # correct tokens come last, so that no node's slot matches its depth
             kinds = [[[self._other(right[0])], begins_right, right], *kinds]
-        tree = DraftTree.from_paths(self._widened(kinds[self._round % len(kinds)]))
+        tree = DraftTree.from_paths(self._widen_paths(kinds[self._round % len(kinds)]))
         self._path, above = [], ROOT
         for token in right:
             above = next((node for node in tree.children(above) if tree.tokens[node] == token), ROOT)
@@ -279,7 +279,7 @@ class _Walk:
             self._path.append(above)
         return tree
 
-    def _widened(self, paths: list[list[int]]) -> list[list[int]]:
+    def _widen_paths(self, paths: list[list[int]]) -> list[list[int]]:
         """Return the paths of a draft with wrong tokens added next to or after them, up to the current number of nodes.
 
         In a tree they are the first nodes, below the root; in a chain the last ones.

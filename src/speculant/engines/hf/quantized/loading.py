@@ -67,7 +67,7 @@ def load_quantized(asked: QuantizeRequest) -> Any:
             path = None
             notes = (*notes, f"the packed weights could not be kept, so the next start makes them again: {error}")
     file = None if path is None else str(path)
-    return _summarized(model, summarize(made.parts, scheme, before=made.before, loss=loss, file=file, notes=notes))
+    return _attach_summary(model, summarize(made.parts, scheme, before=made.before, loss=loss, file=file, notes=notes))
 
 
 def make_parts(
@@ -137,7 +137,7 @@ def _load_file(asked: QuantizeRequest, model: Any, path: Path, scheme: str, *, f
     """Return a model from the packed weights in a file; `file` is set to it if it is a stored one."""
     found = load_packed(path)
     assemble_model(asked, model, found.parts)
-    return _summarized(model, summarize(found.parts, scheme, before=found.facts["before"], file=file))
+    return _attach_summary(model, summarize(found.parts, scheme, before=found.facts["before"], file=file))
 
 
 def assemble_model(asked: QuantizeRequest, model: Any, parts: Parts) -> None:
@@ -145,7 +145,7 @@ def assemble_model(asked: QuantizeRequest, model: Any, parts: Parts) -> None:
     assemble(parts, model, dtype=_dtype(asked, model.config), activations=asked.activations, source=asked.source)
 
 
-def _summarized(model: Any, summary: QuantizedSummary) -> Any:
+def _attach_summary(model: Any, summary: QuantizedSummary) -> Any:
     model.quantized_summary = summary
     logger.info("%s", summary)
     return model

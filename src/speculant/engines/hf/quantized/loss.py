@@ -101,7 +101,7 @@ def predict(model: Any, ids: Tensor) -> Predictions:
 
     Each module's weights are widened while it runs, so the model need not fit in memory in float32.
     """
-    with torch.inference_mode(), _widened(model):
+    with torch.inference_mode(), _widen_weights(model):
         logits = model(input_ids=ids[None], use_cache=False).logits[0]
     return Predictions(ids=ids, logs=F.log_softmax(logits.float(), dim=-1))
 
@@ -127,7 +127,7 @@ def compare(before: Predictions, model: Any) -> QuantizationLoss:
 
 
 @contextmanager
-def _widened(model: Any) -> Iterator[None]:
+def _widen_weights(model: Any) -> Iterator[None]:
     """Give each module of a model its own weights in float32 while it runs."""
     held: dict[tuple[int, str], Tensor] = {}
 

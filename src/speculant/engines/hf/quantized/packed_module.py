@@ -49,7 +49,7 @@ class PackedModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_structs": None}  # addresses are not valid in copies and pickles
 
-    def packed(self) -> dict[str, Tensor]:
+    def find_packed(self) -> dict[str, Tensor]:
         """Return the packed tensors by the names of their buffers."""
         return {name: part for name, part in self._buffers.items() if name.startswith(_PREFIX) and part is not None}
 
@@ -66,7 +66,7 @@ class PackedModule(nn.Module):
                 "model's own weights there instead."
             )
         _check_dtype(like.dtype)
-        held = self.packed()
+        held = self.find_packed()
         for name in held:
             del self._buffers[name]
         try:

@@ -221,14 +221,14 @@ def pack(matrix: GroupedValues) -> QuantizedWeight:
 def take_rows(matrix: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
     """Return the matrix of some rows of another one, Int64[n] in any order, packed again."""
 
-    def taken(scales: GroupScales) -> GroupScales:
+    def take_scales(scales: GroupScales) -> GroupScales:
         return GroupScales(
             numbers=scales.numbers[rows], factors=None if scales.factors is None else scales.factors[rows]
         )
 
     plain = matrix.unpack()
-    minima = None if plain.minima is None else taken(plain.minima)
-    return pack(replace(plain, values=plain.values[rows], scales=taken(plain.scales), minima=minima))
+    minima = None if plain.minima is None else take_scales(plain.minima)
+    return pack(replace(plain, values=plain.values[rows], scales=take_scales(plain.scales), minima=minima))
 
 
 def pad(size: int, multiple: int) -> int:

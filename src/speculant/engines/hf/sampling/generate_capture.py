@@ -72,7 +72,7 @@ class GenerateCall:
             axes = self.positions if (self.positions != self.positions[:1]).any() else None
             self.positions = self.positions[0]
         self.others = {
-            name: value for name, value in model_kwargs.items() if name not in handled and _given(name, value)
+            name: value for name, value in model_kwargs.items() if name not in handled and _has_information(name, value)
         }
         if axes is not None:
             self.others["position_ids"] = axes
@@ -105,7 +105,7 @@ def prepare_call(entry: Any, ids: Tensor, **options: Any) -> GenerateCall:
     return call
 
 
-def _given(name: str, value: Any) -> bool:
+def _has_information(name: str, value: Any) -> bool:
     """Return whether an input carries information: it is not empty, and not only text token types."""
     if value is None or (isinstance(value, Mapping) and not value):
         return False

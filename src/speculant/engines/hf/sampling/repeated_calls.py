@@ -87,13 +87,13 @@ class RepeatedCalls:
         if key is None or not self._holds() or (found := self._prepared.pop(key, None)) is None:
             return None
         self._prepared[key] = found  # the latest
-        length, cache = ids.shape[1], _copied(found.cache)
+        length, cache = ids.shape[1], _copy_cache(found.cache)
         config = copy.copy(found.config)
         config.max_length, config.max_new_tokens = length + max_new_tokens, max_new_tokens
         if hasattr(config, "_mask_length"):
             config._mask_length = length
-        inputs = {name: _made(value, ids, cache) for name, value in found.inputs.items()}
-        criteria = [_limited(each, config.max_length) for each in found.criteria]
+        inputs = {name: _make_input(value, ids, cache) for name, value in found.inputs.items()}
+        criteria = [_limit_criterion(each, config.max_length) for each in found.criteria]
         call = GenerateCall()
         call(self._model, ids, found.processors, criteria, config, **inputs)
         return call
@@ -121,7 +121,7 @@ class RepeatedCalls:
             self._prepared.clear()
             self._config = copy.deepcopy(self._model.generation_config)
         config = copy.copy(call.config)
-        self._prepared[key] = _Prepared((*call.processors,), (*call.criteria,), config, _copied(call.cache), inputs)
+        self._prepared[key] = _Prepared((*call.processors,), (*call.criteria,), config, _copy_cache(call.cache), inputs)
         if len(self._prepared) > LIMIT:
             del self._prepared[next(iter(self._prepared))]
 
@@ -168,7 +168,7 @@ def _pattern(value: Any, ids: Tensor, cache: Any) -> Any:
     return _Input("mask", *form) if bool((row == 1).all()) else value
 
 
-def _made(value: Any, ids: Tensor, cache: DynamicCache | None) -> Any:
+def _make_input(value: Any, ids: Tensor, cache: DynamicCache | None) -> Any:
     """Return an input for a prompt; see `_pattern`."""
     if type(value) is not _Input:
         return value
@@ -180,7 +180,7 @@ def _made(value: Any, ids: Tensor, cache: DynamicCache | None) -> Any:
     return torch.arange(length, dtype=value.dtype, device=ids.device).reshape(*value.shape, length)
 
 
-def _limited(criterion: Any, length: int) -> Any:
+def _limit_criterion(criterion: Any, length: int) -> Any:
     """Return a stopping criterion for texts of a maximum length."""
     if type(criterion) is not MaxLengthCriteria:
         return criterion
@@ -195,7 +195,7 @@ def _is_usual_cache(cache: Any) -> bool:
     return bool(settings) and all(type(value) in _PLAIN for value in settings)
 
 
-def _copied(cache: DynamicCache | None) -> DynamicCache | None:
+def _copy_cache(cache: DynamicCache | None) -> DynamicCache | None:
     """Return a copy of an empty cache, whose layers share nothing that can be written to; None for none."""
     if cache is None:
         return None

@@ -43,7 +43,7 @@ class Adapter:
         stored: type[DynamicCache] = self.kind
         return stored
 
-    def recorded(self, mixer: nn.Module, layer: int, recorder: StateRecorder) -> nn.Module:
+    def record_mixer(self, mixer: nn.Module, layer: int, recorder: StateRecorder) -> nn.Module:
         """Return a view of a mixer whose states are recorded.
 
         Args:
@@ -64,7 +64,7 @@ class Adapter:
         """
         return mixer
 
-    def given(self, cache: DynamicCache) -> DynamicCache:
+    def give_cache(self, cache: DynamicCache) -> DynamicCache:
         """Return the object passed as the cache in the model's own passes."""
         return cache
 

@@ -83,7 +83,7 @@ class DeltaRule(Record):
         outputs = (queries * start) @ state[0].to(keys.dtype) + among_queries @ written
         return cls(known, written, decays), outputs
 
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
         rows = list(path)
         sums = self._decays[:, rows].cumsum(dim=1)
         keys = self._keys[:, rows] * (sums[:, -1:] - sums).exp()

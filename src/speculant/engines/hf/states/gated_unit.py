@@ -63,5 +63,5 @@ class GatedUnit(Record):
             states[rows + 1] = gates[rows - old].to(state.dtype) * states[parents] + inputs[rows - old].to(state.dtype)
         return cls(states[1:]), states[old + 1 :]
 
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
         return self._states[path[-1]][None].clone() if path else torch.clone(state)

@@ -54,7 +54,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         self._marks: list[Snapshot] = []  # states after prefixes of the text, for texts with a shared prefix
         self._before: Snapshot | None = None  # the committed state while a pass of the model's own is not kept
         self._records: dict[Place, Record] = {}
-        self._stamp = self._stamped()
+        self._stamp = self._take_stamp()
 
     @classmethod
     def holding(cls, layer: LinearAttentionLayer, tokens: int) -> Self:
@@ -88,7 +88,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         self.has_previous_state = {index: state is not None for index, state in snapshot.conv.items()}
         self.is_conv_states_initialized = dict(self.has_previous_state)
         self.is_recurrent_states_initialized = {index: state is not None for index, state in snapshot.recurrent.items()}
-        self._stamp = self._stamped()
+        self._stamp = self._take_stamp()
 
     def reset(self) -> None:
         """Drop all states."""
@@ -110,19 +110,19 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
     def mark_before(self, length: int) -> int:
         """Return the length of the longest prefix, at most `length`, whose state is known; 0 for none."""
-        return max(mark.tokens for mark in self._known() if mark.tokens <= length)
+        return max(mark.tokens for mark in self._list_snapshots() if mark.tokens <= length)
 
     def return_to(self, length: int) -> None:
         """Restore the state after the first `length` tokens, a value of `mark_before`."""
         self.restore(self._mark_at(length))
 
-    def copied(self, length: int, room: int) -> Self:
+    def copy_prefix(self, length: int, room: int) -> Self:
         """Return a layer with a copy of the state after the first `length` tokens, a value of `mark_before`."""
         mark = self._mark_at(length)
         copy = type(self)(self.number_of_states)
         copy.device, copy.dtype, copy.conv_kernel_size = self.device, self.dtype, dict(self.conv_kernel_size)
         conv, recurrent = (
-            {index: _copied(state) for index, state in states.items()} for states in (mark.conv, mark.recurrent)
+            {index: _copy_state(state) for index, state in states.items()} for states in (mark.conv, mark.recurrent)
         )
         copy._restore(Snapshot(length, conv, recurrent))
         copy._marks = [each for each in self._marks if each.tokens < length]
@@ -137,24 +137,24 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         Raises:
             UnsupportedError: there were such passes of unknown length, or an interrupt has left the layer behind.
         """
-        same = self._before is None and _alike(self._stamp, self._stamped())
+        same = self._before is None and _alike(self._stamp, self._take_stamp())
         if same and tokens in (None, self.tokens):
             return
         if same or tokens is None:
             raise UnsupportedError("this cache's states do not belong to its text; start without it.")
         self._marks, self._before, self._records = [], None, {}
-        self.tokens, self._stamp = tokens, self._stamped()
+        self.tokens, self._stamp = tokens, self._take_stamp()
 
-    def _stamped(self) -> list[tuple[int, int | Tensor]]:
+    def _take_stamp(self) -> list[tuple[int, int | Tensor]]:
         """Return what changes when others write to the states: versions, or values in inference mode."""
         states = [state for state in self.conv_states.values() if state is not None]
         return [(id(state), state.clone() if state.is_inference() else state._version) for state in states]
 
-    def _known(self) -> list[Snapshot]:
+    def _list_snapshots(self) -> list[Snapshot]:
         return [self._nothing(), *self._marks, self.snapshot()]
 
     def _mark_at(self, length: int) -> Snapshot:
-        return next(mark for mark in self._known() if mark.tokens == length)
+        return next(mark for mark in self._list_snapshots() if mark.tokens == length)
 
     @property
     def trunk(self) -> int:
@@ -171,9 +171,9 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         if self._before is None:
             self._before = self._current()
         self.tokens += tokens
-        self.conv_states = {index: _copied(state) for index, state in self.conv_states.items()}
+        self.conv_states = {index: _copy_state(state) for index, state in self.conv_states.items()}
         if in_place:
-            self.recurrent_states = {index: _copied(state) for index, state in self.recurrent_states.items()}
+            self.recurrent_states = {index: _copy_state(state) for index, state in self.recurrent_states.items()}
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Set a new state by reference, where transformers' layer would overwrite the old one."""
@@ -218,23 +218,23 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         if len(path) < trunk:
             raise ValueError(f"{len(path)} rows of a pass over {trunk} cannot be kept")
         recorded = [row - trunk for row in path[trunk:]]
-        return self._folded(recorded) if recorded else self._current()
+        return self._fold_records(recorded) if recorded else self._current()
 
     @property
     def uncommitted(self) -> int:
         """The number of uncommitted rows read."""
         return self.rows - self.snapshot().tokens
 
-    def _folded(self, path: list[int]) -> Snapshot:
+    def _fold_records(self, path: list[int]) -> Snapshot:
         """Return the state after a path of recorded rows."""
         folded = {"conv": dict(self.conv_states), "recurrent": dict(self.recurrent_states)}
         heads: dict[int, list[Tensor]] = {}
         for (kind, index, head), record in sorted(self._records.items(), key=lambda each: each[0]):
             state: Any = folded[kind][index]
             if head or (kind, index, 1) in self._records:
-                heads.setdefault(index, []).append(record.folded(state[:, head], path))
+                heads.setdefault(index, []).append(record.fold_rows(state[:, head], path))
             else:
-                folded[kind][index] = record.folded(state, path)
+                folded[kind][index] = record.fold_rows(state, path)
         for index, states in heads.items():
             folded["recurrent"][index] = torch.stack(states, dim=1)
         return Snapshot(self.tokens + len(path), folded["conv"], folded["recurrent"])
@@ -281,8 +281,8 @@ class HybridStateLayer(StateLayer, InPlaceLayer):
             adopted.is_initialized = True
         return adopted
 
-    def copied(self, length: int, room: int) -> Self:
-        copy = super().copied(length, room)
+    def copy_prefix(self, length: int, room: int) -> Self:
+        copy = super().copy_prefix(length, room)
         copy._take_prefix(self, length, room)
         return copy
 
@@ -302,5 +302,5 @@ def _alike(stamp: list[tuple[int, int | Tensor]], other: list[tuple[int, int | T
     )
 
 
-def _copied(state: Tensor | None) -> Tensor | None:
+def _copy_state(state: Tensor | None) -> Tensor | None:
     return None if state is None else state.clone()

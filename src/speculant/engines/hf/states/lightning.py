@@ -49,15 +49,15 @@ class Lightning(Adapter):
         stored: type[DynamicCache] = cache_class(LightningCache, self.kind)
         return stored
 
-    def recorded(self, mixer: Any, layer: int, recorder: StateRecorder) -> nn.Module:
+    def record_mixer(self, mixer: Any, layer: int, recorder: StateRecorder) -> nn.Module:
         return with_functions(mixer, {"range": all_at_once, "torch": _Torch(recorder)})
 
 
 class LightningRows(StateSpace):
     """Values, keys and log decays of rows; the state is [1, H, dk, dv]."""
 
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
-        return super().folded(state.mT, path).mT.contiguous()
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
+        return super().fold_rows(state.mT, path).mT.contiguous()
 
 
 class _AllRows(int):

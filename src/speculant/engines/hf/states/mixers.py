@@ -58,9 +58,9 @@ class Mixers:
     resumes: bool
     adapter: Adapter
 
-    def recorded(self, recorder: StateRecorder) -> View:
+    def record_mixers(self, recorder: StateRecorder) -> View:
         """Return the function that creates views of mixers for a pass over draft rows."""
-        return lambda layer, mixer: self.adapter.recorded(mixer, layer, recorder)
+        return lambda layer, mixer: self.adapter.record_mixer(mixer, layer, recorder)
 
     def own(self, cache: DynamicCache) -> View | None:
         """Return the function that creates views of mixers for a pass of the model's own; None if it needs none."""

@@ -48,7 +48,7 @@ class ModuleStates(Adapter):
     def stored(self) -> type[DynamicCache]:
         return ModuleStatesCache
 
-    def given(self, cache: DynamicCache) -> DynamicCache:
+    def give_cache(self, cache: DynamicCache) -> DynamicCache:
         given = DynamicCache()
         given.layers, given.layer_class_to_replicate = cache.layers, cache.layer_class_to_replicate
         return given
@@ -67,7 +67,7 @@ class ModuleStates(Adapter):
         view.__dict__["forward"] = forward
         return view
 
-    def recorded(self, mixer: Any, layer: int, recorder: StateRecorder) -> Any:
+    def record_mixer(self, mixer: Any, layer: int, recorder: StateRecorder) -> Any:
         convolution, unit = twin(mixer.conv_1d, modules={}), recordable(mixer.rg_lru)
         view: Any = recordable(mixer, conv_1d=convolution, rg_lru=unit)
         weight: Tensor = mixer.conv_1d.weight[:, 0]

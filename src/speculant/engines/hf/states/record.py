@@ -30,7 +30,7 @@ class Record(ABC):
         """Return the record of the first `rows` rows."""
 
     @abstractmethod
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
         """Return the state [1, ...] after a path of rows, in a new tensor."""
 
     @property

@@ -166,7 +166,7 @@ class StateRecorder:
         """Replace the gated delta rule over rows [1, n, H, d]; g is [1, n, H], or [1, n, H, dk] per channel."""
         share = value.shape[2] // key.shape[2]
         if use_qk_l2norm_in_kernel:
-            query, key = _normalised(query.float()), _normalised(key.float())
+            query, key = _normalise_rows(query.float()), _normalise_rows(key.float())
         queries, keys, values = (each[0].transpose(0, 1).float() for each in (query, key, value))
         queries = (queries * query.shape[-1] ** -0.5).repeat_interleave(share, dim=0)
         keys = keys.repeat_interleave(share, dim=0)
@@ -229,7 +229,7 @@ class StateRecorder:
         found = torch.cat([*outputs], dim=1)
         if D is not None:
             found = found + inputs * D.float()[:, None, None]
-        output = _gated(found.transpose(0, 1)[None], z).to(x.dtype).contiguous()
+        output = _gate_output(found.transpose(0, 1)[None], z).to(x.dtype).contiguous()
         return (output, initial_states) if return_final_states else output
 
     def state_space_step(
@@ -300,7 +300,7 @@ class StateRecorder:
         found = torch.cat([*self.grown(tuple(rates.shape), grow, head=head)])
         if D is not None:
             found = found + inputs * D.float()
-        output = _gated(found.T[None], z).to(x.dtype)
+        output = _gate_output(found.T[None], z).to(x.dtype)
         return (output, rates[None]) if return_last_state else output
 
     def selective_step(
@@ -337,7 +337,7 @@ def _trunk(cache: DynamicCache) -> int:
     return next((layer.trunk for layer in cache.layers if isinstance(layer, StateLayer)), 0)
 
 
-def _normalised(x: Tensor) -> Tensor:
+def _normalise_rows(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + 1e-6)
 
 
@@ -348,5 +348,5 @@ def _steps(dt: Tensor, bias: Tensor | None, activated: bool) -> Tensor:
     return (F.softplus(dt) if activated else dt).float()
 
 
-def _gated(output: Tensor, z: Tensor | None) -> Tensor:
+def _gate_output(output: Tensor, z: Tensor | None) -> Tensor:
     return output if z is None else output * F.silu(z)

@@ -68,16 +68,16 @@ class SelectiveScan(Record):
         states = steps.new_empty((len(steps) + 1, *rates.shape))  # the committed state first
         states[0] = state[0]
         for rows, parents in levels:
-            states[rows + 1] = grown._stepped(states[parents], rows, state.dtype)
+            states[rows + 1] = grown._step_states(states[parents], rows, state.dtype)
         return grown, (states[old + 1 :] @ readers[:, :, None])[:, :, 0]
 
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
         held = state.float()
         for row in path:
-            held = self._stepped(held, torch.tensor([row], device=state.device), state.dtype)
+            held = self._step_states(held, torch.tensor([row], device=state.device), state.dtype)
         return held.to(state.dtype)
 
-    def _stepped(self, states: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    def _step_states(self, states: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the states [m, d, N] of rows from those of their parents, rounded like a cache of this dtype."""
         decays = (self._steps[rows, :, None] * self._rates).exp()
         return (states * decays + self._inputs[rows, :, None] * self._directions[rows, None]).to(dtype).to(states.dtype)

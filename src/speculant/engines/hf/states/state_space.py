@@ -70,7 +70,7 @@ class StateSpace(Record):
         outputs = start @ state[0].to(start.dtype).transpose(1, 2) + products @ inputs
         return cls(inputs, directions, decays), outputs
 
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
         rows = list(path)
         sums = self._decays[:, rows].cumsum(dim=1)
         inputs = self._inputs[:, rows] * (sums[:, -1:] - sums).exp()[:, :, None]

@@ -50,7 +50,7 @@ class ConvolutionWindow(Record):
         seen = torch.cat([state[0].T.to(rows.dtype), rows])
         return cls(rows), [seen.index_select(0, each) for each in places]
 
-    def folded(self, state: Tensor, path: Sequence[int]) -> Tensor:
+    def fold_rows(self, state: Tensor, path: Sequence[int]) -> Tensor:
         folded, kernel = torch.empty_like(state), state.shape[-1]
         last = path[-kernel:]
         stay = kernel - len(last)

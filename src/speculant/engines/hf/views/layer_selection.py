@@ -173,7 +173,7 @@ class LayerSelection:
             only, running = run.only(index), changed.get(index, getattr(above, str(index)))
             assert only is not None
             changed[index] = split_layer(place.layers[index], running, self._parts[index], only)
-        for index in self._skipped(len(place), run):
+        for index in self._find_skipped(len(place), run):
             layer, outputs = getattr(above, str(index)), self._outputs[index]
             fed = entry is not None and index == entry.layers - 1
             changed[index] = feed_layer(layer, outputs, entry.states) if entry and fed else skip_layer(layer, outputs)
@@ -203,7 +203,7 @@ class LayerSelection:
             self._attention[index] = attention_paths(layer, config)
         return self._attention[index]
 
-    def _skipped(self, count: int, layers: Sublayers | None) -> list[int]:
+    def _find_skipped(self, count: int, layers: Sublayers | None) -> list[int]:
         """Return the layers to skip as a whole, after finding out what they return."""
         if layers is None:
             return []
@@ -235,7 +235,7 @@ class LayerSelection:
         mixers, own = find_mixers(self._model), None
         if mixers is not None:
             stored = usable_cache(None, self._model.config.get_text_config(decoder=True), mixers.adapter.stored)
-            cache, own = mixers.adapter.given(stored), mixers.own(stored)
+            cache, own = mixers.adapter.give_cache(stored), mixers.own(stored)
         view = self.view(self._model, taps, None, mixers=own)
         view(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True)
         return {index: taps.outputs(index) for index in range(count)}

@@ -51,7 +51,7 @@ def test_reads_quantised_matrices(small: GgufFile) -> None:
     small.tensors["experts"].release()
     for index in (0, 1):
         part = small.tensors["experts"].part(index)
-        assert torch.equal(part.packed().dequantize(), expected[3 * index : 3 * index + 3])
+        assert torch.equal(part.read_packed().dequantize(), expected[3 * index : 3 * index + 3])
     with pytest.raises(IndexError):
         small.tensors["experts"].part(2)
 
@@ -72,11 +72,11 @@ def test_refuses_what_is_no_quantised_matrix(tmp_path: Path, small: GgufFile) ->
     (tmp_path / "other.gguf").write_bytes(data)
     other = open_gguf(tmp_path / "other.gguf")
     with pytest.raises(UnsupportedError, match=r"'blk\.0\.a' of .*other\.gguf is IQ2_XS.*Q4_K.*--engine llamacpp"):
-        other.tensors["blk.0.a"].packed()
+        other.tensors["blk.0.a"].read_packed()
     with pytest.raises(UnsupportedError, match=r"'experts' of .* has the shape \[2, 3, 32\]"):
-        small.tensors["experts"].packed()
+        small.tensors["experts"].read_packed()
     with pytest.raises(UnsupportedError, match=r"'norm' of .* is F32"):
-        small.tensors["norm"].packed()
+        small.tensors["norm"].read_packed()
     with pytest.raises(UnsupportedError, match=r"'q8' of .* is Q8_0"):
         small.tensors["q8"].floats()
 
@@ -84,9 +84,9 @@ def test_refuses_what_is_no_quantised_matrix(tmp_path: Path, small: GgufFile) ->
 def test_packs_for_the_kernels(small: GgufFile) -> None:
     """A matrix in the kernels' order has the same values, in the order of rows that is asked for."""
     expected = unpack(random_blocks("Q8_0", 3, 64), "Q8_0", 3, 64).dequantize()
-    assert torch.equal(small.tensors["q8"].packed().dequantize(), expected)
+    assert torch.equal(small.tensors["q8"].read_packed().dequantize(), expected)
     order = torch.tensor([2, 0, 1])
-    assert torch.equal(small.tensors["q8"].packed(order=order).dequantize(), expected[order])
+    assert torch.equal(small.tensors["q8"].read_packed(order=order).dequantize(), expected[order])
 
 
 def test_metadata_is_checked(small: GgufFile) -> None:
@@ -166,9 +166,9 @@ def test_200_corruptions(tmp_path: Path) -> None:
                 if not tensor.is_quantized:
                     tensor.floats()
                 elif len(tensor.shape) == 3:
-                    tensor.part(0).packed()
+                    tensor.part(0).read_packed()
                 else:
-                    tensor.packed()
+                    tensor.read_packed()
         except SpeculantError:
             refused += 1
     assert 100 < refused < 200
@@ -216,5 +216,5 @@ def test_reads_what_llama_cpp_quantises(tmp_path: Path) -> None:
     assert {tensor.kind for tensor in found.values()} == {"Q4_K", "Q6_K", "F32"}
     for theirs in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
         ours = found[theirs.name]
-        values = ours.packed().dequantize() if ours.is_quantized else ours.floats()
+        values = ours.read_packed().dequantize() if ours.is_quantized else ours.floats()
         assert np.array_equal(values.numpy(), gguf.quants.dequantize(theirs.data, theirs.tensor_type))

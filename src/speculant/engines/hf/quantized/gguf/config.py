@@ -131,7 +131,7 @@ def _mistral3(found: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mixtral(found: Settings, _: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_local_experts": found.integer("expert_count"), "num_experts_per_tok": _used(found)}
+    return {"num_local_experts": found.integer("expert_count"), "num_experts_per_tok": _count_used_experts(found)}
 
 
 def _qwen2moe(found: Settings, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _gpt_oss(found: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
         rope["truncate"] = False  # as the model was trained; no metadata key states it
     return {
         "num_local_experts": found.integer("expert_count"),
-        "num_experts_per_tok": _used(found),
+        "num_experts_per_tok": _count_used_experts(found),
         "intermediate_size": found.outs("blk.0.ffn_up_exps.weight"),
         "sliding_window": found.integer("attention.sliding_window"),
         "layer_types": found.layer_types(2, values["num_hidden_layers"]),
@@ -163,14 +163,14 @@ def _gpt_oss(found: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
 def _experts(found: Settings) -> dict[str, Any]:
     return {
         "num_experts": found.integer("expert_count"),
-        "num_experts_per_tok": _used(found),
+        "num_experts_per_tok": _count_used_experts(found),
         "moe_intermediate_size": found.outs("blk.0.ffn_up_exps.weight"),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
 
 
-def _used(found: Settings) -> int:
+def _count_used_experts(found: Settings) -> int:
     """Return the number of experts per row.
 
     Raises:

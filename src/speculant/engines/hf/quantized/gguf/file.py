@@ -78,7 +78,7 @@ class GgufTensor:
             data = data.clone()
         return data.view(dtype).reshape(self.shape)
 
-    def packed(self, *, order: Tensor | None = None, threads: int | None = None) -> QuantizedWeight:
+    def read_packed(self, *, order: Tensor | None = None, threads: int | None = None) -> QuantizedWeight:
         """Return a quantised matrix in the kernels' order; the file's pages are released from memory.
 
         Args:

@@ -106,7 +106,7 @@ class _Cursor:
         """Return the error for a damaged file."""
         return ModelError(f"{self._path} is damaged: {what}. Download or convert it again.")
 
-    def unsupported(self, what: str) -> UnsupportedError:
+    def make_unsupported(self, what: str) -> UnsupportedError:
         """Return the error for an unsupported file."""
         return UnsupportedError(f"{self._path} cannot be read: {what}.")
 
@@ -171,9 +171,9 @@ def _check_version(cursor: _Cursor) -> None:
     if version in VERSIONS:
         return
     if version & 0xFFFF == 0 and version:
-        raise cursor.unsupported("it is big-endian. Convert the model again, for little-endian machines")
+        raise cursor.make_unsupported("it is big-endian. Convert the model again, for little-endian machines")
     if version == 1:
-        raise cursor.unsupported("it is of version 1 of GGUF. Convert the model again")
+        raise cursor.make_unsupported("it is of version 1 of GGUF. Convert the model again")
     raise cursor.damage(f"its version is {version}; known are {' and '.join(map(str, VERSIONS))}")
 
 
@@ -194,7 +194,9 @@ def _read_info(cursor: _Cursor, kinds: Mapping[int, tuple[str, int, int]]) -> Te
     shape = tuple(cursor.integer(8, what) for _ in range(dimensions))[::-1]
     code, start = cursor.integer(4, what), cursor.integer(8, what)
     if code in REMOVED:
-        raise cursor.unsupported(f"{what} is of the kind {REMOVED[code]}, which was removed. Convert the model again")
+        raise cursor.make_unsupported(
+            f"{what} is of the kind {REMOVED[code]}, which was removed. Convert the model again"
+        )
     if code not in kinds:
         raise cursor.damage(f"{what} is of the kind {code}, which is unknown here")
     kind, inputs, size = kinds[code]

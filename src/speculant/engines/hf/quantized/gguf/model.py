@@ -41,7 +41,7 @@ def read_weights(
     _scale_rope(plan)
     try:
         for name, tensor in plan.matrices().items():
-            packed[name] = tensor.packed(order=_order(plan, tensor))
+            packed[name] = tensor.read_packed(order=_order(plan, tensor))
             told(tensor.size)
         for layer in plan.experts:
             for name, values in layer.parameters(model.get_submodule(layer.path), plan.dtype).items():
