@@ -75,7 +75,7 @@ def _siblings(verifier: Lenience | Nucleus) -> Callable[..., float]:
         node = forest.children[0, rows][:, :1]
         if not node.numel() or int(node) < 0:
             return 0.0
-        q = verifier._lenience * forest.proposed(node[:, 0], forest.q[0, rows])
+        q = verifier._lenience * forest.find_proposals(node[:, 0], forest.q[0, rows])
         kept = torch.minimum(q, p) / verifier._lenience
         return divergence_of((kept + (1 - kept.sum()) * residual(p, q))[0], p[0])
 

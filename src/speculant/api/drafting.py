@@ -13,7 +13,7 @@ from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
 from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.verifier import Verifier
-from speculant.drafters.checked import CheckedDrafter, checked
+from speculant.drafters.checked import CheckedDrafter, add_checks
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.options.drafting import DraftingOptions
 from speculant.registry import (
@@ -121,7 +121,7 @@ def _own_drafter(asked: DraftingOptions) -> CheckedDrafter | None:
     names = ("method", "settings", "draft_model", "head", "online", "share")
     limit = None if asked.memory_limit == MEMORY_LIMIT else asked.memory_limit
     check_alone({name: getattr(asked, name) for name in names} | {"memory_limit": limit})
-    return checked(asked.drafter)
+    return add_checks(asked.drafter)
 
 
 def _keep_memory_alone(asked: DraftingOptions) -> DraftingOptions:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speculant.api.decoder import Decoder
 from speculant.api.loading import load_model, load_processor
 from speculant.api.options import make_drafting_options
-from speculant.drafters.checked import checked
+from speculant.drafters.checked import add_checks
 from speculant.options.drafting import DraftingKeywords
 from speculant.registry import find_method
 
@@ -189,4 +189,4 @@ def check_before_loading(options: DraftingKeywords) -> None:
     if asked.method is not None:
         find_method(asked.method)
     if asked.drafter is not None:
-        checked(asked.drafter)
+        add_checks(asked.drafter)

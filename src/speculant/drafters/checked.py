@@ -118,7 +118,7 @@ class CheckedMemory(CheckedDrafter, Persistent):
         self.inner.load(path)
 
 
-def checked(drafter: Any) -> CheckedDrafter:
+def add_checks(drafter: Any) -> CheckedDrafter:
     """Return a user's drafter with its drafts checked; it can be saved if the user's drafter can.
 
     Raises:

@@ -89,9 +89,9 @@ def build_own(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
                 f"{name} cannot be constructed: the value of its parameter {each.name!r} is unknown. Give it a "
                 "default, or pass an object in Python: drafter=."
             )
-    from speculant.drafters.checked import checked
+    from speculant.drafters.checked import add_checks
 
-    return checked(kind(**given))
+    return add_checks(kind(**given))
 
 
 def method_of(drafter: Any) -> Method:

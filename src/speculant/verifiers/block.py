@@ -36,12 +36,13 @@ class BlockVerification(RuleVerifier):
             here = forest.exists[:, row - 1] if row else torch.ones_like(rows, dtype=torch.bool)
             if row:
                 node = torch.full_like(rows, row - 1)
-                drafted = forest.proposed(node, forest.q[:, row - 1]).gather(1, forest.tokens[:, row - 1 : row])[:, 0]
+                proposed = forest.find_proposals(node, forest.q[:, row - 1])
+                drafted = proposed.gather(1, forest.tokens[:, row - 1 : row])[:, 0]
                 target = p[:, row - 1].gather(1, forest.tokens[:, row - 1 : row])[:, 0]
                 weight = (weight * target / drafted.clamp(min=tiny)).clamp(max=1.0)
             more = forest.exists[:, row] if row < size else torch.zeros_like(here)
             following = (
-                forest.proposed(torch.full_like(rows, min(row, size - 1)), forest.q[:, row]) if size else p[:, 0]
+                forest.find_proposals(torch.full_like(rows, min(row, size - 1)), forest.q[:, row]) if size else p[:, 0]
             )
             scaled = weight[:, None] * p[:, row]
             mass = (scaled - following).clamp(min=0).sum(1)

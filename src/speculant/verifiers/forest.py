@@ -82,7 +82,7 @@ class Forest:
             below,
         )
 
-    def proposed(self, node: Tensor, q: Tensor) -> Tensor:
+    def find_proposals(self, node: Tensor, q: Tensor) -> Tensor:
         """Return the distributions [B, V] that one node of each draft was drawn from: q, or one-hot if it was chosen.
 
         Args:

@@ -46,7 +46,7 @@ def recursive_rejection(forest: Forest, rows: Tensor, p: Tensor, uniforms: Tenso
     taken, rates = torch.full_like(rows, -1), list[Tensor]()
     for place in range(nodes.shape[1]):
         node = nodes[:, place]
-        proposed = forest.proposed(node, q)
+        proposed = forest.find_proposals(node, q)
         tokens = forest.tokens.gather(1, node.clamp(min=0)[:, None])
         target, drafted = p.gather(1, tokens)[:, 0], lenience * proposed.gather(1, tokens)[:, 0]
         rates.append((target / drafted.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0))

@@ -36,7 +36,7 @@ class TraversalVerification(RuleVerifier):
             node = node.clamp(min=0)
             depth = depths[everyone, node]
             above = depth - 1
-            proposed = forest.proposed(node, q[everyone, above])
+            proposed = forest.find_proposals(node, q[everyone, above])
             token = forest.tokens[everyone, node]
             weight, parent = mass[everyone, above], own[everyone, above]
 

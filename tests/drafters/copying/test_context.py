@@ -7,7 +7,7 @@ import pytest
 
 from speculant.drafters.copying.context import (
     Context,
-    copied,
+    copy_token,
     heaviest_first,
     longest_match,
     new_rates,
@@ -76,7 +76,7 @@ def test_nothing_to_match() -> None:
 def test_a_copy_repeats_itself() -> None:
     """Behind the text's end a copy goes on in what it copied."""
     context = Context(ids([7, 1, 2, 3, 1]), 10)
-    assert [copied(context.text, 5, 1, depth) for depth in range(8)] == [2, 3, 1, 2, 3, 1, 2, 3]
+    assert [copy_token(context.text, 5, 1, depth) for depth in range(8)] == [2, 3, 1, 2, 3, 1, 2, 3]
 
 
 def test_rates_count_until_the_first_mistake() -> None:

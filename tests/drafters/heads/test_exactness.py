@@ -23,7 +23,7 @@ from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree, Proposal
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.models.warping import warped
+from speculant.drafters.models.warping import warp_logits
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import BuildContext, build_drafter
 from speculant.verifiers.block import BlockVerification
@@ -177,7 +177,7 @@ def after_a_round(
     @cache_calls
     def distribution(more: distributions.Text) -> distributions.Float64:
         with torch.no_grad():
-            p = warped(model(torch.tensor([[*text, *more]])).logits[0, -1:], sampling)[0].double().numpy()
+            p = warp_logits(model(torch.tensor([[*text, *more]])).logits[0, -1:], sampling)[0].double().numpy()
         return np.asarray(p / p.sum())
 
     return session, distribution

@@ -112,13 +112,13 @@ def test_the_union_is_ahead_of_a_useless_part() -> None:
 def test_the_memory_proposes_more_where_it_reaches_far() -> None:
     """Guards texts that repeat themselves: a memory that is right nearly as far as the head fills the draft."""
     reach = Reach()
-    assert reach.proposed(16, 64) == 16
+    assert reach.count_proposed(16, 64) == 16
     for _ in range(200):
         reach.observe(head=2, memory=3)
-    assert (reach.proposed(16, 64), reach.proposed(16, 8)) == (64, 16)
+    assert (reach.count_proposed(16, 64), reach.count_proposed(16, 8)) == (64, 16)
     for _ in range(200):
         reach.observe(head=4, memory=1)
-    assert reach.proposed(16, 64) == 16
+    assert reach.count_proposed(16, 64) == 16
 
 
 def test_the_head_rests_where_its_time_is_worth_more() -> None:

@@ -203,7 +203,7 @@ def test_a_word_that_the_target_encodes_otherwise(translation: Translation) -> N
     session = opened(Scripted("the", end=None), translation, "")
     session._tokens, drafted = ids(" th"), b"e"
     window = session._window()
-    found = session._encoded(window, drafted)
+    found = session._encode_draft(window, drafted)
     assert [translation.target.read(token) for token, _ in found] == [b"e"]
 
 

@@ -58,7 +58,7 @@ class TrigramCounter:
     @property
     def trigrams(self) -> int:
         """Number of distinct tri-grams counted so far, without bi-grams and dropped ones."""
-        return int(np.searchsorted(self._counted()[0], np.uint64(self.vocabulary << 2 * _BITS)))
+        return int(np.searchsorted(self._merge_all()[0], np.uint64(self.vocabulary << 2 * _BITS)))
 
     def add(self, ids: Any) -> None:
         """Count a document of ids, Int[T]; no n-gram spans two documents.
@@ -84,14 +84,14 @@ class TrigramCounter:
 
     def table(self) -> Frozen:
         """Return a table of all documents: at most 255 successors per context, 64 per bi-gram context."""
-        keys, counts = self._counted()
+        keys, counts = self._merge_all()
         a, b, c = ((keys >> np.uint64(shift) & np.uint64(_ID)).astype(np.int64) for shift in (2 * _BITS, _BITS, 0))
         kept = np.concatenate(
             [np.arange(np.searchsorted(a, self.vocabulary)), _heaviest(a, b, counts, self.vocabulary)]
         )
         return freeze(a[kept], b[kept], c[kept], counts[kept] * UNIT, vocabulary=self.vocabulary)
 
-    def _counted(self) -> Run:
+    def _merge_all(self) -> Run:
         self._sort()
         while len(self._runs) > 1:
             self._merge()
@@ -117,7 +117,7 @@ class TrigramCounter:
 
     def _prune(self) -> None:
         while sum(len(keys) for keys, _ in self._runs) > self._maximum:
-            keys, counts = self._counted()
+            keys, counts = self._merge_all()
             self.floor += 1
             kept = counts > self.floor
             self._runs = [(keys[kept], counts[kept])]

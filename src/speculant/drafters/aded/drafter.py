@@ -242,7 +242,7 @@ class AdedSession(Session):
 
 def save_table(path: Path, table: Frozen, *, tokenizer: str, vocabulary: int) -> None:
     """Write a frozen table as a memory file, which `TableDrafter.load` can map."""
-    write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=table.stored(), facts={"vocabulary": vocabulary})
+    write_memory(path, kind=KIND, tokenizer=tokenizer, arrays=table.list_arrays(), facts={"vocabulary": vocabulary})
 
 
 def load_table(path: Path, *, tokenizer: str) -> Frozen:

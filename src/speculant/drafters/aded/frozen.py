@@ -50,7 +50,7 @@ class Frozen(NamedTuple):
         """Size on disk in bytes."""
         return sum(array.nbytes for array in self[:-1])
 
-    def stored(self) -> dict[str, Array]:
+    def list_arrays(self) -> dict[str, Array]:
         """Return the arrays stored in a memory file, by name."""
         return {name: array for name, array in self._asdict().items() if name != "decode"}
 

@@ -36,7 +36,7 @@ def describe(memory: Memory) -> dict[str, int]:
 def empty(memory: Memory) -> Contents:
     """Return an empty table for the same vocabulary."""
     none = np.empty(0, np.int64)
-    return freeze(none, none, none, none, vocabulary=memory.facts["vocabulary"]).stored(), memory.facts
+    return freeze(none, none, none, none, vocabulary=memory.facts["vocabulary"]).list_arrays(), memory.facts
 
 
 def merge(memories: Sequence[Memory], limit: int) -> Contents:
@@ -61,7 +61,7 @@ def merge(memories: Sequence[Memory], limit: int) -> Contents:
             raise merge_limit_error(limit - room, limit)
         kept = heaviest_rows(table, np.ones(len(table.token), bool), room - CHECKPOINT_BYTES)
         table = freeze(*(column[kept] for column in thaw(table)), vocabulary=vocabulary)
-    return table.stored(), {"vocabulary": vocabulary}
+    return table.list_arrays(), {"vocabulary": vocabulary}
 
 
 TRIGRAM = MemoryKind(name=KIND, describe=describe, empty=empty, merge=merge)

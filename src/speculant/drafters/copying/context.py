@@ -135,7 +135,7 @@ def longest_match(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def copied(text: Array, length: int, match: int, depth: int) -> int:
+def copy_token(text: Array, length: int, match: int, depth: int) -> int:
     """Return the token at a depth (0 for the first) of a copy that starts after `match`; it may continue in itself."""
     return text[match + 1 + depth % (length - 1 - match)]
 
@@ -153,7 +153,7 @@ def rate_copy(rates: Array, text: Array, length: int, match: int, agreed: int, t
     for depth in range(len(tokens)):
         kind = min(agreed + depth, rates.shape[1] - 1)
         rates[1, kind] += 1
-        if copied(text, length, match, depth) != tokens[depth]:
+        if copy_token(text, length, match, depth) != tokens[depth]:
             break
         rates[0, kind] += 1
 

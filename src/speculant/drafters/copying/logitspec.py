@@ -26,7 +26,7 @@ from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
     agreement,
-    copied,
+    copy_token,
     heaviest_first,
     longest_match,
     new_rates,
@@ -217,7 +217,7 @@ def _copy(
     """Append a copied chain of `span` nodes below a node, and return the new number of nodes."""
     for depth in range(span):
         weight *= rate(rates, agreed + depth)
-        tokens[count], parents[count], weights[count] = copied(text, length, match, depth), parent, weight
+        tokens[count], parents[count], weights[count] = copy_token(text, length, match, depth), parent, weight
         parent = count
         count += 1
     return count

@@ -22,7 +22,7 @@ from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
     agreement,
-    copied,
+    copy_token,
     heaviest_first,
     new_rates,
     rate,
@@ -95,15 +95,15 @@ class LookupSession(Session):
 
     def propose(self, budget: Budget) -> DraftTree:
         """Copy what followed the longest, most recent match."""
-        tree, self._match, self._agreed = self._copied(budget)
+        tree, self._match, self._agreed = self._draft_copy(budget)
         return tree
 
     def propose_after(self, tokens: Sequence[int], budget: Budget) -> DraftTree:
         """Copy what followed the longest, most recent match of the text followed by `tokens`."""
         with self._context.ahead(tokens):
-            return self._copied(budget)[0]
+            return self._draft_copy(budget)[0]
 
-    def _copied(self, budget: Budget) -> tuple[DraftTree, int, int]:
+    def _draft_copy(self, budget: Budget) -> tuple[DraftTree, int, int]:
         """Return the draft, the end of its best match (-1: none), and how many tokens agree there."""
         context, settings = self._context, self._settings
         if min(budget.nodes, budget.depth) < 1 or context.length < 2:
@@ -180,7 +180,7 @@ def look_up(
         for depth in range(span):
             node = i * span + depth
             weight *= rate(rates, agreed + depth)
-            tokens[node] = copied(text, length, matches[i], depth)
+            tokens[node] = copy_token(text, length, matches[i], depth)
             parents[node] = node - 1 if depth else -1
             weights[node] = weight
         left -= weights[i * span]

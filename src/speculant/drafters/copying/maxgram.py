@@ -27,7 +27,7 @@ from speculant.drafters.copying.context import (
     LONGEST_RATED,
     Context,
     agreement,
-    copied,
+    copy_token,
     longest_match,
     new_rates,
     rate,
@@ -238,7 +238,7 @@ def draft_chain(
                 first, agreed_first = match, agreed
             for depth in range(nodes - count):
                 weight *= rate(rates, agreed + depth)
-                text[end + 1 + depth] = copied(text, end + 1, match, depth)
+                text[end + 1 + depth] = copy_token(text, end + 1, match, depth)
                 weights[count + depth] = weight
             count = nodes
             break

@@ -108,12 +108,12 @@ class HeadCache:
                 held[layer] = grown = like.new_empty(shape[0], end + _ROOM, shape[1])
                 if old is not None:
                     grown[:, :written] = old[:, :written]
-        return self._held(layer)
+        return self._find_buffers(layer)
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values [H, rows, d] of all rows in a layer."""
         end = self.committed + self.drafted
-        keys, values = self._held(layer)
+        keys, values = self._find_buffers(layer)
         return keys[:, :end], values[:, :end]
 
     def drop(self) -> None:
@@ -125,7 +125,7 @@ class HeadCache:
         self.drop()
         self.committed = max(0, min(self.committed, length - self.first))
 
-    def _held(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _find_buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[layer], self._values[layer]
         assert keys is not None
         assert values is not None

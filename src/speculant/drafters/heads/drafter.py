@@ -160,7 +160,7 @@ def _propose_grown(sessions: Sequence[Session], budgets: Sequence[Budget]) -> li
     levels = [each for each in growing if isinstance(each, LevelSession)]
     if len(levels) < len(sessions):
         return [session.propose(budget) for session, budget in zip(sessions, budgets, strict=True)]
-    asked = [budget if own is None else own.asked(budget) for own, budget in zip(united, budgets, strict=True)]
+    asked = [budget if own is None else own.raise_budget(budget) for own, budget in zip(united, budgets, strict=True)]
     drafts = _grow_together(levels, asked)
     return [
         draft if own is None else own.unite(draft, budget)

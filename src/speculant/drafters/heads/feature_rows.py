@@ -11,7 +11,7 @@ from torch import Tensor
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.layers import join_tensors
 from speculant.drafters.heads.step import StepCode, TextRows
 
 _FEW = 16  # maximum committed rows run entirely by fast code, even though only the last one's output is needed
@@ -94,9 +94,9 @@ def _run_code(head: FeatureHead, code: StepCode, embeddings: Tensor, rows: Seque
 def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:
     """Run rows in PyTorch; return the features they pass on, [m, D]."""
     caches = [own.cache for own in rows]
-    x = joined([own.features if own.places is None else own.features[own.places] for own in rows])
+    x = join_tensors([own.features if own.places is None else own.features[own.places] for own in rows])
     last = max(cache.length + cache.drafted for cache in caches)
-    angles = head.rotary.look_up(joined([own.positions for own in rows]), last, x)
+    angles = head.rotary.look_up(join_tensors([own.positions for own in rows]), last, x)
     sizes, seen = [len(own) for own in rows], [own.seen for own in rows]
     for index in range(len(head.layers)):
         layer = head.layer(index)
@@ -116,4 +116,4 @@ def _run_layers(head: FeatureHead, embeddings: Tensor, rows: Sequence[NewFeature
 def _last_rows(x: Tensor, rows: Sequence[NewFeatureRows]) -> Tensor:
     """Return those rows of x [n, ...] that pass features on."""
     parts = torch.split(x, [len(own) for own in rows])
-    return joined([part[-len(own.passed) :] for part, own in zip(parts, rows, strict=True)])
+    return join_tensors([part[-len(own.passed) :] for part, own in zip(parts, rows, strict=True)])

@@ -16,7 +16,7 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.feature_head import FeatureHead
 from speculant.drafters.heads.feature_rows import NewFeatureRows, run_rows
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.layers import join_tensors
 from speculant.drafters.heads.step import DraftRoot, GrownDraft, StepCode
 from speculant.drafters.models.shapes import GrowthPlan
 
@@ -151,9 +151,10 @@ class JointHead(FeatureHead, Protocol):
 def extend_states(states: Sequence[FeatureState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
     """Append rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     first = states[0]
-    features = torch.split(first.head.features(joined(hidden), first.target), [len(each) for each in hidden])
+    features = torch.split(first.head.features(join_tensors(hidden), first.target), [len(each) for each in hidden])
     rows = [state.commit(own) for state, own in zip(states, features, strict=True)]
-    for state, logits in zip(states, first.run(first.head.embed(joined(following), first.target), rows), strict=True):
+    embeddings = first.head.embed(join_tensors(following), first.target)
+    for state, logits in zip(states, first.run(embeddings, rows), strict=True):
         state.take_root(logits)
 
 

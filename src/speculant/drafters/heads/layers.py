@@ -114,16 +114,16 @@ class Rotary(nn.Module):
         return self
 
 
-def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate_rows(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """Return keys or queries [..., H, n, d] rotated by cos and sin [..., n, r]; dimensions after the first r stay."""
     cos, sin = (each.unsqueeze(-3) for each in angles)
     if (size := cos.shape[-1]) < x.shape[-1]:
-        return torch.cat([rotated(x[..., :size], angles), x[..., size:]], dim=-1)
+        return torch.cat([rotate_rows(x[..., :size], angles), x[..., size:]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def join_tensors(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors; a single one is returned as it is."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
@@ -145,12 +145,12 @@ class Attention(nn.Module):
     def queries(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """Return rotated queries [..., H, n, d] for x [..., n, D']."""
         found = self._split(self.q_proj(x))
-        return rotated(self.q_norm(found) if self.shape.norms else found, angles)
+        return rotate_rows(self.q_norm(found) if self.shape.norms else found, angles)
 
     def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return rotated keys and values [..., H_kv, n, d] for x [..., n, D']."""
         keys = self._split(self.k_proj(x))
-        return rotated(self.k_norm(keys) if self.shape.norms else keys, angles), self._split(self.v_proj(x))
+        return rotate_rows(self.k_norm(keys) if self.shape.norms else keys, angles), self._split(self.v_proj(x))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
         """Return the output [..., n, D] of attention; takes the arguments of `weigh`."""
@@ -191,7 +191,7 @@ class Attention(nn.Module):
             sizes: n_i, number of queries of each text.
         """
         own = torch.split(queries, [*sizes], dim=-2)
-        return joined([self.weigh(each, *rows, mask) for each, rows, mask in zip(own, held, seen, strict=True)])
+        return join_tensors([self.weigh(each, *rows, mask) for each, rows, mask in zip(own, held, seen, strict=True)])
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)

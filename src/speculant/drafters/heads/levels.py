@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from speculant.drafters.heads.head import Head, HeadState, ParallelHead
-from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.layers import join_tensors
 
 
 class LevelState(HeadState):
@@ -179,7 +179,7 @@ def grow_levels(
             state.contexts[row] = context
         found.append(first.project_contexts(contexts, depth))
         order += nodes
-    logits = joined(found)
+    logits = join_tensors(found)
     if len(found) > 1:  # restore the order of the nodes
         logits = logits[sorted(range(len(order)), key=order.__getitem__)]
     return [*torch.split(logits, sizes)]

@@ -46,7 +46,7 @@ class Reach:
         self._head += _REACH_RATE * (head - self._head)
         self._memory += _REACH_RATE * (memory - self._memory)
 
-    def proposed(self, minimum: int, maximum: int) -> int:
+    def count_proposed(self, minimum: int, maximum: int) -> int:
         """Return how many nodes the memory proposes: as many as are drafted if its reach is close to the head's."""
         return max(minimum, maximum) if self._memory > _NEARLY * self._head else minimum
 
@@ -86,12 +86,12 @@ class UnitedSession(Session):
         """Return the most probable paths of both, or the memory's draft alone if the head's time is not worth it."""
         if not self.recall(budget):
             return self.draft_from_memory(budget)
-        return self.unite(self.own.propose(self.asked(budget)), budget)
+        return self.unite(self.own.propose(self.raise_budget(budget)), budget)
 
     def recall(self, budget: Budget) -> bool:
         """Let the memory draft; return whether the head should draft too, which is always so if time has no price."""
         self._drafted, self._candidates = DraftTree.empty(), None
-        nodes = self._reach.proposed(self._proposed, budget.nodes)
+        nodes = self._reach.count_proposed(self._proposed, budget.nodes)
         self._recalled = self._memory.propose(Budget(nodes=nodes, depth=budget.depth, trees=budget.trees))
         self._expected = float(self._recalled.weights.sum())
         # The memory's own draft would fill the same rows of the pass, so the head pays only for the time of its levels.
@@ -105,7 +105,7 @@ class UnitedSession(Session):
         return self._recalled.head(budget.nodes).with_levels(0)
 
     @staticmethod
-    def asked(budget: Budget) -> Budget:
+    def raise_budget(budget: Budget) -> Budget:
         """Return the head's budget: more nodes than are drafted, so that it also rates the memory's candidates."""
         return replace(budget, nodes=max(budget.nodes, min(2 * MAX_NODES, 2 * budget.nodes)))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from speculant.core.tree import ROOT, Array, Float32, Int32
 from speculant.drafters.copying.context import heaviest_first
 from speculant.drafters.heads.head import Head, HeadState, ParallelHead
-from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.layers import join_tensors
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
 from speculant.drafters.top_tokens import FEW_TOKENS, best_tokens
@@ -85,7 +85,7 @@ def _rank(
     vocabulary: int,
 ) -> list[tuple[Int32, Float32]]:
     """Return, for logits [n, V'] of each text, the top tokens [n, k] and their probabilities, best first."""
-    rows = joined(logits).float()
+    rows = join_tensors(logits).float()
     rows = rows[:, :vocabulary] if ids is None else rows
     sizes, first = [len(own) for own in logits], temperatures[0]
     if all(each == first for each in temperatures):

@@ -73,7 +73,7 @@ class EarlyExitDrafter(LayerDrafter):
         if s.tree not in ("chain", "guesses"):
             raise UsageError(f"tree must be chain or guesses, not {s.tree!r}.")
         if s.groups is not None:
-            super().__init__(*_pipelined(s, count))
+            super().__init__(*_plan_pipeline(s, count))
             return
         number = max(1, count // 2 if s.tree == "guesses" else round(count / 3)) if s.layer is None else s.layer
         chosen, acceptance = first_layers(count, number, name="layer"), LevelAcceptance()
@@ -91,7 +91,7 @@ class EarlyExitDrafter(LayerDrafter):
         return super().open(start)
 
 
-def _pipelined(s: EarlyExitSettings, count: int) -> tuple[Sublayers, Callable[[], Shape]]:
+def _plan_pipeline(s: EarlyExitSettings, count: int) -> tuple[Sublayers, Callable[[], Shape]]:
     """Return the first group of layers, and chains with one token for each other group."""
     groups = min(s.groups or 0, count)
     if s.layer is not None or s.tree != "chain":

@@ -56,7 +56,7 @@ class SearchSpace:
         """The number of members between the first and the last layer."""
         return max(0, self.layers - 2) * (2 if self.split else 1)
 
-    def skipped(self, members: Iterable[int]) -> Sublayers:
+    def list_skipped(self, members: Iterable[int]) -> Sublayers:
         """Return the sublayers that a set skips."""
         chosen = sorted(int(member) for member in members)
         if not self.split:
@@ -180,7 +180,7 @@ class LayerSearch:
                 covariance = np.linalg.inv(self._precision)
                 weights = random.multivariate_normal(covariance @ self._moment, covariance, method="cholesky")
                 members = np.argsort(-weights[:-1], kind="stable")[: self._size]
-        return self._space.skipped(members)
+        return self._space.list_skipped(members)
 
     def observe(self, skipped: Sublayers, score: float) -> None:
         """Add a candidate's score: the share of tokens that it would have drafted correctly."""

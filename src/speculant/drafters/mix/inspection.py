@@ -43,7 +43,7 @@ def top_phrases(tables: Tables, count: int, without: Container[int] = ()) -> lis
         tokens, following = _extend(tables, pair, without)
         parts = [other for other in found if _is_part(other.tokens, tokens)]
         others = [other for other in found if other not in parts]
-        if any(2 * uses < part.uses for part in parts) or 2 * _shared(tokens, others) >= len(tokens) - 1:
+        if any(2 * uses < part.uses for part in parts) or 2 * _count_shared(tokens, others) >= len(tokens) - 1:
             continue  # a rare extension of a frequent phrase, or mostly made of other phrases
         kept = tuple(each for each in following if each[0] not in without)
         found = others
@@ -86,7 +86,7 @@ def _is_part(tokens: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return any(other[i : i + len(tokens)] == tokens for i in range(len(other) - len(tokens) + 1))
 
 
-def _shared(tokens: tuple[int, ...], others: list[LearnedPhrase]) -> int:
+def _count_shared(tokens: tuple[int, ...], others: list[LearnedPhrase]) -> int:
     """Return how many of a phrase's pairs of adjacent tokens also occur in other phrases."""
     known = {pair for other in others for pair in itertools.pairwise(other.tokens)}
     return sum(pair in known for pair in itertools.pairwise(tokens))

@@ -85,7 +85,7 @@ def train_scorer(
             done += 1
             if done % 64 == 0:
                 advance(64 * streams)
-    return Scorer(rows, *network.quantised())
+    return Scorer(rows, *network.quantise_tables())
 
 
 def training_tokens(total: int) -> int:
@@ -171,7 +171,7 @@ class _Network:
         self._window[:, 0] = targets
         self._topics += np.float32(1 - DECAY) * (self._tables[EARLIER, targets] - self._topics)
 
-    def quantised(self) -> tuple[Array, Array]:
+    def quantise_tables(self) -> tuple[Array, Array]:
         """Return the tables Int8[3, N, 64] and the weights Float32[WEIGHTS, 64] of a `Scorer`."""
         scales = np.quantile(np.abs(self._tables), 0.9995, axis=1) / 127 + 1e-9
         scales[OUTPUT, CONSTANT] = np.abs(self._tables[OUTPUT, :, CONSTANT]).max() / 127 + 1e-9

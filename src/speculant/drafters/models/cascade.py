@@ -28,7 +28,7 @@ from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree, Float64
 from speculant.drafters.models.draft_text import DraftText, OpenCache
-from speculant.drafters.models.level_session import drafted
+from speculant.drafters.models.level_session import build_draft
 from speculant.drafters.models.staged import BuildInner, InnerMemory
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import draw_token
@@ -194,7 +194,9 @@ class CascadeSession(Session):
         weights += ((weights[-1] if weights else 1.0) * rest.weights).tolist()
         tokens += rest.tokens.tolist()
         parents = list(range(-1, len(tokens) - 1))
-        return drafted(tokens, parents, weights, distributions if sampled else {}, chosen=chosen if len(rest) else None)
+        return build_draft(
+            tokens, parents, weights, distributions if sampled else {}, chosen=chosen if len(rest) else None
+        )
 
     def forecast(self, nodes: int) -> Float64:
         return self._acceptance.chain_gains(min(nodes, sum(self._lengths)))

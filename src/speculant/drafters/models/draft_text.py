@@ -82,7 +82,7 @@ class DraftText:
         self._drop()
         self.read_prompt()
         if self._unread:
-            read = self._known(self._unread)
+            read = self._replace_unknown(self._unread)
             result = self._cache.forward(read, np.arange(-1, len(read) - 1, dtype=np.int32))
             self._cache.keep(range(len(read)))
             self._unread, self._after = [], result.logits[-1:]
@@ -95,7 +95,7 @@ class DraftText:
             tokens: tokens of the n nodes.
             above: parent row of each, -1 for the root.
         """
-        result = self._cache.forward(self._known(tokens), np.array(above, np.int32))
+        result = self._cache.forward(self._replace_unknown(tokens), np.array(above, np.int32))
         rows = list(range(self._count, self._count + len(tokens)))
         self._count += len(tokens)
         for row, parent, token in zip(rows, above, tokens, strict=True):
@@ -109,7 +109,7 @@ class DraftText:
             assert read is not None  # all of it was asked for
             self._own, self._after = min(self._vocabulary, read.logits.shape[-1]), read.logits[-1:]
 
-    def _known(self, tokens: Sequence[int]) -> Int32:
+    def _replace_unknown(self, tokens: Sequence[int]) -> Int32:
         """Return tokens [n], with 0 for those that only the target knows, which are padding of its vocabulary."""
         read = np.array(tokens, np.int32)
         return np.where(read < self._own, read, 0).astype(np.int32)

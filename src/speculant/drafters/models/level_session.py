@@ -110,7 +110,7 @@ class LevelSession(Session):
         if shape.choosing:
             draft = top_nodes(tokens, parents, weights, budget.nodes)
             return draft if tokens else draft.with_levels(1)  # no token was worth drafting
-        return drafted(tokens, parents, weights, distributions, shape.drawn)
+        return build_draft(tokens, parents, weights, distributions, shape.drawn)
 
     def sharpen(self, q: Tensor) -> Tensor:
         """Return the probabilities [n, V] by which nodes are chosen, given those of the drafter."""
@@ -141,7 +141,7 @@ class LevelSession(Session):
         self.text.release()
 
 
-def drafted(
+def build_draft(
     tokens: list[int],
     parents: list[int],
     weights: list[float],

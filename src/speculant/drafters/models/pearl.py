@@ -36,7 +36,7 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, Ahead, DraftTree, Proposal
 from speculant.drafters.models.ahead import Drawn, DrawnAhead, PassTimes
 from speculant.drafters.models.draft_text import DraftText, OpenCache
-from speculant.drafters.models.level_session import drafted
+from speculant.drafters.models.level_session import build_draft
 from speculant.drafters.models.shapes import MAX_PASSES
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
 from speculant.drafters.models.warping import draw_token
@@ -177,7 +177,7 @@ class PearlSession(Session):
         if not tokens and self._sampled:  # the token drawn during the pass is tested against the root's p
             tested = Proposal(torch.empty(0, self._vocabulary), ahead=self._first_ahead)
             return replace(DraftTree.empty(), proposal=tested)
-        return drafted(tokens, parents, weights, distributions if self._sampled else {}, ahead=self._first_ahead)
+        return build_draft(tokens, parents, weights, distributions if self._sampled else {}, ahead=self._first_ahead)
 
     def go_ahead(self) -> None:
         """Start drafting what may follow the draft."""

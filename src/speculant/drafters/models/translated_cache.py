@@ -101,7 +101,7 @@ class TranslatedCache(TargetCache):
         if pieces:
             result = self._cache.forward(np.array(pieces, np.int32), np.array(above, np.int32), layers=layers)
             logits = result.logits
-        before, rows = self._appended(), list(self._rows)
+        before, rows = self._count_appended(), list(self._rows)
         for row, parent in zip(planned, parents.tolist(), strict=True):
             if row.rows:
                 own = logits[row.end - before : row.end - before + 1]
@@ -145,7 +145,7 @@ class TranslatedCache(TargetCache):
         which costs acceptance in this round, but no draft follows after that.
         """
         rows, pieces, above = list(self._rows), list[int](), list[int]()
-        appended, maximum, full = self._appended(), self._cache.depth + 1, self._full
+        appended, maximum, full = self._count_appended(), self._cache.depth + 1, self._full
         for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
             end, height = (rows[parent].end, rows[parent].height) if parent != ROOT else (ROOT, 0)
             found = () if full else self._translation.pieces(token)
@@ -160,7 +160,7 @@ class TranslatedCache(TargetCache):
             rows.append(_Row(tuple(own), end, height + len(own), torch.empty(0)))
         return rows[len(self._rows) :], pieces, above, full
 
-    def _appended(self) -> int:
+    def _count_appended(self) -> int:
         """Return the number of uncommitted rows in the draft model's cache."""
         return 1 + max((row.end for row in self._rows), default=ROOT)
 

@@ -29,7 +29,7 @@ class Translation:
         if token not in self._pieces:
             partner = self._to_draft.get(token)
             found = [piece for piece, _ in self.draft.resume(self.target.read(token))] if partner is None else [partner]
-            self._pieces[token] = self._known(found)
+            self._pieces[token] = self._drop_unknown(found)
         return self._pieces[token]
 
     def prompt(self, tokens: Int32) -> Int32:
@@ -54,7 +54,7 @@ class Translation:
         if found[: len(prefix)] != prefix:
             found = [*prefix, *found]
         fallback = self.draft.bos if self.draft.bos is not None else self.draft.eos
-        return np.array(self._known(found) or (fallback or 0,), np.int32)
+        return np.array(self._drop_unknown(found) or (fallback or 0,), np.int32)
 
     def _run(self, text: bytes, *, first: bool) -> list[int]:
         if not first:
@@ -63,5 +63,5 @@ class Translation:
             text = text[1:]  # the target's tokenizer added it; the draft model's adds its own if needed
         return self.draft.begin(text)
 
-    def _known(self, tokens: list[int]) -> tuple[int, ...]:
+    def _drop_unknown(self, tokens: list[int]) -> tuple[int, ...]:
         return tuple(token for token in tokens if token < self._draft_size)

@@ -113,12 +113,13 @@ class UniversalSession(Session):
                 break
             text += piece
             ends.append(len(text))
-            tokens = [each for each, _ in self._encoded(window, text)]
+            tokens = [each for each, _ in self._encode_draft(window, text)]
             # The last token may still grow, so a draft is long enough only if it has one more.
             if len(tokens) > depth or drawn == passes:
                 break
             logits = self._append([token])
-        return self._chain(self._encoded(window, text)[:depth], ends, weights, end if len(tokens) < depth else None)
+        found = self._encode_draft(window, text)[:depth]
+        return self._chain(found, ends, weights, end if len(tokens) < depth else None)
 
     def _chain(self, found: list[tuple[int, int]], ends: list[int], weights: list[float], end: int | None) -> DraftTree:
         """Return a chain of the target's tokens, each as probable as the draft model's text up to its end."""
@@ -129,7 +130,7 @@ class UniversalSession(Session):
         parents = np.arange(ROOT, len(tokens) - 1, dtype=np.int32)
         return DraftTree(np.array(tokens, np.int32), parents, np.array(joint, np.float32))
 
-    def _encoded(self, window: bytes, text: bytes) -> list[tuple[int, int]]:
+    def _encode_draft(self, window: bytes, text: bytes) -> list[tuple[int, int]]:
         """Return the target's tokens for drafted text, each with the number of bytes up to its end.
 
         They are the tokens after the window if it ends at a token boundary; otherwise the draft is encoded on its own.
@@ -161,7 +162,7 @@ class UniversalSession(Session):
         same = 0
         while same < min(len(found), len(self._rows)) and found[same] == self._rows[same]:
             same += 1
-        settled = self._settled(found, same)
+        settled = self._count_settled(found, same)
         if settled or same < len(self._rows) or same == len(found):
             self._cache.keep(range(settled))
             self._text = self._text[pieces[settled - 1][1] if settled else 0 :]
@@ -171,7 +172,7 @@ class UniversalSession(Session):
             return None
         return self._append(found[same:])
 
-    def _settled(self, found: list[int], same: int) -> int:
+    def _count_settled(self, found: list[int], same: int) -> int:
         """Return how many tokens of the text may be committed: their rows exist, and words stay whole."""
         lookback = self._settings.lookback
         maximum = min(same, len(found) - lookback)

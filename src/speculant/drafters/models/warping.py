@@ -26,7 +26,7 @@ class Warping:
         If logits are NaN, because of damaged weights or states beyond a dtype's range, q is uniform: such drafts cost
         speed, but a memory that drafts along keeps working.
         """
-        q = warped(logits, self._sampling) if self._sampling.temperature else logits.float().softmax(-1)
+        q = warp_logits(logits, self._sampling) if self._sampling.temperature else logits.float().softmax(-1)
         unknown = q[:, :1].isnan()  # if one value is NaN, the whole row is
         if bool(unknown.any()):
             if not self._logged:
@@ -36,7 +36,7 @@ class Warping:
         return q
 
 
-def warped(logits: Tensor, sampling: Sampling) -> Tensor:
+def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return distributions Float32[R, V] for logits [R, V] after temperature, top-k, top-p and min-p.
 
     They are applied in this order, as in transformers; the temperature must be above 0.

@@ -107,7 +107,7 @@ class JacobiSession(Session):
 
     def propose(self, budget: Budget) -> DraftTree:
         """Return the guesses for the iterated positions, as a chain."""
-        nodes = min(budget.nodes, budget.depth, self._unsettled() - 1)
+        nodes = min(budget.nodes, budget.depth, self._count_unsettled() - 1)
         if nodes < 1:
             return DraftTree.empty()
         self._guess(nodes)
@@ -135,7 +135,7 @@ class JacobiSession(Session):
     def close(self) -> None:
         """Do nothing."""
 
-    def _unsettled(self) -> int:
+    def _count_unsettled(self) -> int:
         """Return how many positions after the committed tokens are iterated; 0 or less where decoding is plain."""
         settings, done = self._settings, self._done
         if settings.variant == "pj":

@@ -16,7 +16,7 @@ from models import VOCABULARY, tiny_model
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.eagle3 import checkpoint as eagle3
-from speculant.drafters.heads.layers import rotated
+from speculant.drafters.heads.layers import rotate_rows
 from speculant.drafters.heads.medusa.head import MedusaHead
 from speculant.drafters.heads.mtp.head import MtpHead
 from speculant.engines.hf.cpu.head_layer import computable
@@ -88,7 +88,9 @@ def test_partly_rotated_keys(target: HFTargetParts, tmp_path: Path, place: str) 
     got = started(head, target, hidden, following)
     assert not torch.allclose(got, started(whole, target, hidden, following))
     keys, angle = torch.randn(2, 3, 8), torch.tensor([0.3, 1.1])
-    found = rotated(keys, (torch.cat([angle, angle]).cos().expand(3, 4), torch.cat([angle, angle]).sin().expand(3, 4)))
+    found = rotate_rows(
+        keys, (torch.cat([angle, angle]).cos().expand(3, 4), torch.cat([angle, angle]).sin().expand(3, 4))
+    )
     assert torch.equal(found[..., 4:], keys[..., 4:])
     a, b = keys[..., :2], keys[..., 2:4]
     want = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)

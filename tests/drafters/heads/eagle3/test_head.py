@@ -146,8 +146,8 @@ def test_it_reads_the_layers_that_it_names() -> None:
     """Guards the taps in decoding: the states that reach the head are the outputs of its layers, low to high."""
     model = target_model()
     head, seen, wanted = eagle3_head(taps=(1, 3, 4)), list[torch.Tensor](), dict[int, torch.Tensor]()
-    fused = head.fused
-    head.fused = lambda states: (seen.append(states), fused(states))[1]  # type: ignore[method-assign]
+    fused = head.fuse_states
+    head.fuse_states = lambda states: (seen.append(states), fused(states))[1]  # type: ignore[method-assign]
     loaded = LoadedHead(head, HFTargetParts(model), "eagle3", "eagle3")
     speculator = Speculator.from_transformers(model, head=loaded, nodes=2)
     speculator.generate(PROMPTS[0], max_new_tokens=8, temperature=0)

@@ -31,7 +31,7 @@ from speculant.drafters.heads.assistant.layers import (
     WideNorm,
 )
 from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
-from speculant.drafters.heads.layers import LayerShape, Rotary, joined
+from speculant.drafters.heads.layers import LayerShape, Rotary, join_tensors
 
 _LAST = -1
 
@@ -115,12 +115,12 @@ class AssistantHead(nn.Module, Head, TextHead):
     def logits(self, outputs: Tensor, target: TargetParts) -> Tensor:
         """Return the logits [n, V] for the result of `run`; -inf for tokens of clusters that are left out."""
         if self.masked_embedding is None:
-            return self._capped(target.linear(self.model.embed_tokens, outputs))
+            return self._cap_logits(target.linear(self.model.embed_tokens, outputs))
         found, tokens = self.masked_embedding(outputs, self.model.embed_tokens.weight, target.linear)
         wide: Tensor = found.new_full((len(found), self.shape.vocabulary), -torch.inf)
-        return wide.scatter_(1, tokens, self._capped(found))
+        return wide.scatter_(1, tokens, self._cap_logits(found))
 
-    def _capped(self, logits: Tensor) -> Tensor:
+    def _cap_logits(self, logits: Tensor) -> Tensor:
         cap = self.shape.cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -157,7 +157,7 @@ class AssistantState(HeadState):
         self._passed = []
         return self._newest[1], self._newest[0]
 
-    def passed(self, above: Sequence[int]) -> Tensor:
+    def stack_passed(self, above: Sequence[int]) -> Tensor:
         """Return the states [n, D] that the given rows pass to their children, -1 for the root."""
         return torch.stack([self._passed[row + 1] for row in above])
 
@@ -178,14 +178,14 @@ class AssistantState(HeadState):
 def start_texts(states: Sequence[AssistantState]) -> list[Tensor]:
     """Start drafts on texts of one head; return the logits [1, V] after each root."""
     roots, hidden = zip(*(state.begin() for state in states), strict=True)
-    return _run(states, joined(roots), joined(hidden), [1] * len(states))
+    return _run(states, join_tensors(roots), join_tensors(hidden), [1] * len(states))
 
 
 def grow_texts(
     states: Sequence[AssistantState], tokens: Sequence[Sequence[int]], above: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
-    hidden = joined([state.passed(own) for state, own in zip(states, above, strict=True)])
+    hidden = join_tensors([state.stack_passed(own) for state, own in zip(states, above, strict=True)])
     ids = torch.tensor([token for own in tokens for token in own], device=hidden.device)
     return _run(states, ids, hidden, [len(own) for own in tokens])
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from speculant.drafters.heads.layers import Linear, RMSNorm, joined, rotated
+from speculant.drafters.heads.layers import Linear, RMSNorm, join_tensors, rotate_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +108,13 @@ class QueryAttention(nn.Module):
         """Return [n, D'] for x [n, D'], text by text, over what its queries see; scores are not scaled."""
         queries = self.q_norm(linear(self.q_proj, x).reshape(len(x), self._heads, self._dim))
         apart = torch.split(queries, [rows.count for rows in texts])
-        return linear(self.o_proj, joined([self._attend(own, rows) for own, rows in zip(apart, texts, strict=True)]))
+        found = join_tensors([self._attend(own, rows) for own, rows in zip(apart, texts, strict=True)])
+        return linear(self.o_proj, found)
 
     def _attend(self, queries: Tensor, rows: SeenRows) -> Tensor:
         """Return [n, H * d] for the queries [n, H, d] of one text."""
-        grouped = rotated(queries.transpose(0, 1), rows.angles).reshape(len(rows.keys), -1, self._dim)  # by key head
+        rotated = rotate_rows(queries.transpose(0, 1), rows.angles)
+        grouped = rotated.reshape(len(rows.keys), -1, self._dim)  # by key head
         keys, values = rows.keys[None], rows.values[None]
         found = nn.functional.scaled_dot_product_attention(grouped[None], keys, values, scale=1.0)[0]
         return found.reshape(self._heads, len(queries), self._dim).transpose(0, 1).flatten(1)

@@ -36,13 +36,13 @@ class GroupedConvolution(nn.Module):
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return x [..., b, D] convolved, and the kernels [..., b, taps, groups] for the output."""
         kernels: Tensor = self.kernel_projection(x).reshape(*x.shape[:-1], 2, self._taps, self._groups)
-        return self._convolved(x, kernels[..., 0, :, :], 0), kernels[..., 1, :, :]
+        return self._convolve(x, kernels[..., 0, :, :], 0), kernels[..., 1, :, :]
 
     def leave(self, x: Tensor, kernels: Tensor) -> Tensor:
         """Return the part's output [..., b, D] convolved."""
-        return self._convolved(x, kernels, 1)
+        return self._convolve(x, kernels, 1)
 
-    def _convolved(self, x: Tensor, kernels: Tensor, side: int) -> Tensor:
+    def _convolve(self, x: Tensor, kernels: Tensor, side: int) -> Tensor:
         grouped, size = x.reshape(*x.shape[:-1], self._groups, -1), x.shape[-2]
         base = self.base_kernel[side].reshape(self._taps, self._groups, -1)
         found = torch.zeros_like(grouped)

@@ -16,7 +16,7 @@ from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.dflash.corrections import CorrectedRows
 from speculant.drafters.heads.dflash.network import BlockNetwork
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.layers import Angles, Attention, joined
+from speculant.drafters.heads.layers import Angles, Attention, join_tensors
 
 
 class DFlashHead(BlockNetwork, BlockHead):
@@ -107,21 +107,21 @@ class DFlashState(BlockState):
             return [own.logits for own in rows]
         device, sizes = rows[0].logits.device, [len(own.depths) for own in rows]
         both = list(zip(texts, rows, strict=True))
-        before = joined(
+        before = join_tensors(
             [torch.tensor([*own.tokens], device=device) if own.tokens else text.root[None] for text, own in both]
         )
-        outputs = joined([text.outputs(own.depths) for text, own in both])
+        outputs = join_tensors([text.outputs(own.depths) for text, own in both])
         if head.block.confidence:
             confidence = torch.split(head.confidence(outputs, before).sigmoid(), sizes)
             for text, each in zip(texts, confidence, strict=True):
                 text.confidence = each
-        found, handed = head.corrected(
+        found, handed = head.correct_logits(
             CorrectedRows(
-                logits=joined([own.logits for own in rows]),
+                logits=join_tensors([own.logits for own in rows]),
                 outputs=outputs,
                 tokens=before,
                 depths=torch.tensor([depth for own in rows for depth in own.depths], device=device),
-                carried=joined([text.carry(own.above) for text, own in both]),
+                carried=join_tensors([text.carry(own.above) for text, own in both]),
             ),
             self._target,
         )
@@ -169,8 +169,10 @@ class _Attending:
 def extend_contexts(states: Sequence[DFlashState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
     """Append context rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     head, sizes = states[0].head, [len(own) for own in hidden]
-    context = head.context(joined(hidden))
-    positions = joined([state.cache.commit(size, context.device)[0] for state, size in zip(states, sizes, strict=True)])
+    context = head.context(join_tensors(hidden))
+    positions = join_tensors(
+        [state.cache.commit(size, context.device)[0] for state, size in zip(states, sizes, strict=True)]
+    )
     for index, added in enumerate(head.context_keys(context, positions)):
         keys, values = (torch.split(each, sizes, dim=-2) for each in added)
         for place, state in enumerate(states):

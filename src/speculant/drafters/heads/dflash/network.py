@@ -151,7 +151,7 @@ class BlockNetwork(nn.Module):
             return self.candidate_selector
         return self.markov_head if block.markov else None
 
-    def corrected(self, rows: CorrectedRows, target: TargetParts) -> tuple[Tensor, Tensor]:
+    def correct_logits(self, rows: CorrectedRows, target: TargetParts) -> tuple[Tensor, Tensor]:
         """Return the logits [n, V'] of rows given the tokens before them, and the states passed to their children."""
         correction = self.correction
         if correction is None:

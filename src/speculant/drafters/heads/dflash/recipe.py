@@ -60,7 +60,7 @@ class DFlashRecipe(Recipe):
                 carried=carried,
                 every=True,
             )
-            logits, carried = head.corrected(rows, target)
+            logits, carried = head.correct_logits(rows, target)
             if head.block.domino is not None or head.block.selector is not None:
                 extra = base_loss(rows.logits, anchor_tokens(batch, depth + 1), head.ids)
             if head.block.confidence:

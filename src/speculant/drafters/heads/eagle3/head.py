@@ -105,9 +105,9 @@ class Eagle3Head(nn.Module, JointHead):
         return found.to(self.fc.weight.dtype)
 
     def features(self, hidden: Tensor, target: TargetParts) -> Tensor:
-        return self.fused(hidden.flatten(-2))
+        return self.fuse_states(hidden.flatten(-2))
 
-    def fused(self, states: Tensor) -> Tensor:
+    def fuse_states(self, states: Tensor) -> Tensor:
         """Return the features [..., D] for the concatenated states [..., L' * D'] of all taps."""
         states = states.to(self.fc.weight.dtype)
         if self.shape.norm_before_fc:

@@ -38,14 +38,14 @@ class Eagle3Recipe(Recipe):
         for depth in range(1, self.depth + 1):
             if depth > 1:
                 found = rows.follow(*self._next_row(batch.ids[text, place + depth], found, target))
-            wanted, tokens = self._wanted(batch, depth, target)
+            wanted, tokens = self._find_labels(batch, depth, target)
             yield DepthOutput(logits=self.head.logits(found, target), target=wanted, tokens=tokens)
 
     def _next_row(self, tokens: Tensor, found: Tensor, target: TargetParts) -> tuple[Tensor, Tensor]:
         """Return embeddings and features [A, D] of the next row, given its next tokens and the passed-on features."""
         return self.head.embed(tokens, target), found
 
-    def _wanted(self, batch: TrainBatch, depth: int, target: TargetParts) -> tuple[Tensor, Tensor]:
+    def _find_labels(self, batch: TrainBatch, depth: int, target: TargetParts) -> tuple[Tensor, Tensor]:
         """Return the target's logits [A, V'] at a depth, and the text's tokens Int64[A] in the head's vocabulary."""
         text, place = batch.anchors.unbind(1)
         tokens, ids = batch.ids[text, place + depth + 1], self.head.ids

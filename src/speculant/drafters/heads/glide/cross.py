@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import LayerShape, Rotary, rotated
+from speculant.drafters.heads.layers import LayerShape, Rotary, rotate_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class CrossAttention(nn.Module):
     def queries(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """Return rotated queries [..., H, n, d] for x [..., n, D]."""
         found = self.q_proj(x).reshape(*x.shape[:-1], -1, self.shape.head_dim).transpose(-3, -2)
-        return rotated(found, angles)
+        return rotate_rows(found, angles)
 
     def weigh(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
         """Return [..., n, H * d], before the output projection, over keys [..., H_kv, m, d]; `seen` Bool[..., n, m]."""

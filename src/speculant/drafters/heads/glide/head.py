@@ -19,7 +19,7 @@ from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.glide.cross import CrossAttention, CrossShape
 from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
-from speculant.drafters.heads.layers import Angles, DecoderLayer, LayerShape, RMSNorm, Rotary, joined
+from speculant.drafters.heads.layers import Angles, DecoderLayer, LayerShape, RMSNorm, Rotary, join_tensors
 
 
 class GlideLayer(DecoderLayer):
@@ -198,7 +198,7 @@ def extend_texts(states: Sequence[GlideState], following: Sequence[Tensor]) -> N
     head, new = states[0].head, [state.take(own) for state, own in zip(states, following, strict=True)]
     ids = _ids(head, new)
     positions = [state.cache.commit(len(own), ids.device)[0] for state, own in zip(states, new, strict=True)]
-    rows = head.rows(ids, joined(positions), max(state.last for state in states))
+    rows = head.rows(ids, join_tensors(positions), max(state.last for state in states))
     _append(states, head.keys_values(rows), [len(own) for own in new])
 
 
@@ -216,7 +216,7 @@ def grow_texts(
     ids = _ids(states[0].head, tokens)
     branched = [state.cache.branch(own, ids.device) for state, own in zip(states, above, strict=True)]
     positions, seen = zip(*branched, strict=True)
-    return _logits(states, ids, joined(positions), seen, new=True)
+    return _logits(states, ids, join_tensors(positions), seen, new=True)
 
 
 def _append(
@@ -257,7 +257,7 @@ def _cross(states: Sequence[GlideState], queries: Tensor, sizes: list[int]) -> T
     """Return the output of the cross-attention before its projection, each text's rows over its target's keys."""
     attention = states[0].head.layer.cross_attn
     own = zip(torch.split(queries, sizes, dim=-2), states, strict=True)
-    return joined([attention.weigh(each, *state.read.layer_rows(-1), None) for each, state in own])
+    return join_tensors([attention.weigh(each, *state.read.layer_rows(-1), None) for each, state in own])
 
 
 def _ids(head: GlideHead, tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, joined
+from speculant.drafters.heads.layers import DecoderLayer, LayerShape, RMSNorm, Rotary, join_tensors
 from speculant.drafters.heads.levels import LevelHead, LevelState, newest_states
 from speculant.drafters.heads.published_trees import find_published_tree
 from speculant.drafters.heads.residual import ResBlock, repeat_block
@@ -116,8 +116,10 @@ class Prefix(nn.Module):
 
     def newest(self, x: Sequence[Tensor], caches: Sequence[HeadCache]) -> Tensor:
         """Append rows [n, D] of B texts to their caches; return the states [B, D] of the last rows."""
-        layer, sizes, rows = self.layer, [len(own) for own in x], joined(x)
-        positions = joined([cache.commit(size, rows.device)[0] for cache, size in zip(caches, sizes, strict=True)])
+        layer, sizes, rows = self.layer, [len(own) for own in x], join_tensors(x)
+        positions = join_tensors(
+            [cache.commit(size, rows.device)[0] for cache, size in zip(caches, sizes, strict=True)]
+        )
         angles, given = self.rotary.angles(positions, rows), layer.attention_input(rows)
         added = (torch.split(each, sizes, dim=-2) for each in layer.self_attn.keys_values(given, angles))
         held = [cache.append(0, *own) for cache, own in zip(caches, zip(*added, strict=True), strict=True)]
@@ -149,7 +151,7 @@ class HydraState(LevelState):
         if prefix is None:
             features = self._head.features(newest_states(hidden), self._target)
         else:
-            rows = self._head.features(joined([own[:, -1] for own in hidden]), self._target)
+            rows = self._head.features(join_tensors([own[:, -1] for own in hidden]), self._target)
             caches = [state._cache for state in states if isinstance(state, HydraState)]
             features = prefix.newest(torch.split(rows, [len(own) for own in hidden]), caches)
         roots = self._target.embed(torch.stack([own[-1] for own in following]))

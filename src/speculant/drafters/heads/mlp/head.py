@@ -75,7 +75,7 @@ class MLPHead(nn.Module, LevelHead):
     def open(self, first: int, target: TargetParts) -> HeadState:
         return MLPState(self, target, first)
 
-    def scaled(self, features: Tensor) -> Tensor:
+    def scale_features(self, features: Tensor) -> Tensor:
         """Return the first state [..., D], given the target's states [..., D] after the final norm."""
         x = features.to(next(self.parameters()).dtype)
         return unit_scaled(x) / math.sqrt(2) if self.shape.scaled else x
@@ -103,7 +103,8 @@ class MLPState(LevelState):
         self, states: Sequence[LevelState], hidden: Sequence[Tensor], following: Sequence[Tensor]
     ) -> Tensor:
         roots = torch.stack([own[-1] for own in following])
-        return self._head.step(self._head.scaled(self._target.norm(newest_states(hidden))), roots, 0, self._target)
+        features = self._head.scale_features(self._target.norm(newest_states(hidden)))
+        return self._head.step(features, roots, 0, self._target)
 
     def follow_tokens(self, contexts: Tensor, tokens: Tensor, depth: int) -> Tensor:
         return self._head.step(contexts, tokens, depth, self._target)

@@ -25,7 +25,7 @@ class MLPRecipe(Recipe):
 
     def run(self, batch: TrainBatch, target: TargetParts) -> Iterator[DepthOutput]:
         texts, rows = batch.anchors.unbind(1)
-        states = self.head.scaled(batch.final[texts, rows])
+        states = self.head.scale_features(batch.final[texts, rows])
         for depth in range(1, self.depth + 1):
             states = self.head.step(states, anchor_tokens(batch, depth), depth - 1, target)
             yield depth_output(self.head.project(states, depth - 1, target), batch, target, depth)

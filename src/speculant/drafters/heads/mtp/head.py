@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
-from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.layers import join_tensors
 from speculant.drafters.heads.mtp.module import ROOT, ModuleRows, MtpModule, NewModuleRows, run_rows
 from speculant.drafters.heads.mtp.plain import PlainMtp, view_plain
 from speculant.drafters.heads.step import GrownDraft
@@ -172,7 +172,7 @@ class MtpState(HeadState):
             return None
         ids = torch.tensor([tokens[place] for place in own], device=states[0].device)
         above = [parents[place] for place in own]
-        return self.modules[k].branch([nodes[place] for place in own], above, ids, joined(states))
+        return self.modules[k].branch([nodes[place] for place in own], above, ids, join_tensors(states))
 
     def _source(self, k: int, node: int, parent: int) -> ModuleRows | None:
         """Return the module whose output at a node's parent is read by module k; None if the node has no row there."""
@@ -196,7 +196,7 @@ class MtpState(HeadState):
 def extend_texts(states: Sequence[MtpState], hidden: Sequence[Tensor], following: Sequence[Tensor]) -> None:
     """Append rows of committed tokens to texts of one head; takes the arguments of `extend` for each text."""
     first, sizes = states[0], [len(own) for own in hidden]
-    given = [*torch.split(first.target.norm(joined([own[:, -1] for own in hidden])), sizes)]
+    given = [*torch.split(first.target.norm(join_tensors([own[:, -1] for own in hidden])), sizes)]
     for k in range(len(first.modules)):
         places = [place for place, own in enumerate(given) if len(own)]  # a text may have fewer tokens than modules
         if not places:
@@ -228,7 +228,7 @@ def grow_texts(
             if chosen := [node for node, each in zip(own, serving[place], strict=True) if each == k]:
                 wanted.append((state, k, chosen))
                 order += [(place, node) for node in chosen]
-    logits = joined(logits_after(wanted))
+    logits = join_tensors(logits_after(wanted))
     if order != sorted(order):  # restore the order: text by text, then by node
         logits = logits[sorted(range(len(order)), key=order.__getitem__)]
     return [*torch.split(logits, [len(own) for own in nodes])]
@@ -244,7 +244,7 @@ def logits_after(wanted: Sequence[tuple[MtpState, int, Sequence[int]]]) -> list[
     for k in dict.fromkeys(module for _, module, _ in wanted):
         outputs = [state.modules[k].outputs(nodes) for state, module, nodes in wanted if module == k]
         rows = wanted[0][0].modules[k]
-        logits = rows.module.logits(joined(outputs), rows.target)
+        logits = rows.module.logits(join_tensors(outputs), rows.target)
         found += torch.split(logits, [len(own) for own in outputs])
     return found
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.layers import joined
+from speculant.drafters.heads.layers import join_tensors
 from speculant.drafters.heads.target_layer import LayerRows, TargetLayer
 
 ROOT = -1
@@ -183,9 +183,9 @@ class NewModuleRows:
 def run_rows(new: Sequence[NewModuleRows]) -> list[Tensor]:
     """Run new rows of one module on several texts and store their outputs; return the outputs [n, D] of each text."""
     module, target = new[0].owner.module, new[0].owner.target
-    sizes, positions = [len(each.ids) for each in new], joined([each.positions for each in new])
-    embeddings = module.embed(joined([each.ids for each in new]), target)
-    x = module.fuse(embeddings, joined([each.hidden for each in new]))
+    sizes, positions = [len(each.ids) for each in new], join_tensors([each.positions for each in new])
+    embeddings = module.embed(join_tensors([each.ids for each in new]), target)
+    x = module.fuse(embeddings, join_tensors([each.hidden for each in new]))
     for index, layer in enumerate(module.layers):
         assert isinstance(layer, TargetLayer)
         held, seen = [each.owner.held[index] for each in new], [each.seen for each in new]

@@ -102,7 +102,7 @@ class PEagleState(FeatureState):
 
     def add_masks(self) -> NewFeatureRows:
         """Reserve the rows of the masks."""
-        return self.branch(range(-1, self._masked.depth - 2), self._masked.fused(self._masked.mask_hidden[0]))
+        return self.branch(range(-1, self._masked.depth - 2), self._masked.fuse_states(self._masked.mask_hidden[0]))
 
 
 def logits_at(states: Sequence[PEagleState], depths: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -25,7 +25,7 @@ class PEagleRecipe(Eagle3Recipe):
 
     def _next_row(self, tokens: Tensor, found: Tensor, target: TargetParts) -> tuple[Tensor, Tensor]:
         masks = torch.full_like(tokens, self.head.mask_token)
-        return self.head.embed(masks, target), self.head.fused(self.head.mask_hidden[0]).expand_as(found)
+        return self.head.embed(masks, target), self.head.fuse_states(self.head.mask_hidden[0]).expand_as(found)
 
 
 def new_p_eagle(
