@@ -65,7 +65,7 @@ def edit(
         return await self.grammars.compile(AnswerFormat(Constraint.regex(re.escape(texts[turn])), "script"), None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Service, "compiled", scripted)
+        patch.setattr(Service, "compile_constraint", scripted)
         app = make_app(make_speculator(*served, **options), port=0, max_body_bytes=8 << 20)
         with on_port(app, ServingOptions(port=0, max_body_bytes=8 << 20)) as (_, address):
             said = agent(address, folder)

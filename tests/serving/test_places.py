@@ -22,7 +22,7 @@ def test_no_key_takes_the_whole_queue() -> None:
     places.take("quiet", 1)
     with pytest.raises(ApiError, match="at most 5 texts"):
         places.take("new", 1)
-    assert (places.used(), places.used("busy"), places.used("quiet")) == (5, 4, 1)
+    assert (places.count_used(), places.count_used("busy"), places.count_used("quiet")) == (5, 4, 1)
 
 
 def test_kept_places_are_half_of_the_queue_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ async def test_reasoning_in_all_protocols(
     async def scripted(self: Service, *_: Any) -> Any:
         return await self.grammars.compile(AnswerFormat(Constraint.regex(re.escape(SAID)), "script"), None)
 
-    monkeypatch.setattr(Service, "compiled", scripted)
+    monkeypatch.setattr(Service, "compile_constraint", scripted)
     async with connect(served=make_speculator(ending_model, tokenizer)) as client:
         body = chat(tools=[NOW], max_tokens=200)
         answer = (await client.post("/v1/chat/completions", json=body)).json()

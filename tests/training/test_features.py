@@ -67,15 +67,15 @@ def test_a_cache_is_found_again_and_that_of_another_target_is_not(
     first = features.batch(0, features.groups.anchors(0, 0)).final
     features.flush()
     features.cache = open_cache(tmp_path, features)
-    assert features.cache.filled(0)
-    assert not features.cache.filled(1)
+    assert features.cache.is_filled(0)
+    assert not features.cache.is_filled(1)
 
     def never(*_: Any) -> None:
         raise AssertionError
 
     monkeypatch.setattr(features, "_compute", never)
     assert torch.equal(features.batch(0, features.groups.anchors(0, 0)).final, first)
-    assert not open_cache(tmp_path, features, about="other").filled(0)
+    assert not open_cache(tmp_path, features, about="other").is_filled(0)
 
 
 def test_the_limit_is_kept(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from speculant.training.preparing import fitting_sources
 from speculant.training.reading import TrainData, read_data
 from speculant.training.shards import read_shard, shard_file, write_shard
 from speculant.training.sources import decoder_start
-from speculant.training.texts import Texts, from_parts, joined
+from speculant.training.texts import Texts, from_parts, join_texts
 from speculant.training.writing import WritingSettings, write_texts
 from trainings import tiny_identity, tiny_texts, tiny_training
 
@@ -100,7 +100,7 @@ def test_sources_stay_with_their_texts() -> None:
     """Guards selections, cuts and joins."""
     texts = pairs()
     assert texts.sources is not None
-    chosen = joined([texts.select(np.array([4, 1])).cut(9), texts])
+    chosen = join_texts([texts.select(np.array([4, 1])).cut(9), texts])
     assert chosen.sources is not None
     assert chosen.sources[0].tolist() == texts.sources[4].tolist()
     assert chosen.sources[3].tolist() == texts.sources[1].tolist()

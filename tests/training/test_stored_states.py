@@ -17,7 +17,7 @@ from speculant.training.features import Features
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.hidden_files import find_hidden_files, read_hidden_folder
 from speculant.training.reading import read_data
-from speculant.training.texts import Texts, joined
+from speculant.training.texts import Texts, join_texts
 from trainings import tiny_features, tiny_texts, tiny_training
 
 TARGET = TargetIdentity("tiny", "tiny", "weights", "ids-61", 61)
@@ -83,7 +83,7 @@ def test_texts_are_cut_chosen_and_mixed_with_others(tmp_path: Path) -> None:
     """Guards the way from a file to its text: cut texts read its beginning, texts without files are computed."""
     model, texts = deep_model("llama"), tiny_texts(4)
     held = read_hidden_folder(stored(tmp_path, model, texts, [1, 2, 3]), 61)
-    both = joined([held, tiny_texts(3, seed=5)]).cut(15)
+    both = join_texts([held, tiny_texts(3, seed=5)]).cut(15)
     assert [file is not None for file in both.files] == [True] * 4 + [False] * 3
     chosen = both.select(torch.tensor([5, 1, 3]).numpy())
     assert chosen.files == (None, held.files[1], held.files[3])

@@ -88,7 +88,7 @@ def search_skipped_layers(
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}.")
     count = check_layers(optional_layers(speculator.model))
-    texts = [text for prompt in prompts if len((text := _decoded(speculator, prompt, tokens))[1]) > 1]
+    texts = [text for prompt in prompts if len((text := _decode_text(speculator, prompt, tokens))[1]) > 1]
     if not texts:
         raise UsageError("the prompts give no text of two tokens or more; name prompts that the model continues.")
     whole = whole_layers_reason(speculator.model) if sublayers else ""
@@ -158,7 +158,7 @@ def sublayer_shares(model: Any, *, split: bool = True) -> dict[tuple[Part, int],
     }
 
 
-def _decoded(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[TargetCache, list[int]]:
+def _decode_text(speculator: Speculator, prompt: Prompt, tokens: int) -> tuple[TargetCache, list[int]]:
     """Decode a text greedily; return its cache, which excludes the last token, and the tokens."""
     generation = speculator.prepare(prompt, max_new_tokens=tokens, temperature=0)
     for _ in Stream(generation, speculator.parts()):

@@ -147,11 +147,11 @@ def _read(part: Mapping[str, Any], processor: Any) -> dict[str, Any]:
     if kind == "image":
         return {"type": kind, kind: _open_image(value)}
     if kind == "audio":
-        return {"type": kind, kind: _checked(value, kind)}
+        return {"type": kind, kind: _check_file(value, kind)}
     if isinstance(value, str) and value.startswith("data:"):
         value = io.BytesIO(_decode(value.partition(",")[2]))
     if isinstance(value, str | Path | io.BytesIO):
-        value = read_video(_checked(value, kind), processor)
+        value = read_video(_check_file(value, kind), processor)
     return {"type": kind, kind: value}
 
 
@@ -181,7 +181,7 @@ def upright(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def _checked(value: Any, kind: str) -> Any:
+def _check_file(value: Any, kind: str) -> Any:
     if isinstance(value, str | Path):
         if not Path(value).is_file():
             raise FileError(f"there is no {kind} file at {value}.")

@@ -51,7 +51,7 @@ class PromptQueue:
         with another of the pass waits for the next one and reuses those rows.
         """
         chosen, count, maximum = list[tuple[Generation, int]](), 0, self._chunk
-        for generation in self._ordered():
+        for generation in self._order_prompts():
             if self._waits(generation, [each for each, _ in chosen]):
                 continue
             if not generation.target.length:
@@ -67,7 +67,7 @@ class PromptQueue:
             self._unread.append(generation)
         return chosen
 
-    def _ordered(self) -> list[Generation]:
+    def _order_prompts(self) -> list[Generation]:
         """Return the prompts in their current order."""
         ordered = sorted(self._unread, key=self._left)
         if self._passes % AGED == AGED - 1 and self._unread:

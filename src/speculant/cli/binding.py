@@ -70,7 +70,7 @@ class Take:
                 panel = {} if self.panel is None else {"panel": self.panel}
                 yield replace(each, **(panel | dict(self.changes.get(name, {}))))
 
-    def given(self, values: dict[str, Any]) -> dict[str, Any]:
+    def take_given(self, values: dict[str, Any]) -> dict[str, Any]:
         """Remove the values of these options from the parsed ones; return those that were given.
 
         Raises:
@@ -104,7 +104,7 @@ def bind(function: Callable[..., int]) -> Callable[..., int]:
 
     def run(**values: Any) -> int:
         for name, (kind, takes) in groups.items():
-            given = {key: value for take in takes for key, value in take.given(values).items()}
+            given = {key: value for take in takes for key, value in take.take_given(values).items()}
             values[name] = given if get_origin(kind) is dict else kind(**given)
         return function(**values)
 

@@ -61,13 +61,13 @@ def start_screen(
 def _speed(speed: StartSpeed | None) -> str:
     if speed is None:
         return ""
-    plain = f"{_rounded(speed.plain)} tokens/s without drafts"
+    plain = f"{_format_speed(speed.plain)} tokens/s without drafts"
     if speed.drafted is None:
         return plain
-    return f"{_rounded(speed.drafted)} tokens/s with drafts on a new text, {plain}"
+    return f"{_format_speed(speed.drafted)} tokens/s with drafts on a new text, {plain}"
 
 
-def _rounded(speed: float) -> str:
+def _format_speed(speed: float) -> str:
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 

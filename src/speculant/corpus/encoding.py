@@ -53,7 +53,7 @@ class RowEncoder:
         Raises:
             TokenizerError: the tokenizer returns ids beyond the vocabulary.
         """
-        chats = [self._rendered(row.chat) for row in rows]
+        chats = [self._render_chat(row.chat) for row in rows]
         needed = [row for row, chat in zip(rows, chats, strict=True) if chat is None or self._exclusions is not None]
         texts = [document for row in needed for document in row.documents if isinstance(document, str)]
         contents, rendered = iter(self._ids(texts)), iter(self._chat_ids([chat for chat in chats if chat is not None]))
@@ -68,7 +68,7 @@ class RowEncoder:
             found.append(EncodedRow(documents=learned, excluded=excluded))
         return found
 
-    def _rendered(self, chat: Sequence[Message] | None) -> str | None:
+    def _render_chat(self, chat: Sequence[Message] | None) -> str | None:
         if chat is None or not self._templated:
             return None
         try:

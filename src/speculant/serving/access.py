@@ -45,7 +45,7 @@ class AccessLog:
         notes: dict[str, Any] = {"id": uuid.uuid4().hex}
         scope[_NOTES] = notes
 
-        async def marked(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -54,7 +54,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, marked)
+            await self._app(scope, receive, send_marked)
         except BaseException:
             status = 500 if status == 499 else status
             raise

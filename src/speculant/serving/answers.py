@@ -146,7 +146,9 @@ class Service:
             "seed": None if request.seed is None else request.seed + choice,
         }
 
-    async def compiled(self, request: SamplingRequest, wanted: AnswerFormat | None) -> CompiledConstraint | None:
+    async def compile_constraint(
+        self, request: SamplingRequest, wanted: AnswerFormat | None
+    ) -> CompiledConstraint | None:
         """Return the compiled constraint of a request's texts; None if there is none.
 
         Raises:

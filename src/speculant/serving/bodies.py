@@ -46,7 +46,7 @@ class BodyLimit:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, hold: Callable[[int], None]) -> None:
         arriving = True
 
-        async def tracked() -> Message:
+        async def receive_tracked() -> Message:
             nonlocal arriving
             message = await receive()
             arriving = message.get("more_body", False)
@@ -54,7 +54,7 @@ class BodyLimit:
 
         try:
             self._check_length(scope)
-            body = await asyncio.wait_for(self._read(tracked, hold), self._seconds)
+            body = await asyncio.wait_for(self._read(receive_tracked, hold), self._seconds)
         except asyncio.TimeoutError:
             error = ApiError(
                 408, "the body did not arrive in time.", code="body_timeout", headers={"Connection": "close"}
@@ -68,14 +68,14 @@ class BodyLimit:
             return
         first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
-        async def replayed() -> Message:
+        async def receive_replayed() -> Message:
             nonlocal first
             if first is not None:
                 message, first = first, None
                 return message
             return await receive()
 
-        await self._app(scope, replayed, send)
+        await self._app(scope, receive_replayed, send)
 
     def _check_length(self, scope: Scope) -> None:
         for name, value in scope["headers"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant.serving.call_readers import Call, Reading, dump, read_objects
-from speculant.serving.call_values import Schemas, retyped, schema_of
+from speculant.serving.call_values import Schemas, retype_value, schema_of
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(?=\s*:)")
@@ -110,7 +110,7 @@ class MarkedStrings:
         name = name.strip()
         if not inside.startswith(("call:", ":")) or not name or not isinstance(value, dict):
             return length, []
-        typed = {key: retyped(each, schema_of(schemas, name, key)) for key, each in value.items()}
+        typed = {key: retype_value(each, schema_of(schemas, name, key)) for key, each in value.items()}
         return length, [Call(name, dump(typed))]
 
 

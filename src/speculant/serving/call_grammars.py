@@ -57,7 +57,7 @@ def own_grammar(form: ToolFormat | None, template: str) -> CallGrammar | None:
     if form is not TOOL_FORMATS["mistral"]:
         return None
     if ARGUMENTS not in template:
-        return CallGrammar(CALLS, (CALLS,), _listed)
+        return CallGrammar(CALLS, (CALLS,), _write_listed)
     return NAMED_WITH_ID if CALL_ID in template else NAMED
 
 
@@ -93,11 +93,11 @@ def argument_schema(function: FunctionDefinition) -> str:
     return text.replace("<[", "\\u003c[")  # which would be a special token
 
 
-def _tagged(functions: Sequence[FunctionDefinition], symbol: Symbol, _several: bool) -> list[str] | None:
+def _write_tagged(functions: Sequence[FunctionDefinition], symbol: Symbol, _several: bool) -> list[str] | None:
     return tag_rules(functions, symbol(END), LAYOUT)
 
 
-def _listed(functions: Sequence[FunctionDefinition], _symbol: Symbol, several: bool) -> list[str] | None:
+def _write_listed(functions: Sequence[FunctionDefinition], _symbol: Symbol, several: bool) -> list[str] | None:
     more = ' (", " object)*' if several else ""
     rules = [f'body: " "? "[" object{more} "]"', _ID, r'identity: ", \"id\": \"" ID "\""']
     rules.append(f"object: {' | '.join(f'call_{place}' for place in range(len(functions)))}")
@@ -107,15 +107,15 @@ def _listed(functions: Sequence[FunctionDefinition], _symbol: Symbol, several: b
     return rules
 
 
-def _named(functions: Sequence[FunctionDefinition], symbol: Symbol, _several: bool) -> list[str] | None:
-    return _named_calls(functions, symbol(ARGUMENTS))
+def _write_named(functions: Sequence[FunctionDefinition], symbol: Symbol, _several: bool) -> list[str] | None:
+    return _write_named_calls(functions, symbol(ARGUMENTS))
 
 
-def _named_with_id(functions: Sequence[FunctionDefinition], symbol: Symbol, _several: bool) -> list[str] | None:
-    return [*_named_calls(functions, f"identity? {symbol(ARGUMENTS)}"), f"identity: {symbol(CALL_ID)} ID", _ID]
+def _write_named_with_id(functions: Sequence[FunctionDefinition], symbol: Symbol, _several: bool) -> list[str] | None:
+    return [*_write_named_calls(functions, f"identity? {symbol(ARGUMENTS)}"), f"identity: {symbol(CALL_ID)} ID", _ID]
 
 
-def _named_calls(functions: Sequence[FunctionDefinition], between: str) -> list[str]:
+def _write_named_calls(functions: Sequence[FunctionDefinition], between: str) -> list[str]:
     rules = [f"body: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
     for place, function in enumerate(functions):
         name = json.dumps(function.name, ensure_ascii=False)
@@ -123,6 +123,6 @@ def _named_calls(functions: Sequence[FunctionDefinition], between: str) -> list[
     return rules
 
 
-TAGGED = CallGrammar(BEGIN, (BEGIN, END), _tagged)
-NAMED = CallGrammar(CALLS, (CALLS, ARGUMENTS), _named)
-NAMED_WITH_ID = CallGrammar(CALLS, (CALLS, CALL_ID, ARGUMENTS), _named_with_id)
+TAGGED = CallGrammar(BEGIN, (BEGIN, END), _write_tagged)
+NAMED = CallGrammar(CALLS, (CALLS, ARGUMENTS), _write_named)
+NAMED_WITH_ID = CallGrammar(CALLS, (CALLS, CALL_ID, ARGUMENTS), _write_named_with_id)

@@ -67,7 +67,7 @@ class Section:
             return None
         inside, length = (text, len(text)) if place < 0 else (text[:place], place + len(self.end))
         calls = list[Call]()
-        for found in _joined(self.call, inside):
+        for found in _match_all(self.call, inside):
             if found is None or not _is_object(found["arguments"]):
                 return length, []
             calls.append(Call(found["name"], found["arguments"].strip(), found.groupdict().get("id")))
@@ -105,7 +105,7 @@ class Tags:
         if found is None:
             return length, []
         arguments, name = dict[str, Any](), found["name"].strip()
-        for each in _joined(self.argument, found["arguments"]):
+        for each in _match_all(self.argument, found["arguments"]):
             if each is None:
                 return length, []
             key = each["name"].strip()
@@ -145,7 +145,7 @@ class TagSection:
             return None
         inside, length = (text, len(text)) if end is None else (text[: end.start()], end.end())
         calls = list[Call]()
-        for found in _joined(self.call, inside):
+        for found in _match_all(self.call, inside):
             name = "" if found is None else self._name(found["name"])
             arguments = None if found is None else self._read(found["arguments"], name, schemas)
             if arguments is None:
@@ -162,7 +162,7 @@ class TagSection:
         if whole is not None:
             return whole["value"].strip() if _is_object(whole["value"]) else None
         arguments = dict[str, Any]()
-        for each in _joined(self.argument, text):
+        for each in _match_all(self.argument, text):
             if each is None:
                 return None
             name, kind = self._name(each["name"]), each.groupdict().get("kind")
@@ -182,7 +182,7 @@ def _find_end(text: str, end: re.Pattern[str], opens: str, closes: str) -> re.Ma
     return None
 
 
-def _joined(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | None]:
+def _match_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str] | None]:
     """Yield the matches that a text consists of, separated only by whitespace; finally None if other text is left.
 
     Each is tried only where the one before it ended: text without matches would otherwise be searched from every place.

@@ -36,7 +36,7 @@ def _read_python(text: str, otherwise: Any) -> Any:
     return value if isinstance(value, list | dict) else otherwise
 
 
-def retyped(value: Any, schema: Any) -> Any:
+def retype_value(value: Any, schema: Any) -> Any:
     """Parse a text whose schema has other types only; return every other value as it is."""
     kinds = set(_types(schema))
     return read_value(value, schema) if isinstance(value, str) and kinds and "string" not in kinds else value

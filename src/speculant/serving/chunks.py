@@ -62,6 +62,6 @@ class ChunkedAnswer(ABC):
             yield event(chunk([], **metrics_of(service, exchange), usage=tokens.model_dump()))
         yield DONE
 
-    def failed(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return the final bytes of a stream that failed."""
         return event(error.body()) + DONE

@@ -49,7 +49,7 @@ async def create_completion(service: Service, body: CompletionRequest, request: 
 
     async def begin(exchange: Exchange) -> CompletionAnswer:
         encoded = [await _encode_prompt(service, prompt) for prompt in prompts]
-        constraint = await service.compiled(body, wanted)
+        constraint = await service.compile_constraint(body, wanted)
         for ids in encoded:
             for choice in range(body.choices):
                 options = service.options(body, len(ids), choice=choice) | {"constraint": constraint}

@@ -34,7 +34,7 @@ class Answer(Protocol):
     def events(self, first: tuple[int, Delta]) -> AsyncIterator[bytes]:
         """Yield the server-sent events of the stream, from the first delta on."""
 
-    def failed(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return the final bytes of a stream that failed."""
 
 
@@ -68,8 +68,8 @@ async def respond(
         if not body.stream:
             return await while_connected(request, answer.whole())
         first = await while_connected(request, exchange.get())
-        events = _noted(answer.events(first), request, exchange)
-        return EventStream(events, exchange, failed=answer.failed, headers=headers)
+        events = _note_outcome(answer.events(first), request, exchange)
+        return EventStream(events, exchange, failed=answer.write_failure, headers=headers)
     except BaseException:
         exchange.close()
         raise
@@ -79,7 +79,7 @@ async def respond(
             exchange.close()
 
 
-async def _noted(events: AsyncIterator[bytes], request: Request, exchange: Exchange) -> AsyncIterator[bytes]:
+async def _note_outcome(events: AsyncIterator[bytes], request: Request, exchange: Exchange) -> AsyncIterator[bytes]:
     """Yield events, then add facts about the decoding to the request's log line, also if the client disconnects."""
     try:
         async for each in events:

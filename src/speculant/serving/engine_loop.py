@@ -135,7 +135,7 @@ class EngineLoop:
     @property
     def places_used(self) -> int:
         """How many texts are decoded, wait, or have a place held for them."""
-        return self._places.used()
+        return self._places.count_used()
 
     def check_alive(self) -> None:
         """Check that the thread runs, so that work would be done.
@@ -154,17 +154,17 @@ class EngineLoop:
             return PrefixCacheStats()
         return cache.stats if tenant is None else cache.stats_of(tenant)
 
-    def decoded(self) -> list[Ticket]:
+    def list_decoded(self) -> list[Ticket]:
         """Return the texts being decoded."""
         return list(self._active.values())
 
     def running(self, tenant: str | None = None) -> int:
         """Return the number of texts being decoded, for one tenant or for all."""
-        return sum(tenant in (None, ticket.job.tenant) for ticket in self.decoded())
+        return sum(tenant in (None, ticket.job.tenant) for ticket in self.list_decoded())
 
     def waiting(self, tenant: str | None = None) -> int:
         """Return the number of waiting texts, for one tenant or for all."""
-        return max(0, self._places.used(tenant) - self.running(tenant))
+        return max(0, self._places.count_used(tenant) - self.running(tenant))
 
     def cached_tokens(self, tenant: str | None = None) -> int:
         """Return the number of cached tokens of the texts being decoded, for one tenant or for all."""

@@ -104,11 +104,11 @@ def queue_full(places: int, what: str) -> ApiError:
 def add_error_handlers(app: FastAPI) -> None:
     """Have every error of an application answered in its protocol's format."""
 
-    async def expected(request: Request, error: Exception) -> JSONResponse:
+    async def answer_expected(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
         return error.response(request.url.path)
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
+    async def answer_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         found = validation_error(error.errors(), request.url.path)
         form = request.url.path.startswith(_FORMS)
@@ -119,22 +119,22 @@ def add_error_handlers(app: FastAPI) -> None:
             found = ApiError(415, message, code="unsupported_media_type")
         return found.response(request.url.path)
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
+    async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         return routing_error(request, error).response(request.url.path)
 
-    async def known(request: Request, error: Exception) -> JSONResponse:
+    async def answer_known(request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response(request.url.path)
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("a request failed", exc_info=error)
         return api_error(error).response(request.url.path)
 
-    app.add_exception_handler(ApiError, expected)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(SpeculantError, known)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(ApiError, answer_expected)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(SpeculantError, answer_known)
+    app.add_exception_handler(Exception, answer_unexpected)
 
 
 def validation_error(errors: Sequence[Any], path: str = "") -> ApiError:

@@ -46,20 +46,20 @@ class Fetcher:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            raise _refused("it is no address", param) from None
+            raise _make_refusal("it is no address", param) from None
         if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-            raise _refused("an address begins with https:// or http:// and holds no user", param)
-        if not self._listed(host):
+            raise _make_refusal("an address begins with https:// or http:// and holds no user", param)
+        if not self._is_listed(host):
             named = "fetches nothing" if not self.hosts else f"does not fetch from {host:.80}"
-            raise _refused(f"this server {named}; send the file itself as a data: URL", param)
+            raise _make_refusal(f"this server {named}; send the file itself as a data: URL", param)
         try:
             address = self._resolve(host, port)
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             return self._read(parts.scheme, host, port, address, path, kind, until, param)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise _refused(f"it could not be fetched ({type(error).__name__})", param) from error
+            raise _make_refusal(f"it could not be fetched ({type(error).__name__})", param) from error
 
-    def _listed(self, host: str) -> bool:
+    def _is_listed(self, host: str) -> bool:
         return any(
             each == "*" or host == each or (each.startswith("*.") and host.endswith(each[1:])) for each in self.hosts
         )
@@ -92,11 +92,11 @@ class Fetcher:
             connection.request("GET", path, headers={"Accept": f"{kind}/*", "User-Agent": "speculant"})
             response = connection.getresponse()
             if response.status != 200:
-                raise _refused(f"it answered with status {response.status}; redirects are not followed", param)
+                raise _make_refusal(f"it answered with status {response.status}; redirects are not followed", param)
             body = response.read(self.max_bytes + 1)
             _left(until)
             if len(body) > self.max_bytes:
-                raise _refused(f"it is larger than {self.max_bytes} bytes", param)
+                raise _make_refusal(f"it is larger than {self.max_bytes} bytes", param)
             return body
         finally:
             end.cancel()
@@ -116,5 +116,5 @@ def _left(until: float) -> float:
     return left
 
 
-def _refused(reason: str, param: str) -> ApiError:
+def _make_refusal(reason: str, param: str) -> ApiError:
     return ApiError(400, f"the file of '{param}' is not taken: {reason}.", param=param, code="invalid_media")

@@ -93,7 +93,7 @@ class LenienceMiddleware:
         """Pass a request on."""
         unused = UnusedMembers(lenient=self._lenient)
 
-        async def marked(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start" and (paths := unused.paths()):
                 headers = MutableHeaders(scope=message)
                 own = [headers[UNUSED]] if UNUSED in headers else []
@@ -102,7 +102,7 @@ class LenienceMiddleware:
 
         token = _members.set(unused)
         try:
-            await self._app(scope, receive, marked)
+            await self._app(scope, receive, send_marked)
         finally:
             _members.reset(token)
 

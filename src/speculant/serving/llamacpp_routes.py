@@ -120,7 +120,7 @@ def add_llamacpp_routes(app: FastAPI, service: Service, *, takes: Sequence[str])
     @app.get("/slots", responses=errors(*READING, 503))
     async def slots(request: Request, fail_on_no_slot: str = "") -> list[Slot]:
         """Return the texts being decoded, in llama.cpp's format."""
-        decoded = {ticket.slot: ticket for ticket in service.engine.decoded()}
+        decoded = {ticket.slot: ticket for ticket in service.engine.list_decoded()}
         if len(decoded) == service.engine.size and fail_on_no_slot not in ("", "0"):
             raise ApiError(503, "no slot is available.", type=SERVER, code="busy", headers={"Retry-After": "1"})
         tenant = tenant_of(request)

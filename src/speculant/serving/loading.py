@@ -49,9 +49,9 @@ def make_loading_app() -> Starlette:
     async def ready(_request: Request) -> Response:
         return readiness_response(Readiness(status="loading"))
 
-    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
+    async def refuse_request(scope: Scope, receive: Receive, send: Send) -> None:
         message = "the model is being loaded. Try again."
         error = ApiError(503, message, type=SERVER, code="loading", headers={"Retry-After": "1", "Connection": "close"})
         await refuse(error, scope["path"], receive, send, seconds=BODY_SECONDS)
 
-    return Starlette(routes=[Route("/ready", ready), Mount("/", refused)])
+    return Starlette(routes=[Route("/ready", ready), Mount("/", refuse_request)])

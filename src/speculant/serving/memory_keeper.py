@@ -125,12 +125,12 @@ class MemoryKeeper:
                 logger.info("memory saved to %s", self._paths[tenant])
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_saving(self) -> Iterator[None]:
         """Suspend saving, so that memories and files can be replaced."""
         with self._lock:
             yield
 
-    def replaced(self, tenant: str) -> Path | None:
+    def find_replaced(self, tenant: str) -> Path | None:
         """Return the file of a tenant's memory if another program has replaced it since it was read or written."""
         path = self._paths.get(tenant)
         if path is None or not path.exists() or file_state(path) == self._known.get(tenant):

@@ -36,7 +36,7 @@ async def create_message(
     functions, unused = read_tools(body.tools or ())
     chat = _chat_request(service, body, functions)
     plan = plan_turn(service, chat)
-    headers = _unused(service, body, unused)
+    headers = _list_unused(service, body, unused)
 
     async def begin(exchange: Exchange) -> MessageAnswer:
         return MessageAnswer(service, await plan.begin(exchange, tenant=tenant_of(request)))
@@ -95,7 +95,7 @@ def _check_edits(body: CountRequest) -> None:
         raise ApiError(400, message, param="context_management", code="unsupported_parameter")
 
 
-def _unused(service: Service, body: MessagesRequest, tools: Sequence[str]) -> dict[str, str]:
+def _list_unused(service: Service, body: MessagesRequest, tools: Sequence[str]) -> dict[str, str]:
     names = [f"tools.{name}" for name in tools if name.isascii() and name.isprintable()]
     if body.thinking is not None and body.thinking.type != "disabled":
         names.append("thinking")
@@ -136,7 +136,7 @@ class MessageAnswer:
         yield _event({"type": "message_delta", "delta": self._end(), "usage": self._usage()})
         yield _event({"type": "message_stop"})
 
-    def failed(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return the final bytes of a stream that failed."""
         return _event(anthropic_body(error))
 

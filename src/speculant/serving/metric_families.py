@@ -74,7 +74,7 @@ class Families:
 
     def counter(self, name: str, text: str, *, own: bool = False) -> Counter:
         """Return a counter."""
-        return self._labelled(Counter(self.name(name, own=own), text, list(self.labels), registry=self.registry))
+        return self._add_labels(Counter(self.name(name, own=own), text, list(self.labels), registry=self.registry))
 
     def counters(self, name: str, text: str, label: str) -> Callable[[str], Counter]:
         """Return a function that returns the counter for a value of an additional label."""
@@ -83,12 +83,12 @@ class Families:
 
     def gauge(self, name: str, text: str, *, own: bool = False) -> Gauge:
         """Return a gauge."""
-        return self._labelled(Gauge(self.name(name, own=own), text, list(self.labels), registry=self.registry))
+        return self._add_labels(Gauge(self.name(name, own=own), text, list(self.labels), registry=self.registry))
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         """Return a histogram."""
         family = Histogram(self.name(name), text, list(self.labels), registry=self.registry, buckets=buckets)
-        return self._labelled(family)
+        return self._add_labels(family)
 
     def watch(
         self,
@@ -107,7 +107,7 @@ class Families:
         """Remove all metrics that are read at scrape time."""
         self._watched.clear()
 
-    def _labelled(self, metric: T) -> T:
+    def _add_labels(self, metric: T) -> T:
         return metric.labels(**self.labels)
 
 

@@ -64,12 +64,12 @@ def texts(data: str, *, model: type[BaseModel] = ErrorResponse) -> dict[int | st
 def add_openapi(app: FastAPI, *, keys: bool) -> None:
     """Install the OpenAPI schema of an application; with `keys`, it describes how they are sent."""
 
-    def described() -> dict[str, Any]:
+    def describe_api() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _correct(get_openapi(title=app.title, version=app.version, routes=app.routes), keys)
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to change it
+    app.openapi = describe_api  # type: ignore[method-assign]  # FastAPI's own way to change it
 
 
 def _correct(schema: dict[str, Any], keys: bool) -> dict[str, Any]:

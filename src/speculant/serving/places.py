@@ -23,7 +23,7 @@ class Places:
         self._used = Counter[str]()
         self._asked = dict[str, float]()  # when each tenant last asked
 
-    def used(self, tenant: str | None = None) -> int:
+    def count_used(self, tenant: str | None = None) -> int:
         """Return the number of places in use, by one tenant or by all."""
         return self._used.total() if tenant is None else self._used[tenant]
 

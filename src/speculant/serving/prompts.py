@@ -218,7 +218,7 @@ class PromptEncoder:
         form = self.formats.reasoning
         return form is not None and str(self.tokenizer.decode(list(ids[-TAIL:]))).rstrip().endswith(form.begin)
 
-    def shown(self, marks: tuple[str, ...]) -> dict[int, str]:
+    def find_shown(self, marks: tuple[str, ...]) -> dict[int, str]:
         """Return the marks that are special tokens, by token id."""
         if marks not in self._shown:
             self._shown[marks] = shown_marks(self.tokenizer, marks)
@@ -228,7 +228,7 @@ class PromptEncoder:
     def thought_tokens(self) -> tuple[str, ...]:
         """The marks of reasoning that are special tokens."""
         form = self.formats.reasoning
-        return () if form is None else tuple(self.shown(form.marks).values())
+        return () if form is None else tuple(self.find_shown(form.marks).values())
 
     def token_text(self, token: int) -> str:
         """Return the text of one token within a text; the replacement character if it is only part of a character."""

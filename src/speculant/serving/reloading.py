@@ -121,10 +121,11 @@ class MemoryReloader:
         if method.takes_bases:
             tokenizer = tokenizer_fingerprint(speculator.tokenizer, vocabulary)
             bases = open_bases(method, self._settings.base, vocabulary=vocabulary, tokenizer=tokenizer)
-        with self._keeper.paused():
-            replaced = {tenant: self._keeper.replaced(tenant) for tenant in self._drafters}
+        with self._keeper.pause_saving():
+            replaced = {tenant: self._keeper.find_replaced(tenant) for tenant in self._drafters}
             made = {
-                tenant: self._renewed(drafter, replaced[tenant], bases) for tenant, drafter in self._drafters.items()
+                tenant: self._renew_drafter(drafter, replaced[tenant], bases)
+                for tenant, drafter in self._drafters.items()
             }
             speculator.bases = tuple(bases)
             self._drafters.update(made)
@@ -135,7 +136,7 @@ class MemoryReloader:
         read = f"read {', '.join(map(str, files))}" if files else "no file of a memory was replaced"
         return f"{read}; {len(bases)} bases in force"
 
-    def _renewed(self, drafter: Drafter, path: Path | None, bases: Sequence[MixBase]) -> Drafter:
+    def _renew_drafter(self, drafter: Drafter, path: Path | None, bases: Sequence[MixBase]) -> Drafter:
         """Return a new drafter with the memory of a file or, without one, with the memory of another drafter."""
         limit = self._settings.memory_limit // len(self._drafters)
         made = new_memory(self._speculator, limit=limit, settings=self._method_settings, bases=bases)

@@ -87,14 +87,14 @@ def _name(tool: ResponseTool, param: str) -> str:
 
 
 def _add(functions: list[dict[str, Any]], names: dict[str, CalledTool], tool: ResponseTool, called: CalledTool) -> None:
-    name = _joined(called.namespace, called.name)
+    name = _join_name(called.namespace, called.name)
     function: dict[str, Any] = {"name": name, "description": tool.description, "strict": tool.strict}
     function["parameters"] = FREE_TEXT if called.custom else tool.parameters
     functions.append({"type": "function", "function": function})
     names[name] = called
 
 
-def _joined(namespace: str | None, name: str) -> str:
+def _join_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -102,14 +102,14 @@ def read_choice(body: ResponseRequest) -> Any:
     """Convert a request's tool choice to a chat's."""
     choice = body.tool_choice
     if isinstance(choice, ToolName):
-        return _named(choice)
+        return _convert_tool_name(choice)
     if isinstance(choice, AllowedNames):
-        allowed = {"mode": choice.mode, "tools": [_named(each) for each in choice.tools]}
+        allowed = {"mode": choice.mode, "tools": [_convert_tool_name(each) for each in choice.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
 
 
-def _named(tool: ToolName) -> dict[str, Any]:
+def _convert_tool_name(tool: ToolName) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool.name}}
 
 
@@ -135,9 +135,9 @@ def read_items(items: str | Sequence[Item]) -> list[dict[str, Any]]:
         elif kind in ("function_call", "custom_tool_call"):
             _add_call(messages, item, param)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            content = _content(_needed(item.output, f"{param}.output"), f"{param}.output")
+            content = _content(_require_value(item.output, f"{param}.output"), f"{param}.output")
             messages.append(
-                {"role": "tool", "content": content, "tool_call_id": _needed(item.call_id, f"{param}.call_id")}
+                {"role": "tool", "content": content, "tool_call_id": _require_value(item.call_id, f"{param}.call_id")}
             )
         else:
             message = f"items of type '{kind[:40]}' are not supported; send messages, function calls or their outputs."
@@ -158,19 +158,19 @@ def _reasoning(item: Item) -> str:
 
 
 def _message(item: Item, param: str) -> dict[str, Any]:
-    role = _needed(item.role, f"{param}.role")
-    return {"role": role, "content": _content(_needed(item.content, f"{param}.content"), f"{param}.content")}
+    role = _require_value(item.role, f"{param}.role")
+    return {"role": role, "content": _content(_require_value(item.content, f"{param}.content"), f"{param}.content")}
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item, param: str) -> None:
     """Add a call to the preceding assistant message, or to a new one."""
-    name = _joined(item.namespace, _needed(item.name, f"{param}.name"))
+    name = _join_name(item.namespace, _require_value(item.name, f"{param}.name"))
     if item.type == "custom_tool_call":
-        arguments = json.dumps({"input": _needed(item.input, f"{param}.input")}, ensure_ascii=False)
+        arguments = json.dumps({"input": _require_value(item.input, f"{param}.input")}, ensure_ascii=False)
     else:
-        arguments = _needed(item.arguments, f"{param}.arguments")
+        arguments = _require_value(item.arguments, f"{param}.arguments")
     call = {
-        "id": _needed(item.call_id, f"{param}.call_id"),
+        "id": _require_value(item.call_id, f"{param}.call_id"),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
@@ -188,7 +188,7 @@ def _content(content: str | Sequence[TextPart], param: str) -> Any:
         own = f"{param}.{place}"
         extra = part.model_extra or {}
         if part.type in ("input_text", "output_text", "text"):
-            parts.append({"type": "text", "text": _needed(part.text, f"{own}.text")})
+            parts.append({"type": "text", "text": _require_value(part.text, f"{own}.text")})
         elif part.type == "refusal":
             parts.append({"type": "text", "text": str(extra.get("refusal", ""))})
         elif part.type == "input_image" and isinstance(extra.get("image_url"), str):
@@ -201,7 +201,7 @@ def _content(content: str | Sequence[TextPart], param: str) -> Any:
     return parts
 
 
-def _needed(value: Any, param: str) -> Any:
+def _require_value(value: Any, param: str) -> Any:
     if value is None:
         raise ApiError(400, f"the parameter '{param}' is missing.", param=param, code="missing_parameter")
     return value

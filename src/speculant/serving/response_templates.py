@@ -160,7 +160,7 @@ class TemplateParser:
             elif text and self._field != _CALLS:
                 text = text[max(0, len(text) - len(left)) :]  # what precedes this belongs to the prompt
                 left = left.partition(text)[2] if text else left
-                parts[self.inside] += self._trimmed(text)
+                parts[self.inside] += self._trim_text(text)
             self._turn(event)
         self._raw += left if self._field == _CALLS else ""
         return parts[True], parts[False], calls
@@ -175,7 +175,7 @@ class TemplateParser:
             self._trim, self._space = self.inside, ""
             self._field, self.inside = "", False
 
-    def _trimmed(self, text: str) -> str:
+    def _trim_text(self, text: str) -> str:
         """Return a part of a field's text without the whitespace around reasoning."""
         text = text.lstrip() if self._trim else self._space + text
         self._trim = self._trim and not text

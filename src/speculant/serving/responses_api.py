@@ -48,7 +48,7 @@ async def create_response(
         messages = [*before.messages, *messages]
     chat = _chat_request(service, body, tools, messages)
     plan = plan_turn(service, chat)
-    headers = _unused(service, body, tools)
+    headers = _list_unused(service, body, tools)
 
     async def begin(exchange: Exchange) -> ResponseAnswer:
         turn = await plan.begin(exchange, tenant=tenant)
@@ -87,7 +87,7 @@ def _chat_request(
     return make_chat(given)
 
 
-def _unused(service: Service, body: ResponseRequest, tools: Tools) -> dict[str, str]:
+def _list_unused(service: Service, body: ResponseRequest, tools: Tools) -> dict[str, str]:
     names = [f"tools.{each}" for each in tools.unused]
     effective = () if service.prompts.effort_switch is None else ("effort",)
     options = body.reasoning or ()
@@ -141,7 +141,7 @@ class ResponseAnswer:
         finally:
             self._store.end(self._tenant, self._id)
 
-    def failed(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return the final bytes of a stream that failed."""
         response = self._object("cancelled" if error.code == "cancelled" else "failed")
         response["error"] = {"code": error.code or "server_error", "message": error.message}

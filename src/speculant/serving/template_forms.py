@@ -76,7 +76,7 @@ def needs_text_arguments(render: Callable[[list[Row]], str]) -> bool:
         render: applies the template; it may raise errors.
     """
 
-    def shown(arguments: Any) -> str:
+    def render_call(arguments: Any) -> str:
         function = {"name": "probe", "arguments": arguments}
         calls = [{"id": "probe0000", "type": "function", "function": function}]
         user = {"role": "user", "content": "Hi"}
@@ -85,20 +85,22 @@ def needs_text_arguments(render: Callable[[list[Row]], str]) -> bool:
         except Exception:  # templates raise errors of their own
             return ""
 
-    objects, [name] = shown(_PROBE), _PROBE
+    objects, [name] = render_call(_PROBE), _PROBE
     if name in objects and f"'{name}'" not in objects:  # Python's quotes are those of an object made text by mistake
         return False
-    return json.dumps(_PROBE) in shown(json.dumps(_PROBE))
+    return json.dumps(_PROBE) in render_call(json.dumps(_PROBE))
 
 
 def with_text_arguments(rows: Sequence[Row]) -> list[Row]:
     """Return messages whose calls have their arguments as JSON text."""
 
-    def converted(call: Row) -> Row:
+    def convert_call(call: Row) -> Row:
         function = call["function"]
         return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
-    return [row | {"tool_calls": [*map(converted, row["tool_calls"])]} if "tool_calls" in row else row for row in rows]
+    return [
+        row | {"tool_calls": [*map(convert_call, row["tool_calls"])]} if "tool_calls" in row else row for row in rows
+    ]
 
 
 def _without_thoughts(rows: list[Row]) -> list[Row]:
@@ -130,7 +132,7 @@ def _alternating(rows: list[Row]) -> list[Row]:
         if row["role"] == "system" and any(each["role"] != "system" for each in found):
             row = row | {"role": "user"}
         if found and found[-1]["role"] == row["role"] in ("system", "user") and _are_texts(found[-1], row):
-            found[-1] = _joined(found[-1], row)
+            found[-1] = _join_messages(found[-1], row)
         else:
             found.append(row)
     return found
@@ -140,7 +142,7 @@ def _after_results(rows: list[Row]) -> list[Row]:
     found = list[Row]()
     for row in rows:
         if found and found[-1]["role"] == "tool" and row["role"] == "user" and _are_texts(found[-1], row):
-            found[-1] = _joined(found[-1], row)
+            found[-1] = _join_messages(found[-1], row)
         else:
             found.append(row)
     return found
@@ -150,7 +152,7 @@ def _without_system(rows: list[Row]) -> list[Row]:
     if not rows or rows[0]["role"] != "system":
         return rows
     if len(rows) > 1 and rows[1]["role"] == "user" and _are_texts(*rows[:2]):
-        return [_joined(rows[0], rows[1]) | {"role": "user"}, *rows[2:]]
+        return [_join_messages(rows[0], rows[1]) | {"role": "user"}, *rows[2:]]
     return [rows[0] | {"role": "user"}, *rows[1:]]
 
 
@@ -158,6 +160,6 @@ def _are_texts(*rows: Row) -> bool:
     return all(isinstance(row["content"], str) for row in rows)
 
 
-def _joined(row: Row, other: Row) -> Row:
+def _join_messages(row: Row, other: Row) -> Row:
     """Return a message with another one's text after its own."""
     return row | {"content": GAP.join(text for text in (row["content"], other["content"]) if text)}

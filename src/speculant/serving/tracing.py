@@ -145,7 +145,7 @@ class Tracing:
             "gen_ai.usage.input_tokens": notes.get("prompt_tokens"),
         }
         if exchange is not None:
-            attributes |= {"gen_ai.response.model": model, **_asked(asked), **_decoded(exchange)}
+            attributes |= {"gen_ai.response.model": model, **_describe_request(asked), **_describe_decoding(exchange)}
         if status >= 400:
             attributes["error.type"] = str(notes.get("code", status))
         span = self._tracer.start_span(
@@ -160,7 +160,7 @@ class Tracing:
         span.end()
 
 
-def _asked(asked: SamplingRequest) -> dict[str, Any]:
+def _describe_request(asked: SamplingRequest) -> dict[str, Any]:
     """Return the span attributes of a request's parameters."""
     return {
         "gen_ai.request.max_tokens": asked.max_tokens,
@@ -173,7 +173,7 @@ def _asked(asked: SamplingRequest) -> dict[str, Any]:
     }
 
 
-def _decoded(exchange: Exchange) -> dict[str, Any]:
+def _describe_decoding(exchange: Exchange) -> dict[str, Any]:
     """Return the span attributes of a request's decoding."""
     found = [ticket.stats for ticket in exchange.tickets if ticket.stats is not None]
     first = [ticket.first_token - ticket.submitted for ticket in exchange.tickets if ticket.first_token]

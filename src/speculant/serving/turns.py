@@ -99,7 +99,7 @@ class TurnPlan:
         prompts = self.service.prompts
         if not (self.free or own):
             return {}
-        shown = prompts.shown(prompts.formats.marks(reasons=self.free, tools=own))
+        shown = prompts.find_shown(prompts.formats.marks(reasons=self.free, tools=own))
         if prompts.formats.template is None:
             return shown
         return {token: text for token, text in shown.items() if token not in prompts.ends}  # its end ends all fields
@@ -114,7 +114,7 @@ class TurnPlan:
         given, effort = body.chat_template_kwargs, body.reasoning_effort
         found = await service.prompts.read(body.messages, self.tools.offered, given, effort=effort)
         prediction = await self._read_prediction()
-        constraint = await service.compiled(body, self.tools.format or self.format)
+        constraint = await service.compile_constraint(body, self.tools.format or self.format)
         marks = self._marks()
         for choice in range(body.choices):
             options = service.options(body, len(found.ids), choice=choice) | {"constraint": constraint}

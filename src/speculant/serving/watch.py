@@ -158,10 +158,10 @@ class Watch:
                 break
             _, delta = await exchange.get()
         note(request, **outcome(exchange))
-        known = self._known(tokens, len(prompt[-2:]), tenant_of(request)) if method == "none" else None
+        known = self._find_seen_share(tokens, len(prompt[-2:]), tenant_of(request)) if method == "none" else None
         yield {"type": "end", "finish_reason": delta.finish_reason, "known": known}
 
-    def _known(self, tokens: list[int], start: int, tenant: str) -> float | None:
+    def _find_seen_share(self, tokens: list[int], start: int, tenant: str) -> float | None:
         """Return the share of a text that the memory has seen; None if it cannot tell, or must not."""
         drafter = self._inspectable(tenant)
         if drafter is None:

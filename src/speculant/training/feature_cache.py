@@ -62,7 +62,7 @@ class FeatureCache:
         """Return whether there is space for a group."""
         return group < self._held
 
-    def filled(self, group: int) -> bool:
+    def is_filled(self, group: int) -> bool:
         """Return whether a group's states are stored."""
         return bool(self._filled[group])
 

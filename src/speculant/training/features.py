@@ -108,16 +108,16 @@ class Features:
         """Return the outputs [B, T, L', D] of the stored layers; padding rows are undefined."""
         cache = self.cache
         if cache is None or not cache.holds(group):
-            return self._found(group, ids, lengths, source)
+            return self._find_states(group, ids, lengths, source)
         rows = np.arange(ids.shape[1]) < lengths[:, None]
         mask = torch.from_numpy(rows)
-        if not cache.filled(group):
-            cache.put(group, self._found(group, ids, lengths, source)[mask.to(self._device)])
+        if not cache.is_filled(group):
+            cache.put(group, self._find_states(group, ids, lengths, source)[mask.to(self._device)])
         found = torch.zeros(*ids.shape, len(self.layers), self._target.hidden_size, dtype=self._model.dtype)
         found[mask] = cache.get(group).to(found.dtype)  # rounded even the first time, so that every epoch is the same
         return found.to(self._device)
 
-    def _found(self, group: int, ids: Tensor, lengths: Int64, source: SourceStates | None) -> Tensor:
+    def _find_states(self, group: int, ids: Tensor, lengths: Int64, source: SourceStates | None) -> Tensor:
         """Return the outputs [B, T, L', D] of the stored layers, from disk where available."""
         stored = self.stored
         if stored is None:

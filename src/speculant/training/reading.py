@@ -15,7 +15,7 @@ from speculant.core.errors import FileError, UsageError
 from speculant.training.fingerprint import TargetIdentity
 from speculant.training.hidden_files import find_hidden_files, read_hidden_folder
 from speculant.training.shards import MANIFEST, read_manifest, read_shard, shard_files
-from speculant.training.texts import Texts, from_parts, joined
+from speculant.training.texts import Texts, from_parts, join_texts
 
 SUFFIXES = (".txt", ".jsonl")
 
@@ -72,7 +72,7 @@ def read_data(
             )
         texts.append(found)
         sources.append(f"{path.resolve().name} ({len(found)} texts, {found.tokens} tokens)")
-    whole = joined(texts)
+    whole = join_texts(texts)
     if not len(whole):
         raise UsageError("there is no text in the data. Name files with text, or let `speculant train data` make some.")
     return TrainData(whole, tuple(sources), tuple(notes))
@@ -102,7 +102,7 @@ def _read_folder(path: Path, target: TargetIdentity, notes: list[str]) -> tuple[
                 f"{path} has {len(shards)} of {manifest['shards']} shards: `speculant train data` was interrupted. "
                 "The same command goes on; training uses what is there."
             )
-    return joined([read_shard(shard, target.vocabulary) for shard in shards]), written
+    return join_texts([read_shard(shard, target.vocabulary) for shard in shards]), written
 
 
 def _read_file(path: Path, tokenizer: Any, start: int | None) -> Texts:

@@ -47,7 +47,7 @@ class StoredStates:
         """
         for file in files:
             if file is not None and file.parent not in self._slots:
-                self._slots[file.parent] = self._matched(file)
+                self._slots[file.parent] = self._match_slots(file)
 
     def read(self, file: Path, length: int) -> Tensor:
         """Return the outputs [length, L', D] of the requested layers for the first tokens of a file.
@@ -63,7 +63,7 @@ class StoredStates:
             raise FileError(f"{file} has states that are no numbers. Delete it, or make it anew.")
         return found
 
-    def _matched(self, file: Path) -> list[int]:
+    def _match_slots(self, file: Path) -> list[int]:
         """Return the slots of a file's states that match the requested layers."""
         ids, states = _open(file, _COMPARED)
         if states.shape[2] != self.size:

@@ -82,18 +82,18 @@ class StudentFeatures(Features):
 
     def training_batch(self, number: int) -> TrainBatch:
         if not is_on_policy(number, self._settings.on_policy):
-            return self._unpredicted(super().training_batch(number))
-        texts = self._written(number)
+            return self._drop_predicted(super().training_batch(number))
+        texts = self._write_texts(number)
         if not len(texts):
             return self.batch(self.groups.at(number), np.zeros((0, 2), np.int64))
         groups = text_groups(texts, replace(self._settings, texts=len(texts)), self._depth)
         own = Features(self._model, self._target, groups, self._student.taps)
-        return self._unpredicted(own.batch(0, groups.anchors(0, WRITTEN, number)), written=True)
+        return self._drop_predicted(own.batch(0, groups.anchors(0, WRITTEN, number)), written=True)
 
     def held_out_batch(self, group: int) -> TrainBatch:
-        return self._unpredicted(super().held_out_batch(group))
+        return self._drop_predicted(super().held_out_batch(group))
 
-    def _written(self, number: int) -> Texts:
+    def _write_texts(self, number: int) -> Texts:
         """Return the prompts of a batch with the draft model's continuations; those with room for an anchor."""
         texts, settings = self.groups.texts, self._settings
         chosen = self.groups[self.groups.at(number)]
@@ -108,7 +108,7 @@ class StudentFeatures(Features):
         return found.select(usable(found, self._depth))
 
     @torch.no_grad()
-    def _unpredicted(self, batch: TrainBatch, *, written: bool = False) -> TrainBatch:
+    def _drop_predicted(self, batch: TrainBatch, *, written: bool = False) -> TrainBatch:
         """Return a batch without the anchors whose first drafted tokens another draft model predicts completely.
 
         Args:

@@ -88,7 +88,7 @@ def from_parts(parts: Sequence[Int32], prompts: Sequence[int] | Int32 | None = N
     return Texts(ids, starts, given)
 
 
-def joined(several: Sequence[Texts]) -> Texts:
+def join_texts(several: Sequence[Texts]) -> Texts:
     """Concatenate several collections of texts, either all or none of which have sources."""
     sources = [texts.sources for texts in several if texts.sources is not None]
     files = [file for texts in several for file in (texts.files or (None,) * len(texts))]
@@ -99,5 +99,5 @@ def joined(several: Sequence[Texts]) -> Texts:
         np.concatenate([*starts, offsets[-1:]]).astype(np.int64),
         np.concatenate([texts.prompts for texts in several]) if several else np.zeros(0, np.int32),
         tuple(files) if any(files) else (),
-        joined(sources) if sources else None,
+        join_texts(sources) if sources else None,
     )

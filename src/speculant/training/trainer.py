@@ -163,7 +163,7 @@ class Trainer:
         """Measure or save if due, else train a step; return whether training has ended."""
         state, settings = self.state, self.settings
         state.seconds = self._begun.seconds + time.monotonic() - self._started
-        done, stop, due = self._workers.agreed(
+        done, stop, due = self._workers.share_values(
             self._done(), float(interrupted), float(self._save_due()), device=self._device
         )
         known = bool(state.history) and state.history[-1]["step"] == state.step
@@ -235,7 +235,7 @@ class Trainer:
                 "checkpoint is kept."
             )
         acceptance = measure_acceptance(self._recipes[self.settings.measured], self._held_out, self._target)
-        (score,) = self._workers.agreed(acceptance.greedy, device=self._device)
+        (score,) = self._workers.share_values(acceptance.greedy, device=self._device)
         best = not state.history or score > state.best_score
         if best or self.settings.keep == "last":
             state.best = {name: tensor.detach().clone() for name, tensor in self.head.state_dict().items()}

@@ -45,7 +45,7 @@ class Workers:
         distributed.all_reduce(found)
         return found / self.count
 
-    def agreed(self, *values: float, device: torch.device) -> list[float]:
+    def share_values(self, *values: float, device: torch.device) -> list[float]:
         """Return the first process's values."""
         if self.count == 1:
             return list(values)

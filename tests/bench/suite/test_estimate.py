@@ -31,7 +31,7 @@ def test_a_rate_is_measured_per_token() -> None:
     outcome = RequestOutcome(
         ids=[1] * 5, seconds=3.0, prefill_seconds=1.0, prefill_tokens=1, rounds=4, accepted_by_depth=[]
     )
-    assert Rate.measured(outcome, 10, batched=True) == Rate(0.1, 0.5, True)
+    assert Rate.measure(outcome, 10, batched=True) == Rate(0.1, 0.5, True)
 
 
 def test_nothing_is_estimated_before_a_measurement() -> None:

@@ -10,7 +10,7 @@ import torch
 from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
-from speculant.training.online.recorder import RejectionRecorder, from_16_bits, rejected, to_16_bits
+from speculant.training.online.recorder import RejectionRecorder, from_16_bits, has_rejection, to_16_bits
 from speculant.training.online.window import TextWindow
 from trees import make_tree
 
@@ -76,11 +76,11 @@ def test_states_stand_beside_the_same_positions() -> None:
 def test_what_counts_as_rejected() -> None:
     """Guards each way a round can end: below the root, at a leaf, or in text that the target wrote itself."""
     tree = make_tree([5, 6], [-1, 0])
-    assert rejected(verified(tree, [], [9]))
-    assert rejected(verified(tree, [0], [5, 9]))
-    assert not rejected(verified(tree, [0, 1], [5, 6, 9]))
-    assert not rejected(verified(tree, [], [5]))
-    assert not rejected(verified(DraftTree.empty(), [], [5]))
+    assert has_rejection(verified(tree, [], [9]))
+    assert has_rejection(verified(tree, [0], [5, 9]))
+    assert not has_rejection(verified(tree, [0, 1], [5, 6, 9]))
+    assert not has_rejection(verified(tree, [], [5]))
+    assert not has_rejection(verified(DraftTree.empty(), [], [5]))
 
 
 def test_long_texts_make_several_windows() -> None:

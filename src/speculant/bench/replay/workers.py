@@ -70,13 +70,13 @@ class _Dispatch:
         try:
             connection.send(self._runs[self._running[connection]])
         except OSError as error:
-            raise self._killed(connection) from error
+            raise self._make_kill_error(connection) from error
 
     def _receive(self, connection: Any) -> None:
         try:
             message = connection.recv()
         except (EOFError, OSError) as error:
-            raise self._killed(connection) from error
+            raise self._make_kill_error(connection) from error
         match message:
             case int(tokens):
                 self._advance(tokens)
@@ -88,7 +88,7 @@ class _Dispatch:
             case text:
                 raise RuntimeError(f"in a process that replays:\n{text}")
 
-    def _killed(self, connection: Any) -> SpeculantError:
+    def _make_kill_error(self, connection: Any) -> SpeculantError:
         run = self._runs[self._running[connection]]
         return SpeculantError(
             f"the process that replayed {run.method} on {run.file} was killed, perhaps for lack of memory. Lower "

@@ -245,13 +245,13 @@ def _attention_watched(model: Any, clock: Clock) -> Iterator[list[float]]:
         return
     times: list[float] = []
 
-    def timed(*args: Any, **options: Any) -> Any:
+    def time_call(*args: Any, **options: Any) -> Any:
         began = clock()
         result = plain(*args, **options)
         times.append(clock() - began)
         return result
 
-    ALL_ATTENTION_FUNCTIONS[name] = timed
+    ALL_ATTENTION_FUNCTIONS[name] = time_call
     try:
         yield found
     finally:
@@ -271,11 +271,11 @@ def clock_of(device: torch.device) -> tuple[str, Clock]:
     if device.type != "cuda":
         return "wall", time.perf_counter
 
-    def settled() -> float:
+    def read_clock() -> float:
         torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    return "wall", settled
+    return "wall", read_clock
 
 
 def _cache_bytes(target: AnySequence) -> int:

@@ -41,7 +41,7 @@ class Rate:
     batched: bool
 
     @staticmethod
-    def measured(outcome: RequestOutcome, prompt_tokens: int, *, batched: bool) -> Rate:
+    def measure(outcome: RequestOutcome, prompt_tokens: int, *, batched: bool) -> Rate:
         """Return the rate of one request."""
         rest = max(1, len(outcome.ids) - outcome.prefill_tokens)
         decoding = max(0.0, outcome.seconds - outcome.prefill_seconds)

@@ -88,7 +88,7 @@ class Runner:
             outcome = system.run(short, self.samplings[0])
             if outcome.seconds < SHORT_WARM_UP_SECONDS:  # the first run may have included compilation
                 outcome = system.run(short, self.samplings[0])
-            rates.append(Rate.measured(outcome, len(request.prompt), batched=isinstance(system, SpeculantSystem)))
+            rates.append(Rate.measure(outcome, len(request.prompt), batched=isinstance(system, SpeculantSystem)))
             system.reset()
         self.estimate.calibrate(rates)
 

@@ -90,7 +90,7 @@ class HuggingFace:
                 streamer=recorder,
                 **options,
             )
-            seconds = recorder.elapsed()
+            seconds = recorder.measure_elapsed()
         return recorder.outcome(seconds, request.max_new_tokens, ending)
 
 
@@ -105,7 +105,7 @@ class _PassRecorder:
     def start(self) -> None:
         self._started = time.perf_counter()
 
-    def elapsed(self) -> float:
+    def measure_elapsed(self) -> float:
         return time.perf_counter() - self._started
 
     def put(self, value: torch.Tensor) -> None:
@@ -113,7 +113,7 @@ class _PassRecorder:
             self._prompt = False
             return
         if not self._passes:
-            self._first = self.elapsed()
+            self._first = self.measure_elapsed()
         self._passes.append(value.reshape(-1).tolist())
 
     def end(self) -> None:

@@ -39,7 +39,7 @@ class LowRank(nn.Module):
         return found + (self.factor * (x.to(self.a.dtype) @ self.a.T) @ self.b.T).to(found.dtype)
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
+    def merge_weights(self) -> nn.Linear:
         """Return one linear layer with the sum of both weights, in the dtype of the layer."""
         (own,) = self._own
         found = copy.deepcopy(own)
@@ -103,7 +103,7 @@ class Backbone(nn.Module):
             for module in [*tuned.modules()]:
                 for name, child in [*module._modules.items()]:
                     if isinstance(child, LowRank):
-                        module._modules[name] = child.merged()
+                        module._modules[name] = child.merge_weights()
         return tuned.to(self._dtype).requires_grad_(False)
 
 

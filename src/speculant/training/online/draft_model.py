@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.training.online.learner import Learner, accepted
+from speculant.training.online.learner import Learner, rate_drafts
 from speculant.training.online.window import TextWindow
 
 
@@ -51,7 +51,7 @@ class DraftModelLearner(Learner):
         ids, p, usable = self._target(window, rows, logits)
         q = logits.softmax(-1)
         p = torch.zeros_like(q).scatter_add_(1, ids, p)
-        found = accepted(p, q, greedy=window.greedy) * usable  # a token that the draft model lacks is never accepted
+        found = rate_drafts(p, q, greedy=window.greedy) * usable  # a token that the draft model lacks is never accepted
         return float(found.sum()), len(rows)
 
     def _logits(self, window: TextWindow, rows: np.ndarray[Any, Any]) -> Tensor:

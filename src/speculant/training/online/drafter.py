@@ -90,7 +90,7 @@ class OnlineDrafter(Drafter, Persistent):
     def open(self, start: SessionRequest) -> Session:
         with self._lock:
             session = self.inner.open(start)
-        self._worker.opened(1)
+        self._worker.change_open(1)
         recorder = RejectionRecorder(start, self._buffer.add, maximum=self._settings.window, states=self._states)
         return OnlineSession(self, session, recorder)
 
@@ -105,7 +105,7 @@ class OnlineDrafter(Drafter, Persistent):
 
     def ended(self) -> None:
         """Count a finished request, and request an update after a number of them."""
-        self._worker.opened(-1)
+        self._worker.change_open(-1)
         with self._counting:
             self._requests += 1
             due = self._requests >= self._settings.every and self._settings.when != "manual"

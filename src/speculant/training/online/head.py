@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from speculant.drafters.heads.head import Head, TargetParts
 from speculant.drafters.heads.training.recipe import Recipe, TrainBatch
 from speculant.training.losses import forward_kl
-from speculant.training.online.learner import Learner, accepted
+from speculant.training.online.learner import Learner, rate_drafts
 from speculant.training.online.recorder import from_16_bits
 from speculant.training.online.window import TextWindow
 
@@ -77,7 +77,7 @@ class HeadLearner(Learner):
         gained, reached = torch.zeros(len(chosen)), torch.ones(len(chosen))
         for out in self._recipe.run(self._batch(window, chosen), self._target):
             p, q = out.target.float().softmax(-1), out.logits.float().softmax(-1)
-            reached = reached * accepted(p, q, greedy=window.greedy).cpu()
+            reached = reached * rate_drafts(p, q, greedy=window.greedy).cpu()
             gained = gained + reached
         return float(gained.sum()), len(chosen)
 

@@ -49,7 +49,7 @@ def revert(learner: Learner) -> None:
         trained.copy_(live)
 
 
-def accepted(p: Tensor, q: Tensor, *, greedy: bool) -> Tensor:
+def rate_drafts(p: Tensor, q: Tensor, *, greedy: bool) -> Tensor:
     """Return the acceptance Float32[n] of drafts from q [n, V] under p [n, V]."""
     if greedy:
         return (p.argmax(-1) == q.argmax(-1)).float()

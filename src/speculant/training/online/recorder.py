@@ -54,7 +54,7 @@ class RejectionRecorder:
         elif self._states:
             hidden = hidden[rows]
         self._known += [True] * len(rows)
-        self._wrong += [0] * len(accepted) + [len(accepted) + 1 if rejected(verified) else 0]
+        self._wrong += [0] * len(accepted) + [len(accepted) + 1 if has_rejection(verified) else 0]
         if self._states:
             self._hidden.append(hidden.clone())  # cloned, since a slice would keep the whole pass alive
         else:
@@ -102,7 +102,7 @@ class RejectionRecorder:
         return ids, logits
 
 
-def rejected(verified: Verified) -> bool:
+def has_rejection(verified: Verified) -> bool:
     """Return whether tokens were drafted at the end of the accepted path, and all differ from the text's next token."""
     end = int(verified.path[-1]) if len(verified.path) else ROOT
     children = verified.tree.tokens[verified.tree.parents == end]

@@ -82,7 +82,7 @@ class Updater:
                 if not proceed():
                     self.reset()
                     return None
-                loss = self._step(self._drawn(fresh, [window for _, window in train]))
+                loss = self._step(self._draw_windows(fresh, [window for _, window in train]))
                 if loss is not None:
                     losses.append(loss)
             after = self._acceptance(held_out, proceed)
@@ -132,7 +132,7 @@ class Updater:
         self._optimizer.zero_grad(set_to_none=True)
         return total / count
 
-    def _drawn(self, fresh: Sequence[TextWindow], known: Sequence[TextWindow]) -> list[TextWindow]:
+    def _draw_windows(self, fresh: Sequence[TextWindow], known: Sequence[TextWindow]) -> list[TextWindow]:
         """Return the windows of a step: half from those added since the last update, half from all."""
         count = self._settings.batch
         groups = (fresh, count - count // 2), (known, count // 2)

@@ -37,7 +37,7 @@ class Worker:
         """Whether an update is requested or running."""
         return self._asked or self._running.locked()
 
-    def opened(self, change: int) -> None:
+    def change_open(self, change: int) -> None:
         """Change the count of open requests."""
         with self._condition:
             self._open += change
