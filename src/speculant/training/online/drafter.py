@@ -146,7 +146,7 @@ class OnlineDrafter(Drafter, Persistent):
             for name, live in self._learner.live.named_parameters():
                 if weights:
                     live.copy_(from_16_bits(weights[name]))
-        self._worker.replaced()
+        self._worker.start_anew()
         self._buffer.restore(windows, facts)
         with self._counting:
             self._requests = int(facts["requests"])

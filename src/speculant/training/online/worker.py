@@ -69,7 +69,7 @@ class Worker:
                 self.updates = [*self.updates[-255:], done]
             return done
 
-    def replaced(self) -> None:
+    def start_anew(self) -> None:
         """Continue from the drafting weights after others were loaded."""
         with self._running:
             self._updater.reset()
