@@ -333,7 +333,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, student_folder: str) -> None:
         draft_training(out, files={"options": {"depths": 1}})
     model = tiny_model("llama")
     for changes, files in (({"on_policy": 0.5}, {}), ({}, {"before": (student_folder,)}), ({}, {"like": other})):
-        with pytest.raises(UsageError, match="draft models alone"):
+        with pytest.raises(UsageError, match="only draft models do"):
             train_head(
                 find_kind("eagle"),
                 model,
