@@ -14,7 +14,7 @@ from speculant.api.prefix_cache import BLOCK, shared_prefix
 from speculant.api.result import Generation
 
 AGED = 4  # one pass in this many reads the least recently read prompt
-CPU_CHUNK = 128  # tokens per pass: on CPUs larger passes are not cheaper per token
+CPU_CHUNK = 128  # tokens per pass, for which other texts wait; on CPUs larger passes are hardly cheaper per token
 GPU_CHUNK = 512  # smaller passes leave the device idle
 
 

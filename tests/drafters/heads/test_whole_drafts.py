@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from models import VOCABULARY
 from pairwise import paired
 from speculant.core.drafter import EMPTY_PATH, Budget, SessionRequest, Verified
 from speculant.core.sampler import Sampling
-from speculant.core.tree import DraftTree
+from speculant.core.tree import ROOT, DraftTree
 from speculant.drafters.copying.context import heaviest_first
 from speculant.drafters.heads import calibration, whole_drafts
 from speculant.drafters.heads import session as session_module
 from speculant.drafters.heads import text as text_module
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
+from speculant.drafters.heads.feature_state import FeatureState
+from speculant.drafters.heads.levels import LevelState
+from speculant.drafters.heads.medusa.head import MedusaHead
 from speculant.drafters.heads.session import HeadSession
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
@@ -138,6 +142,87 @@ def test_logits_that_are_no_numbers_are_left_to_the_levels(name: str) -> None:
     assert are_same(drafts[0], alone.propose(Budget(nodes=4, depth=3)))
     assert len(drafts[1])
     np.testing.assert_allclose(drafts[1].weights[0], 1 / VOCABULARY, rtol=1e-4)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.3])
+def test_levels_with_projections_of_their_own_are_read_when_reached(
+    monkeypatch: pytest.MonkeyPatch, price: float
+) -> None:
+    """Guards the time of Medusa heads as published: no depth beyond the draft is projected."""
+    calls = list[int]()
+    project = MedusaHead.project
+    monkeypatch.setattr(MedusaHead, "project", lambda self, *own: (calls.append(own[1]), project(self, *own))[1])
+    _, [session] = opened("medusa", settings=HeadSettings(min_probability=0.4 if price else 0))
+    calls.clear()
+    draft = session.propose(Budget(nodes=9, depth=3))
+    assert calls == [*range(1 if price else 3)]
+    assert draft.depths().max() <= len(calls)
+
+
+def test_rows_of_parallel_heads_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards widths under a price of levels: unlimited where nodes need no rows, but not where a row costs 0."""
+    monkeypatch.setattr(text_module, "measure_row_share", lambda _: 0.0)
+    widths = {}
+    for name in ("blockwise", "p-eagle", "hydra", "eagle"):
+        _, [session] = opened(name)
+        draft = session.propose(Budget(nodes=30, depth=3, level_price=1e-9))
+        widths[name] = int((draft.parents == ROOT).sum())
+    assert min(widths["blockwise"], widths["p-eagle"]) > 3 >= max(widths["hydra"], widths["eagle"])
+
+
+def test_a_share_that_cannot_be_measured_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the price of rows after a text with NaN logits, and after one with room for a single level."""
+    drafter, [session] = opened("hydra")
+    session.text._hidden[0].fill_(torch.nan)
+    assert session.text.row_share == 0
+    assert drafter.states.row_share is None
+    _, [session] = opened("hydra")
+    monkeypatch.setattr(session.text, "_target", SimpleNamespace(positions=len(session.text.tokens) + 1))
+    assert session.text.row_share == 0
+    assert session.text._states.row_share is None
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle"])
+def test_rows_of_a_whole_draft_are_dropped(name: str) -> None:
+    """Guards states between rounds: only the committed text has rows."""
+    _, [session] = opened(name)
+    assert len(session.propose(Budget(nodes=9, depth=3))) == 9
+    state = session.text.known_state
+    if isinstance(state, LevelState):
+        assert len(state.contexts) == 1
+    else:
+        assert isinstance(state, FeatureState)
+        assert not state.cache.drafted
+
+
+@pytest.mark.parametrize("name", ["medusa", "blockwise"])
+@torch.inference_mode()
+def test_texts_of_a_batch_may_know_different_depths(name: str) -> None:
+    """Guards logits that are kept by depth: texts that lack others are read together, each gets its own."""
+    head, target = make_heads()[name][0], tiny_target()
+    texts = [torch.randn(2, 1, HIDDEN, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    together, alone = ([head.open(0, target) for _ in texts] for _ in range(2))
+    for states in (together, alone):
+        for state, hidden in zip(states, texts, strict=True):
+            state.extend(hidden, torch.tensor([1, 2]))
+    together[0].start()
+    found = head.grow_all(together, [[3], [4]], [[-1], [-1]])
+    for state, other in zip(alone, found, strict=True):
+        torch.testing.assert_close(state.grow([5], [-1]), other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level_price", "row_price", "selected"),
+    [(0.0, 0.0, [0, 1]), (0.5, 0.3, [0, 1]), (0.65, 0.3, []), (0.3, 0.45, [0]), (0.55, 0.45, [])],
+)
+def test_rows_and_levels_must_be_worth_their_prices(level_price: float, row_price: float, selected: list[int]) -> None:
+    """Guards the choice of nodes: each row by itself, and all of them together with the level."""
+    ids, probabilities = np.array([[7, 8]], np.int32), np.array([[0.5, 0.4]], np.float32)
+    nodes = np.empty(4, np.int32), np.empty(4, np.int32), np.empty(4, np.float32)
+    root, limits = np.array([ROOT], np.int32), (0.0, 1.0, level_price, row_price)
+    count, level, total = whole_drafts.add_level(*nodes, 0, root, ids, probabilities, 2, 9, *limits)
+    assert (count, level.tolist()) == (2, selected)
+    assert not selected or total == pytest.approx(probabilities[0, selected].sum())
 
 
 def test_levels_of_parallel_heads_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from speculant.drafters.heads.head import Head, HeadState, ParallelHead
+from speculant.drafters.heads.head import Head, HeadState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +86,10 @@ class BlockHead(Head, Protocol):
         return grow_blocks([each for each in states if isinstance(each, BlockState)], tokens, above)
 
 
-class UnconditionedBlockHead(BlockHead, ParallelHead, Protocol):
+class UnconditionedBlockHead(BlockHead, Protocol):
     """A head in whose blocks drafted tokens have no effect."""
+
+    parallel: bool = True
 
     def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
         return [block[:levels] for block in read_blocks([each for each in states if isinstance(each, BlockState)])]

@@ -260,12 +260,14 @@ class Head(Protocol):
         depth: maximum depth of a drafted token; None for no limit.
         ids: Int64[V'], the target's token for each of its logits; None if the vocabularies are equal.
         paths: published static tree for such heads, as rank paths (`static_tree`); () for none.
+        parallel: whether logits depend only on the depth of a node, and those of all depths are read together.
     """
 
     taps: tuple[int, ...]
     depth: int | None
     ids: Tensor | None
     paths: tuple[tuple[int, ...], ...] = ()
+    parallel: bool = False
 
     def open(self, first: int, target: TargetParts) -> HeadState:
         """Return the state of a text whose tokens before position `first` have no rows."""
@@ -293,6 +295,15 @@ class Head(Protocol):
         """Append draft rows to several texts and return the logits after them; heads that can run them together."""
         return [state.grow(own, rows) for state, own, rows in zip(states, tokens, above, strict=True)]
 
+    def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
+        """Return the logits [levels, V'] after the root and after nodes at depths 1, 2, ... of each text.
+
+        Args:
+            states: states of texts on a head that is `parallel`.
+            levels: number of depths, at most `depth` and the room of each text.
+        """
+        raise TypeError("the logits of this head depend on drafted tokens")
+
     def grow_whole_all(
         self, states: Sequence[HeadState], plans: Sequence[GrowthPlan], temperatures: Sequence[float]
     ) -> list[GrownDraft | None]:
@@ -304,19 +315,6 @@ class Head(Protocol):
             temperatures: temperatures of their probabilities.
         """
         return [None] * len(states)
-
-
-@runtime_checkable
-class ParallelHead(Head, Protocol):
-    """A head whose logits depend only on the depth of a node, so that all levels of a draft are read together."""
-
-    def level_logits(self, states: Sequence[HeadState], levels: int) -> list[Tensor]:
-        """Return, for each text, the logits [levels, V'] after the root and after nodes at depths 1, 2, ...
-
-        Args:
-            states: states of the texts.
-            levels: number of depths, at most `depth`.
-        """
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from speculant.drafters.heads.head import Head, HeadState, ParallelHead
+from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import join_tensors
 
 
@@ -129,7 +129,7 @@ class ParallelState(LevelState):
         """Return the logits [n, len(depths), V'] at some depths (0: the root), given the roots' contexts [n, C]."""
 
 
-class ParallelLevelHead(LevelHead, ParallelHead, Protocol):
+class ParallelHead(LevelHead, Protocol):
     """A head whose states are `ParallelState`s."""
 
     def start_all(self, states: Sequence[HeadState]) -> list[Tensor]:

@@ -71,7 +71,7 @@ class HeadSession(HeadTextSession):
         self._shape.take_levels(grown.extended)
         if budget.level_price:  # every row yields `top_k` candidates; those of the root needed no row
             rows = len(grown.tokens) // plan.top_k - 1
-            self._wide_levels = self.text.row_share * max(0, rows - len(grown.extended))
+            self._wide_levels = (self.text.row_share or 0.0) * max(0, rows - len(grown.extended))
         draft = DraftTree.trusted(*heaviest_first(grown.tokens, grown.parents, grown.weights, budget.nodes))
         return draft.with_levels(self.levels)
 
@@ -84,9 +84,9 @@ class HeadSession(HeadTextSession):
         plan = self._shape.plan(budget, levels, trees=self._trees)
         if plan is not None and plan.top_k > 1 and not self._uncut:
             return None  # chains use only the best tokens, which filters never remove
-        if plan is None or not budget.level_price or not self.text.row_share:
+        if plan is None or not budget.level_price or (share := self.text.row_share) is None:
             return plan
-        row_price = budget.level_price * self.text.row_share
+        row_price = budget.level_price * share
         top_k, expanded = min(plan.top_k, _TOP_K), min(plan.expanded, _EXTENDED)
         return replace(plan, top_k=top_k, expanded=expanded, row_price=row_price)
 

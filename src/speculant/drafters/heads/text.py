@@ -13,7 +13,7 @@ from torch import Tensor
 from speculant.core.drafter import SessionRequest, Verified
 from speculant.core.errors import OutOfMemoryError, is_out_of_memory
 from speculant.core.tree import ROOT
-from speculant.drafters.heads.head import HeadState, ParallelHead
+from speculant.drafters.heads.head import HeadState
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.heads.whole_drafts import grow_drafts
@@ -97,16 +97,17 @@ class HeadText(LevelText):
         return self._target.vocabulary
 
     @property
-    def row_share(self) -> float:
+    def row_share(self) -> float | None:
         """Time of a further row in a level, relative to a level of one row; measured once per head.
 
-        It is 0 if nodes need no rows of their own, since logits depend only on the depth.
+        It is None if nodes need no rows of their own, since logits depend only on the depth, and 0 while it cannot be
+        measured.
         """
-        if isinstance(self.head, ParallelHead):
-            return 0.0
-        if self._states.row_share is None:
+        if self.head.parallel:
+            return None
+        if self._states.row_share is None and self.depth >= _TIMED_LEVELS:
             self._states.row_share = measure_row_share(self)
-        return self._states.row_share
+        return self._states.row_share or 0.0
 
     @property
     def rows(self) -> int:
@@ -275,14 +276,14 @@ def grow_whole(
         return drafts
 
 
-def measure_row_share(text: HeadText) -> float:
-    """Return the time of a further row in a level, relative to a level of one row; 0 if logits are NaN.
+def measure_row_share(text: HeadText) -> float | None:
+    """Return the time of a further row in a level, relative to a level of one row; None if logits are NaN.
 
     It is about 0.1 if reading the head's weights takes most of the time, and 1 if computing does. Levels of one and of
     three rows are timed, each as the fastest of a few drafts.
     """
 
-    def seconds(levels: int, expanded: int) -> float:
+    def seconds(levels: int, expanded: int) -> float | None:
         rows = _TIMED_ROWS
         nodes, ratios = levels * rows * rows, [1.0] * levels
         plan = GrowthPlan(levels=levels, top_k=rows, expanded=expanded, nodes=nodes, ratios=ratios)
@@ -290,11 +291,13 @@ def measure_row_share(text: HeadText) -> float:
         for _ in range(_TIMED_DRAFTS):
             began = time.perf_counter()
             if grow_whole([text], [plan], [1.0]) == [None]:
-                return 0.0
+                return None
             times.append(time.perf_counter() - began)
         return min(times)
 
     root, narrow, wide = seconds(1, 1), seconds(_TIMED_LEVELS, 1), seconds(_TIMED_LEVELS, _TIMED_ROWS)
+    if root is None or narrow is None or wide is None:
+        return None
     level = narrow - root
     return min(1.0, max(0.0, (wide - narrow) / (_TIMED_ROWS - 1) / level)) if level > 0 else 0.0
 

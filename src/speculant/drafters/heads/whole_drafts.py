@@ -16,7 +16,7 @@ from torch import Tensor
 
 from speculant.core.tree import ROOT, Array, Float32, Int32
 from speculant.drafters.copying.context import heaviest_first
-from speculant.drafters.heads.head import Head, HeadState, ParallelHead
+from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import join_tensors
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
@@ -44,8 +44,9 @@ def grow_drafts(
         The drafts; None for those with NaN or infinite logits.
     """
     growths = [_Growth(plan) for plan in plans]
-    if isinstance(head, ParallelHead):
+    if head.parallel:
         levels = head.level_logits(states, max(plan.levels for plan in plans))
+        assert all(len(own) >= plan.levels for own, plan in zip(levels, plans, strict=True))
         ranked = _rank(levels, plans, temperatures, head.ids, vocabulary)
         for growth, (ids, probabilities) in zip(growths, ranked, strict=True):
             depth = 0
@@ -130,7 +131,7 @@ class _Growth:
         last = self._levels + 1 == plan.levels
         sizes = 0 if last else plan.expanded, plan.nodes
         ratio, prices = plan.ratios[self._levels], (plan.level_price, plan.row_price)
-        limits = map(float, (plan.min_probability, ratio, *prices, plan.confidence))  # one type for compiled code
+        limits = map(float, (plan.min_probability, ratio, *prices))  # one type for compiled code
         self._count, self._level, extended = add_level(
             *self._nodes, self._count, self._level, ids, probabilities, *sizes, *limits
         )
@@ -171,7 +172,6 @@ def add_level(  # type: ignore[no-untyped-def]
     ratio,
     level_price,
     row_price,
-    confidence,
 ):
     """Add the candidates below a level's nodes and select the nodes of the next level.
 
@@ -181,7 +181,7 @@ def add_level(  # type: ignore[no-untyped-def]
         level: Int32[n], nodes of the level, -1 for the root.
         ids, probabilities: Int32 and Float32[n, k], top tokens after each node; [1, k] if the same after all.
         expanded: maximum nodes to select; 0 for none.
-        nodes, minimum, ratio, level_price, row_price, confidence: fields of `GrowthPlan`.
+        nodes, minimum, ratio, level_price, row_price: fields of `GrowthPlan`.
 
     Returns:
         The number of candidates, the selected nodes Int32[m], best first, and the sum of their weights.
@@ -204,15 +204,10 @@ def add_level(  # type: ignore[no-untyped-def]
         size -= 1
     while size > 0 and weights[best[size - 1]] <= minimum:
         size -= 1
-    # 3. Those that are probable after their parent; together they must be worth a level.
-    selected, total = np.empty(size, np.int32), np.float32(0)
-    kept = 0
-    for node in best[:size]:
-        above = np.float32(1) if parents[node] < 0 else weights[parents[node]]
-        if weights[node] >= confidence * above:
-            selected[kept] = node
-            total += weights[node]
-            kept += 1
-    if kept == 0 or total * ratio <= level_price + row_price * (kept - 1):
-        kept = 0
-    return count, selected[:kept], total
+    # 3. Together they must be worth a level.
+    selected, total = best[:size].astype(np.int32), np.float32(0)
+    for node in selected:
+        total += weights[node]
+    if total * ratio <= level_price + row_price * (size - 1):
+        selected = selected[:0]
+    return count, selected, total

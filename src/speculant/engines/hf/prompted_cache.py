@@ -127,15 +127,16 @@ class PromptedCache(ABC):
     def prefill(self, maximum: int | None = None, *, needs: RequestedOutputs = NO_OUTPUTS) -> Pass | None:
         self._runner.acceleration.check_weights()
         end = len(self._prompt) if maximum is None else self._length + maximum
-        while True:
-            part = self.plan_prompt(self._limit_rows(end - self._length), needs)
-            try:
+        first = part = self.plan_prompt(self._limit_rows(end - self._length), needs)
+        try:
+            while True:
                 finished = self.take_prompt(part, self._reader.read(part, self.cache), needs)
                 if finished is not None or part.end >= end:
                     return finished
-            except BaseException:
-                self.undo_prompt(part)
-                raise
+                part = self.plan_prompt(self._limit_rows(end - self._length), needs)
+        except BaseException:
+            self.undo_prompt(first)
+            raise
 
     def _limit_rows(self, count: int) -> int:
         """Return how many of `count` prompt tokens the next pass should read."""

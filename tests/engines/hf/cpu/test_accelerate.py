@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from models import PHI3, tiny_model
 from speculant import Speculator
-from speculant.engines.hf.cpu.accelerate import prepare_model
+from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
+from speculant.engines.hf.cpu.kernel_table import MAX_ROWS
 
 pytestmark = pytest.mark.usefixtures("compiled")
 IDS = torch.tensor([[5, 9, 14, 3, 8, 5, 9, 14, 3, 8, 5, 9]])
@@ -206,6 +207,14 @@ def test_small_models_are_left_alone_unless_asked() -> None:
     assert not left.notes
     assert prepare_model(tiny_model("llama"), True).linears
     assert not prepare_model(tiny_model("llama"), False).linears
+
+
+def test_only_prepared_models_limit_passes_over_prompts() -> None:
+    """Guards prompts on other devices, and of models that run PyTorch's products: one pass, as transformers does."""
+    model = tiny_model("llama")
+    assert prepare_model(model, True).prompt_rows == MAX_ROWS
+    assert prepare_model(model, False).prompt_rows is None
+    assert CpuAcceleration().prompt_rows is None
 
 
 def test_a_missing_compiler_is_noted_once_and_decoding_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -156,9 +156,12 @@ def test_the_share_of_a_row_is_measured_once(model: Any, monkeypatch: pytest.Mon
     assert session.text.row_share == share
 
 
-def test_levels_extend_one_node_where_rows_take_as_long_as_levels(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_levels_extend_one_node_where_rows_take_as_long_as_levels(
+    model: Any, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
     """Guards the price of a row: with it each level extends its best node alone, without it several."""
-    loaded = LoadedHead(eagle_head(**LARGE), HFTargetParts(model, fast=True), kind="eagle", method="eagle2")
+    loaded = LoadedHead(eagle_head(**LARGE), HFTargetParts(model, fast=fast), kind="eagle", method="eagle2")
     extended = {}
     for share in (0.0, 1e6):
         monkeypatch.setattr(text_module, "measure_row_share", lambda _, share=share: share)
@@ -333,6 +336,22 @@ def test_large_products_of_few_rows_are_compiled(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(code.linear(linear, x), linear(x))
     assert code.linear(linear, x).requires_grad
     assert torch.equal(code.linear(linear, x[:1]), linear(x[:1]))
+
+
+def test_layers_that_a_user_changed_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards forwards that are replaced and hooks, before and after the layer was first seen."""
+    monkeypatch.setattr(head_code, "MIN_LINEAR", 1)
+    code, x = HeadCode(), torch.ones(2, 32)
+    with torch.inference_mode():
+        for seen in (False, True):
+            replaced, hooked = nn.Linear(32, 100), nn.Linear(32, 100)
+            if seen:
+                code.linear(replaced, x)
+                code.linear(hooked, x)
+            replaced.forward = lambda _: torch.zeros(())  # type: ignore[method-assign]
+            hooked.register_forward_hook(lambda *_: torch.ones(()))
+            assert code.linear(replaced, x) == 0
+            assert code.linear(hooked, x) == 1
 
 
 @pytest.mark.parametrize("bias", [True, False])

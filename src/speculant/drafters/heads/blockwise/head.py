@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.levels import LevelState, ParallelLevelHead, ParallelState, newest_states
+from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
 
 
-class BlockwiseHead(nn.Module, ParallelLevelHead):
+class BlockwiseHead(nn.Module, ParallelHead):
     """The feed-forward layer of all k heads."""
 
     taps = (LAST_LAYER,)
     depth: int
     ids = None
+    parallel = True
 
     def __init__(self, hidden: int, inner: int, heads: int) -> None:
         """Build a layer that starts as the identity: B and b are 0.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from speculant.core.engine import LAST_LAYER
 from speculant.drafters.heads.head import HeadState, TargetParts
-from speculant.drafters.heads.levels import LevelState, ParallelLevelHead, ParallelState, newest_states
+from speculant.drafters.heads.levels import LevelState, ParallelHead, ParallelState, newest_states
 from speculant.drafters.heads.published_trees import find_published_tree
 from speculant.drafters.heads.residual import repeat_block
 from speculant.drafters.heads.static_tree import RankPath
@@ -48,7 +48,7 @@ class MedusaShape:
     scale: float = 1.0
 
 
-class MedusaHead(nn.ModuleList, ParallelLevelHead):
+class MedusaHead(nn.ModuleList, ParallelHead):
     """The weights, named as in the authors' checkpoints: `{head}.{block}.linear.weight`, `{head}.{blocks}.weight`."""
 
     taps = (LAST_LAYER,)
@@ -65,6 +65,7 @@ class MedusaHead(nn.ModuleList, ParallelLevelHead):
         """
         super().__init__()
         self.shape, self.depth, self.paths = shape, shape.heads, find_published_tree(depth=shape.heads)
+        self.parallel = shape.projection != "own"  # projections of their own are read only for depths that are reached
         self.register_buffer("ids", ids, persistent=False)
         one = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         for _ in range(shape.heads):

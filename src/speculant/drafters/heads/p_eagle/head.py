@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from speculant.drafters.heads.eagle3.head import Eagle3Head, Eagle3Shape
 from speculant.drafters.heads.feature_rows import NewFeatureRows
 from speculant.drafters.heads.feature_state import FeatureState
-from speculant.drafters.heads.head import HeadState, ParallelHead, TargetParts
+from speculant.drafters.heads.head import HeadState, TargetParts
 from speculant.drafters.heads.step import GrownDraft
 from speculant.drafters.models.shapes import GrowthPlan
 
 
-class PEagleHead(Eagle3Head, ParallelHead):
+class PEagleHead(Eagle3Head):
     """The weights of EAGLE-3, plus `mask_hidden`."""
 
     depth: int
+    parallel = True
 
     def __init__(self, shape: Eagle3Shape, *, mask_token: int, depth: int, ids: Tensor | None = None) -> None:
         """Build a head with random weights.

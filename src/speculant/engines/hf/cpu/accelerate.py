@@ -113,9 +113,9 @@ class CpuAcceleration:
         return self.plans is not None and self.plans.stack.keep(cache, start, rows)
 
     @property
-    def prompt_rows(self) -> int:
-        """Maximum rows for which kernels were measured, which larger prompt passes only exceed at a cost."""
-        return MAX_ROWS
+    def prompt_rows(self) -> int | None:
+        """Maximum rows for which kernels are measured; None for a model that is not prepared, or on another device."""
+        return MAX_ROWS if self.linears or self.quantized else None
 
     def attention_for(self, implementation: str) -> str:
         """Return the attention function that accelerated passes use in place of the one that the config names."""

@@ -15,14 +15,14 @@ from speculant.engines.hf.cpu.head_cross_layer import HeadCrossLayer
 from speculant.engines.hf.cpu.head_layer import HeadLayer, computable
 from speculant.engines.hf.cpu.head_step import HeadStep
 from speculant.engines.hf.cpu.kernel_table import KernelTable
-from speculant.engines.hf.cpu.linear import AcceleratedLinear, is_torch_linear, readable
+from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate, is_torch_linear, readable
 from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
 from speculant.engines.hf.cpu.packing import memory_allows
 from speculant.engines.hf.cpu.products import Products
 from speculant.engines.hf.quantized.modules import is_quantized_linear
 
 MIN_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
-MIN_LINEAR = 1 << 16  # weights of a single product
+MIN_LINEAR = 1 << 18  # weights of a single product
 
 
 class HeadCode:
@@ -90,11 +90,12 @@ class HeadCode:
 
     def linear(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return module(x)."""
-        found = self._linears.get(module) if isinstance(module, nn.Linear) else None
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if hooked or not can_accelerate(module) or module.weight.numel() < MIN_LINEAR:
+            answer: Tensor = module(x)
+            return answer
+        found = self._linears.get(module)
         if found is None:
-            if not is_torch_linear(module) or module.weight.numel() < MIN_LINEAR or not readable(module.weight):
-                answer: Tensor = module(x)
-                return answer
             products = self._load()
             if products is None:
                 return module.forward(x)
@@ -102,8 +103,8 @@ class HeadCode:
             if memory_allows([module.weight])[0]:
                 self._narrowed.add(module)
         few = x.numel() <= ROWS * x.shape[-1] and x.dtype is torch.float32
-        if few and found.module in self._narrowed and is_torch_linear(found.module) and found.supports(x):
-            return found.products.multiply("compiled", x, self._narrow(found.module.weight), found.module.bias)
+        if few and module in self._narrowed and found.supports(x):
+            return found.products.multiply("compiled", x, self._narrow(module.weight), module.bias)
         return found(module, x)
 
     @staticmethod
