@@ -154,12 +154,18 @@ def pard_of(draft: Any, model: Any) -> LoadedHead:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"vocab_size": SMALL - 2}, {"vocab_size": SMALL + 9}, {"max_position_embeddings": 9}]
+    ("name", "changes"),
+    [
+        ("llama", {"vocab_size": SMALL - 2}),
+        ("llama", {"vocab_size": SMALL + 9}),
+        ("llama", {"max_position_embeddings": 9}),
+        ("gpt2", {"n_positions": 9}),
+    ],
 )
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT * 3], ids=["short", "long"])
-def test_parallel_models_of_another_size(changes: dict[str, int], prompt: list[int], model: Any) -> None:
+def test_parallel_models_of_another_size(name: str, changes: dict[str, int], prompt: list[int], model: Any) -> None:
     """Guards models with fewer or more tokens than the target, and with positions for less than the text."""
-    head = pard_of(tiny_model("llama", **{"vocab_size": SMALL} | changes), model)
+    head = pard_of(tiny_model(name, **{"vocab_size": SMALL} | changes), model)
     assert drafting(model, "pard", head).generate(prompt, **GREEDY).ids == plain(model, prompt, **GREEDY)
     sampled = drafting(model, "pard", head, verifier="speculative-sampling")
     assert len(sampled.generate(prompt, **ENDLESS | {"temperature": 1.0, "seed": 1}).ids) == TOKENS

@@ -68,14 +68,18 @@ class PardState(TextBlockState):
     def room(self) -> int | None:
         """Maximum depth of a draft, since the model needs positions for the unread tokens and the masks."""
         cache = self._cache
-        return None if cache is None else max(0, cache.depth + 2 - (len(self.text) - self._read))
+        if cache is None:
+            return None
+        # A depth of 0 may also mean that the text is longer than the model's positions.
+        return max(0, cache.depth + 2 - (len(self.text) - self._read)) if cache.depth else 0
 
     def extend(self, hidden: Tensor, following: Tensor) -> None:
         super().extend(hidden, following)
         if self._cache is None:
             self._read = len(self.text) - 1
             self._cache = self._open_cache(np.array(self.text[:-1], np.int32))
-            self._cache.prefill()
+            if self._cache.depth:  # otherwise the model has no positions for the text
+                self._cache.prefill()
 
     def run_block(self) -> Tensor:
         cache, room = self._cache, self.room
