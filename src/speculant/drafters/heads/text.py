@@ -105,7 +105,7 @@ class HeadText(LevelText):
         """
         if self.head.parallel:
             return None
-        if self._states.row_share is None and self.depth >= _TIMED_LEVELS:
+        if self._states.row_share is None and self.depth > 1:
             self._states.row_share = measure_row_share(self)
         return self._states.row_share or 0.0
 
@@ -295,7 +295,8 @@ def measure_row_share(text: HeadText) -> float | None:
             times.append(time.perf_counter() - began)
         return min(times)
 
-    root, narrow, wide = seconds(1, 1), seconds(_TIMED_LEVELS, 1), seconds(_TIMED_LEVELS, _TIMED_ROWS)
+    levels = min(_TIMED_LEVELS, text.depth)
+    root, narrow, wide = seconds(1, 1), seconds(levels, 1), seconds(levels, _TIMED_ROWS)
     if root is None or narrow is None or wide is None:
         return None
     level = narrow - root

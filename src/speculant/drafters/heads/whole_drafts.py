@@ -1,6 +1,6 @@
 """Whole drafts of the most probable paths, for heads without code that grows them in one call.
 
-Each level is one call of the head for all texts, and none at all where logits depend only on the depth. Nodes are
+Each level is one call of the head for all texts; where logits depend only on the depth, all levels are. Nodes are
 chosen by compiled code, with the rules of `drafters.models.shapes.BestFirst`; distributions over the vocabulary, which
 drawn drafts need, are never formed.
 """
