@@ -14,7 +14,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from speculant.core.tree import ROOT, Array, Float32, Int32
+from speculant.core.tree import ROOT, Float32, Int32
 from speculant.drafters.copying.context import heaviest_first
 from speculant.drafters.heads.head import Head, HeadState
 from speculant.drafters.heads.layers import join_tensors
@@ -118,11 +118,11 @@ class _Growth:
         self._rows: dict[int, int] = {ROOT: ROOT}
         self._extended: list[float] = []
 
-    def take(self, ids: Array, probabilities: Array) -> bool:
+    def take(self, ids: Int32, probabilities: Float32) -> bool:
         """Add the candidates below the nodes of the last level and select the next one; return whether there is one.
 
         Args:
-            ids, probabilities: [n, k], for each node of the level; [1, k] if they are the same for all.
+            ids, probabilities: [n, k], best first, for each node of the level; [1, k] if they are the same for all.
         """
         plan = self._plan
         self._valid = bool(np.isfinite(probabilities).all())

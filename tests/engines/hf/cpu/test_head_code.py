@@ -327,50 +327,6 @@ def test_what_is_small_or_unknown_is_left_to_pytorch() -> None:
         assert layer(x.double(), x, angles, keys, keys.clone(), 1, None) is None
 
 
-def test_large_products_of_few_rows_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards output projections, and that they stay those of PyTorch where gradients are wanted."""
-    monkeypatch.setattr(head_code, "MIN_LINEAR", 1)
-    code, linear = HeadCode(), nn.Linear(32, 100)
-    x = torch.randn(5, 32)
-    with torch.inference_mode():
-        torch.testing.assert_close(code.linear(linear, x), linear(x))
-    assert code.linear(linear, x).requires_grad
-    assert torch.equal(code.linear(linear, x[:1]), linear(x[:1]))
-
-
-def test_layers_that_a_user_changed_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards forwards that are replaced and hooks, before and after the layer was first seen."""
-    monkeypatch.setattr(head_code, "MIN_LINEAR", 1)
-    code, x = HeadCode(), torch.ones(2, 32)
-    with torch.inference_mode():
-        for seen in (False, True):
-            replaced, hooked = nn.Linear(32, 100), nn.Linear(32, 100)
-            if seen:
-                code.linear(replaced, x)
-                code.linear(hooked, x)
-            replaced.forward = lambda _: torch.zeros(())  # type: ignore[method-assign]
-            hooked.register_forward_hook(lambda *_: torch.ones(()))
-            assert code.linear(replaced, x) == 0
-            assert code.linear(hooked, x) == 1
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_of_the_fewest_rows_read_narrow_copies(monkeypatch: pytest.MonkeyPatch, *, bias: bool) -> None:
-    """Guards copies in bfloat16: near the layer's product, made anew when it changes, none where memory is short."""
-    monkeypatch.setattr(head_code, "MIN_LINEAR", 1)
-    code, linear, x = HeadCode(), nn.Linear(32, 100, bias=bias), torch.randn(2, 2, 32)
-    with torch.inference_mode():
-        for _ in range(2):
-            found, copied = code.linear(linear, x), nn.functional.linear(x, linear.weight.bfloat16().float())
-            torch.testing.assert_close(found, copied + linear.bias if bias else copied)
-            assert not torch.allclose(found, linear(x), atol=1e-6)
-            with torch.no_grad():
-                linear.weight.mul_(2)
-    monkeypatch.setattr(head_code, "memory_allows", lambda _: (False, 0))
-    with torch.inference_mode():
-        torch.testing.assert_close(HeadCode().linear(linear, x), linear(x))
-
-
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("tree", ["chain", "dynamic"])
 def test_whole_drafts_grow_together_as_alone(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, tree: str) -> None:

@@ -1,4 +1,4 @@
-"""Compiled code for heads: steps or decoder layers in one call, and large products for a few rows."""
+"""Compiled code for heads: steps or decoder layers in one call, and single products."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.engines.hf.cpu.build import BuildError, load_native
 from speculant.engines.hf.cpu.head_cross_layer import HeadCrossLayer
 from speculant.engines.hf.cpu.head_layer import HeadLayer, computable
+from speculant.engines.hf.cpu.head_products import HeadProducts
 from speculant.engines.hf.cpu.head_step import HeadStep
-from speculant.engines.hf.cpu.kernel_table import KernelTable
-from speculant.engines.hf.cpu.linear import AcceleratedLinear, can_accelerate, is_torch_linear, readable
-from speculant.engines.hf.cpu.narrow_weights import ROWS, NarrowWeights
+from speculant.engines.hf.cpu.linear import is_torch_linear, readable
+from speculant.engines.hf.cpu.narrow_weights import NarrowWeights
 from speculant.engines.hf.cpu.packing import memory_allows
 from speculant.engines.hf.cpu.products import Products
 from speculant.engines.hf.quantized.modules import is_quantized_linear
 
 MIN_LAYER = 1 << 15  # weights of a layer; smaller ones are left to PyTorch
-MIN_LINEAR = 1 << 18  # weights of a single product
 
 
 class HeadCode:
@@ -31,8 +29,7 @@ class HeadCode:
     def __init__(self) -> None:
         self._products: Products | None = None
         self._available = True
-        self._linears: dict[nn.Linear, AcceleratedLinear] = {}
-        self._narrow, self._narrowed = NarrowWeights(), set[nn.Linear]()  # copies for single products, and their layers
+        self.linear = HeadProducts(self._load)
         # By the last layer of a head, for all its texts; None if memory does not allow copies.
         self._copies: WeakKeyDictionary[nn.Module, NarrowWeights | None] = WeakKeyDictionary()
         # By the same, code of heads on top of the target's own layers, with the views of these that it was made for.
@@ -87,25 +84,6 @@ class HeadCode:
         if parts.exit:
             self._exits[last] = tuple(parts.layers), found
         return found
-
-    def linear(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Return module(x)."""
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if hooked or not can_accelerate(module) or module.weight.numel() < MIN_LINEAR:
-            answer: Tensor = module(x)
-            return answer
-        found = self._linears.get(module)
-        if found is None:
-            products = self._load()
-            if products is None:
-                return module.forward(x)
-            found = self._linears[module] = AcceleratedLinear(module, KernelTable(products=products))
-            if memory_allows([module.weight])[0]:
-                self._narrowed.add(module)
-        few = x.numel() <= ROWS * x.shape[-1] and x.dtype is torch.float32
-        if few and module in self._narrowed and found.supports(x):
-            return found.products.multiply("compiled", x, self._narrow(module.weight), module.bias)
-        return found(module, x)
 
     @staticmethod
     def _worth_a_call(layer: nn.Module) -> bool:
