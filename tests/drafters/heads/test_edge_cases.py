@@ -159,7 +159,7 @@ def pard_of(draft: Any, model: Any) -> LoadedHead:
         ("llama", {"vocab_size": SMALL - 2}),
         ("llama", {"vocab_size": SMALL + 9}),
         ("llama", {"max_position_embeddings": 9}),
-        ("gpt2", {"n_positions": 9}),
+        ("gpt2", {"max_position_embeddings": 9}),
     ],
 )
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT * 3], ids=["short", "long"])

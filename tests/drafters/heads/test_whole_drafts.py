@@ -25,6 +25,8 @@ from speculant.drafters.heads.feature_state import FeatureState
 from speculant.drafters.heads.levels import LevelState
 from speculant.drafters.heads.medusa.head import MedusaHead
 from speculant.drafters.heads.session import HeadSession
+from speculant.drafters.heads.text import HeadText, grow_whole
+from speculant.drafters.models.shapes import GrowthPlan
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 BUDGETS = (
@@ -180,6 +182,18 @@ def test_a_share_that_cannot_be_measured_is_not_kept(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session.text, "_target", SimpleNamespace(positions=len(session.text.tokens) + 1))
     assert session.text.row_share == 0
     assert session.text._states.row_share is None
+
+
+@pytest.mark.parametrize("name", ["blockwise", "hydra"])
+def test_drafts_fit_the_room_that_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards heads with few positions: reading committed tokens may leave less room than the plan counted on."""
+    plan = GrowthPlan(levels=3, top_k=2, expanded=2, nodes=9, ratios=[1.0] * 3)
+    for room in (2, 0):
+        _, [session] = opened(name)
+        monkeypatch.setattr(HeadText, "depth", room)
+        [grown] = grow_whole([session.text], [plan], [1.0])
+        assert (grown is None) == (room == 0)
+        assert grown is None or len(grown.extended) == room - 1
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra", "eagle"])
