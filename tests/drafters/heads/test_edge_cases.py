@@ -171,14 +171,6 @@ def test_parallel_models_of_another_size(name: str, changes: dict[str, int], pro
     assert len(sampled.generate(prompt, **ENDLESS | {"temperature": 1.0, "seed": 1}).ids) == TOKENS
 
 
-def test_a_text_beyond_the_positions_of_a_parallel_model_is_not_read(model: Any) -> None:
-    """Guards learned positions, which end: the text is not run through the model, and nothing is drafted."""
-    loaded = pard_of(tiny_model("gpt2", vocab_size=SMALL, max_position_embeddings=9), model)
-    state = loaded.head.open_text(PROMPT, loaded.target, None)  # type: ignore[attr-defined]
-    state.extend(torch.empty(0), torch.tensor(PROMPT * 3))
-    assert state.room == 0
-
-
 @pytest.mark.parametrize("name", every_other([name for name in NAMES if name != "pard"], first=True))
 def test_weights_that_change_while_it_drafts(name: str, model: Any) -> None:
     """Guards online distillation of every kind: weights are replaced between rounds, and the text is the target's."""

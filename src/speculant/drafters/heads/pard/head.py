@@ -78,8 +78,7 @@ class PardState(TextBlockState):
         if self._cache is None:
             self._read = len(self.text) - 1
             self._cache = self._open_cache(np.array(self.text[:-1], np.int32))
-            if self._cache.depth:  # otherwise the model has no positions for the text
-                self._cache.prefill()
+            self._cache.prefill()
 
     def run_block(self) -> Tensor:
         cache, room = self._cache, self.room
