@@ -25,10 +25,12 @@ from speculant import Speculator
 from speculant.api.loading import load_model
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import Recording
+from speculant.bench.systems.inflate import inflate
 from speculant.bench.systems.peers import OfficialAded
 from speculant.cli.env import environment
 from speculant.cli.main import main as speculant
 from speculant.drafters.aded.drafter import AdedSettings
+from speculant.drafters.aded.paper import AdedPaperSettings
 from targets import data_folder, story_prompts
 
 NODES, PROMPT = 64, 32
@@ -63,9 +65,11 @@ def main() -> None:
 class Systems:
     """The model, the corpora of its training text, and the compared systems."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the model and build the corpora in `folder`."""
+    def __init__(self, folder: Path, *, layers: int = 0, mlp: int | None = None) -> None:
+        """Load the model, inflated to `layers` and `mlp` if they are given, and build the corpora in `folder`."""
         self.model, self.tokenizer = load_model(None)
+        if layers or mlp:
+            self.model = inflate(self.model, layers=layers, mlp=mlp)
         self.plain = Speculator.from_transformers(self.model, self.tokenizer, method="none")
         stories = data_folder() / "text/tinystories"
         texts = [stories / "train-a.txt", stories / "train-b.txt"]
@@ -115,17 +119,16 @@ class Systems:
             rows.append(row_of(name, *counts, queries=QUERIES if name == "lookahead" else 0))
         return rows
 
-    def published(self) -> Any:
+    def published(self, settings: AdedPaperSettings | None = None) -> Any:
         """Return the published drafter, started from a corpus and without a memory file."""
-        drafter: Any = self.make(method="aded-paper").drafter
+        drafter: Any = self.make(method="aded-paper", settings=settings).drafter
         drafter.load(self.paths["trigram"])
         return drafter
 
     def make(self, **options: Any) -> Speculator:
         """Return a new speculator for the model."""
-        return Speculator.from_transformers(
-            self.model, self.tokenizer, nodes=NODES, base=None, fast=self.plain.fast, **options
-        )
+        usual = {"nodes": NODES, "base": None, "fast": self.plain.fast}
+        return Speculator.from_transformers(self.model, self.tokenizer, **usual | options)
 
     @staticmethod
     def decode(speculator: Speculator, prompts: Sequence[list[int]], sampling: Row) -> list[Any]:
