@@ -12,7 +12,7 @@ import pytest
 from scripted import recording
 from speculant.bench.replay.player import replay
 from speculant.bench.replay.traces import read_recordings
-from speculant.bench.systems.peers import PEERS, ArcticSuffix, OfficialAded, find_peer
+from speculant.bench.systems.peers import PEERS, ArcticSuffix, OfficialAded, find_peer, write_official_table
 from speculant.core.drafter import Budget, Persistent, SessionRequest
 from speculant.core.errors import UnsupportedError, UsageError
 
@@ -58,6 +58,15 @@ def test_the_official_drafter_begins_with_a_corpus() -> None:
     budget = Budget(nodes=64, depth=64)
     drafts = [OfficialAded(documents).open(SessionRequest(prompt=prompt)).propose(budget) for documents in ([], corpus)]
     assert [draft.tokens[:2].tolist() for draft in drafts] == [[], [6, 7]]
+
+
+@pytest.mark.peers
+def test_the_official_drafter_reads_a_written_table(tmp_path: Path) -> None:
+    """Guards runs in separate processes, each of which opens the same file: it drafts as one that builds its table."""
+    pytest.importorskip("draftretriever")
+    write_official_table(tmp_path / "table", [np.array([4, 5, 6, 7, 8], np.int32)])
+    session = OfficialAded.read(tmp_path / "table").open(SessionRequest(prompt=np.array([1, 4, 5], np.int32)))
+    assert session.propose(Budget(nodes=64, depth=64)).tokens[:2].tolist() == [6, 7]
 
 
 @pytest.mark.peers

@@ -38,20 +38,24 @@ class OfficialAded(Drafter):
         Raises:
             UnsupportedError: the package is not installed.
         """
-        try:
-            import draftretriever
-        except ImportError as error:
-            raise UnsupportedError(
-                "the official ADED drafter is not installed: pip install 'speculant[peers]'"
-            ) from error
         with tempfile.TemporaryDirectory() as folder:
             table = Path(folder) / "table.bin"
-            writer = draftretriever.Writer(str(table))
-            for document in documents:
-                writer.add_entry(document.tolist())
-            writer.finalize()
-            del writer  # its destructor writes again
-            self._reader: Any = draftretriever.Reader(str(table))
+            write_official_table(table, documents)
+            self._open(table)
+
+    @classmethod
+    def read(cls, table: Path) -> OfficialAded:
+        """Open a table that was written before.
+
+        Raises:
+            UnsupportedError: the package is not installed.
+        """
+        drafter = cls.__new__(cls)
+        drafter._open(table)
+        return drafter
+
+    def _open(self, table: Path) -> None:
+        self._reader: Any = _draftretriever().Reader(str(table))
 
     @property
     def needs(self) -> RequestedOutputs:
@@ -59,6 +63,27 @@ class OfficialAded(Drafter):
 
     def open(self, start: SessionRequest) -> Session:
         return _OfficialSession(self._reader, start.prompt)
+
+
+def write_official_table(path: Path, documents: Iterable[Int32]) -> None:
+    """Write the table of a corpus, Int32[T] each document, with the package of ADED's authors.
+
+    Raises:
+        UnsupportedError: the package is not installed.
+    """
+    writer = _draftretriever().Writer(str(path))
+    for document in documents:
+        writer.add_entry(document.tolist())
+    writer.finalize()
+    del writer  # its destructor writes again
+
+
+def _draftretriever() -> Any:
+    try:
+        import draftretriever
+    except ImportError as error:
+        raise UnsupportedError("the official ADED drafter is not installed: pip install 'speculant[peers]'") from error
+    return draftretriever
 
 
 class _OfficialSession(Session):
