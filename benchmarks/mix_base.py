@@ -146,11 +146,8 @@ def systems(
         found.figures["rest, chat"] = built_rest(rest, corpora["chat"], vocabulary, maximum)
         found.drafters["rest, chat"] = lambda: loaded(RestDrafter(vocabulary=vocabulary, memory_limit=LARGE), rest)
     if not names or "aded, chat" in names:
-        aded, counter = folder / "aded", TrigramCounter(vocabulary)
-        for ids in corpora["chat"]:
-            counter.add(ids)
-        save_table(aded, counter.table(), tokenizer="", vocabulary=vocabulary)
-        found.figures["aded, chat"] = {"bytes": aded.stat().st_size}
+        aded = folder / "aded"
+        found.figures["aded, chat"] = built_aded(aded, corpora["chat"], vocabulary)
         found.drafters["aded, chat"] = lambda: loaded(AdedDrafter(vocabulary=vocabulary, memory_limit=LARGE), aded)
     peers: dict[str, Callable[[], Drafter]] = {
         "official aded": OfficialAded,
@@ -206,6 +203,15 @@ def built_base(
         "of_these_training": (trained_at - read) / builder.tokens * 1e6,
         "open_seconds": time.perf_counter() - ended,
     }
+
+
+def built_aded(path: Path, parts: Sequence[Tokens], vocabulary: int) -> dict[str, Any]:
+    """Write ADED's table of a corpus."""
+    counter = TrigramCounter(vocabulary)
+    for ids in parts:
+        counter.add(ids)
+    save_table(path, counter.table(), tokenizer="", vocabulary=vocabulary)
+    return {"tokens": counter.tokens, "bytes": path.stat().st_size}
 
 
 def built_rest(path: Path, parts: Sequence[Tokens], vocabulary: int, maximum: int) -> dict[str, Any]:
