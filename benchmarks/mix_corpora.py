@@ -1,8 +1,8 @@
 """The corpora of the measured frozen bases: documents as token ids, excluding overlap with the recordings.
 
-Chat is answers of other models to unrelated instructions; code is that of SPECULANT_DATA and Python's standard
-library; maths is worked answers of GSM8K; prose is books. Documents that share a 13-gram of tokens with a recording are
-left out.
+Chat is answers of other models to AlpacaEval's instructions, which are unrelated to those of the recordings except
+vicuna-7b-alpaca's, which are the same; code is that of SPECULANT_DATA and Python's standard library; maths is worked
+answers of GSM8K; prose is books. Documents that share a 13-gram of tokens with a recording are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gzip
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,16 @@ def llama2_encoder(path: Path) -> Callable[[str], list[int]]:
     return lambda text: [*processor.encode(text), 2]
 
 
-def documents(data: Path) -> Iterator[tuple[str, str]]:
-    """Yield the domain and text of every document."""
+def answers(data: Path) -> Iterator[dict[str, str]]:
+    """Yield the "prompt" and "output" of every document of chat."""
     for part in ("a", "b"):
         with gzip.open(data / "corpora" / f"answers-{part}.jsonl.gz", "rt", encoding="utf-8") as file:
-            yield from (("chat", json.loads(line)["output"]) for line in file)
+            yield from map(json.loads, file)
+
+
+def documents(data: Path, answered: Container[str] = ()) -> Iterator[tuple[str, str]]:
+    """Yield the domain and text of every document, without chat that answers one of these instructions."""
+    yield from (("chat", row["output"]) for row in answers(data) if row["prompt"] not in answered)
     library = Path(sysconfig.get_path("stdlib"))
     modules = [path for path in sorted(library.rglob("*.py")) if not {"test", "tests", "site-packages"} & {*path.parts}]
     code, prose = sorted((data / "text/code").glob("*.txt")), sorted((data / "text/prose").glob("*.txt"))
@@ -88,10 +93,19 @@ def excluded(recordings: dict[str, list[Recording]]) -> NgramSet:
     return found
 
 
-def encoded(data: Path, encode: Callable[[str], list[int]], banned: NgramSet) -> dict[str, list[Tokens]]:
-    """Return the documents of each domain as ids."""
+def asked(data: Path, encode: Callable[[str], list[int]], recorded: Iterable[Recording]) -> set[str]:
+    """Return the instructions of chat that occur in a recorded prompt."""
+    prompts = [recording.prompt.astype(np.int32).tobytes() for recording in recorded]
+    instructions = {text: np.array(encode(text)[:-1], np.int32) for text in {row["prompt"] for row in answers(data)}}
+    return {text for text, ids in instructions.items() if any(ids.tobytes() in prompt for prompt in prompts)}
+
+
+def encoded(
+    data: Path, encode: Callable[[str], list[int]], banned: NgramSet, answered: Container[str] = ()
+) -> dict[str, list[Tokens]]:
+    """Return the documents of each domain as ids, without chat that answers one of these instructions."""
     found: dict[str, list[Tokens]] = {name: [] for name in WEIGHTS}
-    for domain, text in documents(data):
+    for domain, text in documents(data, answered):
         ids = np.array(encode(text), np.int32)
         if not banned.shares(ids):
             found[domain].append(ids)
