@@ -3,10 +3,11 @@
 Reads the output of `speculant replay ... --chain --tree --nodes auto,... --step-cost FILE --json FILE`. MAT is that of
 the largest drafts of a method and shape; the speed-up is that of sizes chosen round by round, as in decoding.
 
-A fixed size beside "auto" is required.
+A fixed size beside "auto" is required. With `--corpora`, the page also has the methods that start with a corpus, from
+the output of spec_corpora.py.
 
     python benchmarks/spec_table.py benchmarks/results/spec-table.json -o benchmarks/spec-table.md \
-        --chart docs/images/spec-table.svg
+        --chart docs/images/spec-table.svg --corpora benchmarks/results/spec-table-corpora.json
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Line:
         fixed: mean speed-up with the fixed size that is best on average, and that size; None if not recorded.
         nodes: mean automatic size, averaged over tasks.
         draft_us: median microseconds of drafting per round with automatic sizes, pauses included; None if not recorded.
+        corpus: name of the corpus that the memory began with; empty for none.
+        megabytes: size of its file, averaged over tasks.
     """
 
     method: str
@@ -55,6 +58,8 @@ class Line:
     fixed: tuple[float, int] | None
     nodes: float | None
     draft_us: float | None
+    corpus: str = ""
+    megabytes: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -67,20 +72,23 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--chart", type=Path, required=True)
+    parser.add_argument("--corpora", type=Path, help="methods that start with a corpus")
     args = parser.parse_args()
     rows = [row for path in args.files for row in json.loads(path.read_text())["rows"]]
     lines = read_lines(rows)
-    args.out.write_text(render(lines, rows), "utf-8")
+    corpora = None if args.corpora is None else json.loads(args.corpora.read_text())
+    args.out.write_text(render(lines, rows, corpora), "utf-8")
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "spec", "font.family": "sans-serif", "font.size": 9}
     with matplotlib.rc_context(options):
         draw(lines).savefig(args.chart, format="svg", metadata={"Date": None})
 
 
 def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return a line for each method and shape, fastest first."""
+    """Return a line for each method, shape and corpus, fastest first."""
     found = list[Line]()
-    for method, shape in dict.fromkeys((row["method"], row["shape"]) for row in rows):
-        own = [row for row in rows if (row["method"], row["shape"]) == (method, shape)]
+    keys = [(row["method"], row["shape"], row.get("corpus", "")) for row in rows]
+    for method, shape, corpus in dict.fromkeys(keys):
+        own = [row for row, key in zip(rows, keys, strict=True) if key == (method, shape, corpus)]
         timed = [row for row in own if row["speedup"] is not None]
         sizes = sorted({row["nodes"] for row in own if row["nodes"] != AUTO})
         automatic = [row for row in timed if row["nodes"] == AUTO]
@@ -94,13 +102,15 @@ def read_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
                 max(means, default=None),
                 mean([row["nodes_per_round"] for row in automatic]) if automatic else None,
                 mean([row["draft_us"]["p50"] for row in automatic]) if automatic else None,
+                corpus,
+                mean([row.get("corpus_bytes", 0) for row in automatic or own]) / (1 << 20),
             )
         )
     return sorted(found, key=lambda line: -line.mean)
 
 
-def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page as Markdown."""
+def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]], corpora: Mapping[str, Any] | None = None) -> str:
+    """Return the page as Markdown; `corpora` is the output of spec_corpora.py."""
     requests = {row["file"]: row["requests"] for row in rows}
     fixed = sorted({row["nodes"] for row in rows if row["nodes"] != AUTO and row["speedup"] is not None})
     counts = ", ".join(f"{requests[file]} {task}" for file, task in TASKS.items() if file in requests)
@@ -126,28 +136,86 @@ def render(lines: Sequence[Line], rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         *table(sorted(lines, key=lambda line: -mean(line.mats.values())), "MAT", speeds=False),
         "",
+        *(with_corpora(corpora) if corpora else []),
     ]
     return "\n".join(parts)
 
 
-def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
-    """Return the lines of a Markdown table."""
-    sizes = " nodes | draft us | fixed |" if speeds else ""
-    found = [
-        f"| method | draft |{sizes} mean {title} | {' | '.join(TASKS.values())} |",
-        "|" + " --- |" * (3 + 3 * speeds + len(TASKS)),
+def with_corpora(report: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the section on methods that start with a corpus."""
+    rows, builds = report["rows"], report["builds"].values()
+    chat, mixed = (span([tokens(each, domain) for each in builds]) for domain in ("chat", None))
+    automata = max(row["memory_bytes"] for row in rows if row["method"] == "sam") / (1 << 20)
+    return [
+        "## With a corpus",
+        "",
+        "The same requests for methods that can begin with a corpus; their rows without one are above.",
+        f"*Chat*, {chat} million tokens by the two tokenizers, is answers of other models to unrelated instructions;",
+        f"*mixed*, {mixed} million, adds code, prose and maths. Left out are documents that share 13 tokens with a",
+        'recording, and answers to instructions that are replayed. The task closest to *chat* is "instructions": both',
+        "are from AlpacaEval.",
+        "",
+        "`mix` has a frozen base of 64 MB, `rest` a datastore of at most that size; the others hold all of *chat*. MB",
+        f"is the file's size, averaged over tasks; `sam` builds automata of up to {automata:.0f} MB from it in memory.",
+        "The weights that `mix` begins with were learned on every second request of these recordings, except MT-Bench.",
+        *sizes_of_few(rows),
+        "",
+        *table(read_lines(rows), "speed", speeds=True),
+        "",
     ]
+
+
+def tokens(build: Mapping[str, Any], domain: str | None) -> float:
+    """Return the millions of tokens of a domain of the corpora; None for all domains."""
+    counts: Mapping[str, int] = build["tokens"]
+    return (sum(counts.values()) if domain is None else counts[domain]) / 1e6
+
+
+def span(values: Sequence[float]) -> str:
+    """Return the smallest and the largest value, once if they are equal."""
+    return " to ".join(dict.fromkeys(f"{value:.0f}" for value in (min(values), max(values))))
+
+
+def sizes_of_few(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on methods for which fewer fixed sizes were tried."""
+    tried = dict[str, set[int]]()
+    for row in rows:
+        if row["nodes"] != AUTO:
+            tried.setdefault(row["method"], set()).add(row["nodes"])
+    most = max(map(len, tried.values()), default=0)
+    return [
+        f"Of {label(method)}, the limits {' and '.join(map(str, sorted(sizes)))} were tried."
+        for method, sizes in tried.items()
+        if len(sizes) < most
+    ]
+
+
+def table(lines: Sequence[Line], title: str, *, speeds: bool) -> list[str]:
+    """Return the lines of a Markdown table, with the corpora and MAT if there are corpora."""
+    corpora = any(line.corpus for line in lines)
+    headings = ["method", "draft", *(["corpus", "MB"] if corpora else [])]
+    headings += [*(["nodes", "draft us", "fixed"] if speeds else []), *(["mean MAT"] if corpora else [])]
+    headings += [f"mean {title}", *TASKS.values()]
+    found = [f"| {' | '.join(headings)} |", "|" + " --- |" * len(headings)]
     for line in lines:
         values = line.speedups if speeds else line.mats
         if not values:
             continue
-        cells = [f"{values[file]:.2f}" if file in values else "-" for file in TASKS]
-        middle = mean(values.values()) if len(values) == len(TASKS) else None
-        fixed = "-" if line.fixed is None else "{:.2f} ({})".format(*line.fixed)
-        size = [f"{line.nodes:.1f}", f"{line.draft_us:.0f}", fixed] if speeds else []
-        mark = "-" if middle is None else f"**{middle:.2f}**"
-        found.append(f"| {' | '.join([label(line.method), line.shape, *size, mark, *cells])} |")
+        cells = [label(line.method), line.shape, *([line.corpus, f"{line.megabytes:.0f}"] if corpora else [])]
+        if speeds:
+            fixed = "-" if line.fixed is None else "{:.2f} ({})".format(*line.fixed)
+            cells += [f"{line.nodes:.1f}", f"{line.draft_us:.0f}", fixed]
+        cells += [middle(line.mats)] if corpora else []
+        mark = middle(values)
+        cells += [mark if mark == "-" else f"**{mark}**"]
+        cells += [f"{values[file]:.2f}" if file in values else "-" for file in TASKS]
+        found.append(f"| {' | '.join(cells)} |")
     return found
+
+
+def middle(values: Mapping[str, float]) -> str:
+    """Return the mean over all tasks, or a dash if some are missing."""
+    return f"{mean(values.values()):.2f}" if len(values) == len(TASKS) else "-"
 
 
 def draw(lines: Sequence[Line]) -> Figure:
