@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from scripted import recording
+from speculant.bench.replay.corpora import CorpusFile
 from speculant.bench.replay.runs import Run, check_method, in_order, vocabulary_of
 from speculant.core.errors import UnknownMethodError, UnsupportedError, UsageError
+from speculant.drafters.aded.corpus import TrigramCounter
+from speculant.drafters.aded.drafter import save_table
 from speculant.registry import METHODS, methods
 
 LIMIT = 1 << 20
@@ -47,6 +51,18 @@ def test_memory_is_kept_or_not() -> None:
     kept, fresh = (make(keep_memory=keep).replay() for keep in (True, False))
     assert fresh.accepted[fresh.request == 0].tolist() == fresh.accepted[fresh.request == 1].tolist()
     assert kept.rounds <= fresh.rounds
+
+
+@pytest.mark.parametrize("method", ["aded", "aded-paper"])
+def test_methods_start_with_a_table(method: str, tmp_path: Path) -> None:
+    """A method that reads a corpus but saves nothing starts with one, too."""
+    counter = TrigramCounter(9)
+    counter.add([4, 5, 7, 8, 4, 5])
+    save_table(tmp_path / "table", counter.table(), tokenizer="", vocabulary=9)
+    corpus = CorpusFile(tmp_path / "table", "trigram", tokenizer="")
+    recordings = [recording([7, 8, 4, 5], prompt=[4, 5])]
+    assert make(method, recordings=recordings, corpus=corpus).replay().rounds < 4
+    assert make(method, recordings=recordings).replay().rounds == 4
 
 
 def test_what_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
