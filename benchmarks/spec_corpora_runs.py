@@ -34,6 +34,7 @@ Nodes = int | Literal["auto"]
 NODES: tuple[Nodes, ...] = ("auto", 3, 7, 20, 63)
 AUTHORS_NODES: tuple[Nodes, ...] = ("auto", 7, 63)
 MEMORY_LIMIT = 8 << 30  # no method drops anything of its corpus
+CURVES = ("categories", "by_depth", "over_time", "reliability")  # fields of a replay that the results leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ def played(name: str, requests: list[Recording], folder: Path, cost: StepCost) -
                 run = replace(sized, nodes=nodes)
                 result = replayed_apart(run) if start.method == AUTHORS else run.replay()
                 more = {"corpus": start.corpus, "corpus_bytes": (folder / start.file).stat().st_size}
-                yield run_metrics(name, run.label, nodes, result, cost, chain=run.chain) | more
+                row = run_metrics(name, run.label, nodes, result, cost, chain=run.chain)
+                yield {field: value for field, value in row.items() if field not in CURVES} | more
 
 
 def run_of(start: Start, name: str, requests: list[Recording], folder: Path, cost: StepCost, *, shape: str) -> Run:
