@@ -12,10 +12,8 @@ import typer
 
 from speculant.cli.binding import Take, bind, parse
 from speculant.cli.commands import Command
-from speculant.core.drafter import Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.packages import check_packages
-from speculant.memory.file import read_header
 from speculant.options import kinds
 from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
 from speculant.options.model import ModelOptions
@@ -102,6 +100,7 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
     from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.start_screen import start_screen
     from speculant.cli.terminal import say, waiting
+    from speculant.core.drafter import Persistent
     from speculant.serving.keys import KeyRing
     from speculant.serving.loading import answering
     from speculant.serving.logs import configure_logging
@@ -169,6 +168,8 @@ def check_kept(named: Method | None, drafting: DraftingOptions, serving: Serving
         UnsupportedError: the method has no memory.
         FileError, MemoryFileError: the corpus cannot be used.
     """
+    from speculant.memory.file import read_header
+
     given = serving.memory is not None or serving.corpus is not None
     if given and named is not None and not (named.keeps_memory or drafting.online):
         raise UnsupportedError(
