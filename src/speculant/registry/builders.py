@@ -27,7 +27,7 @@ def build_by_settings(kind: Callable[..., Drafter], context: BuildContext) -> Dr
 
 
 def build_by_vocabulary(kind: Callable[..., Drafter], context: BuildContext) -> Drafter:
-    """Build a drafter that may draft any token of the vocabulary as a guess."""
+    """Build a drafter that needs the number of token ids, for guesses or to index a text."""
     return kind(vocabulary=context.vocabulary, settings=context.settings)
 
 

@@ -14,7 +14,7 @@ from tables import ids
 
 def open_session(prompt: list[int], **settings: int) -> Session:
     """Begin a request."""
-    return SadDrafter(vocabulary=1000, settings=SadSettings(**settings)).open(start(ids(prompt)))
+    return SadDrafter(settings=SadSettings(**settings)).open(start(ids(prompt)))
 
 
 def naive_place(prompt: list[int], output: list[int]) -> int | None:
@@ -44,7 +44,7 @@ def test_the_prompt_is_taken_for_the_output() -> None:
     assert session.propose(budget(2)).tokens.tolist() == [3, 4]
     commit(session, 3, 4, 5)
     assert len(session.propose(budget(64))) == 0
-    assert SadDrafter(vocabulary=9).needs == RequestedOutputs()
+    assert SadDrafter().needs == RequestedOutputs()
 
 
 def test_a_correction() -> None:

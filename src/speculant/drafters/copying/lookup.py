@@ -58,15 +58,11 @@ class LookupSettings:
 class LookupDrafter(Drafter):
     """Opens sessions; no state is kept between them."""
 
-    def __init__(
-        self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: LookupSettings | None = None
-    ) -> None:
+    def __init__(self, *, vocabulary: int, settings: LookupSettings | None = None) -> None:
         """Prepare for requests.
 
         Args:
             vocabulary: V, the number of token ids.
-            tokenizer: unused; no memory is saved.
-            memory_limit: unused; nothing is kept between requests.
             settings: None for the defaults.
         """
         self.vocabulary = vocabulary

@@ -60,17 +60,7 @@ class Alignment(NamedTuple):
 class SadDrafter(Drafter):
     """Opens sessions; no state is kept between them."""
 
-    def __init__(
-        self, *, vocabulary: int, tokenizer: str = "", memory_limit: int = 0, settings: SadSettings | None = None
-    ) -> None:
-        """Prepare for requests.
-
-        Args:
-            vocabulary: V, the number of token ids.
-            tokenizer: unused; no memory is saved.
-            memory_limit: unused; nothing is kept between requests.
-            settings: None for the defaults.
-        """
+    def __init__(self, *, settings: SadSettings | None = None) -> None:
         self.settings = settings or SadSettings()
         warm_up(self.open(SessionRequest(prompt=np.zeros(2, np.int32))))
 

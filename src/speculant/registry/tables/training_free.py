@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from speculant.registry.builders import (
+    build_by_settings,
+    build_by_vocabulary,
     build_matching,
     build_memory,
     build_memory_on_bases,
@@ -62,7 +64,7 @@ TRAINING_FREE = (
         family="training-free, retrieval from the context",
         summary="copies what followed the longest, most recent match of the last tokens",
         drafter="speculant.drafters.copying.lookup:LookupDrafter",
-        builder=build_memory,
+        builder=build_by_vocabulary,
         settings="speculant.drafters.copying.lookup:LookupSettings",
         replayable=True,
         source="Yang et al. 2023, arXiv 2304.04487; Saxena 2023",
@@ -72,7 +74,7 @@ TRAINING_FREE = (
         family="training-free, retrieval from the context",
         summary="copies the prompt from the output's place in it; for corrections",
         drafter="speculant.drafters.copying.sad:SadDrafter",
-        builder=build_memory,
+        builder=build_by_settings,
         settings="speculant.drafters.copying.sad:SadSettings",
         replayable=True,
         source="Sun et al. 2021, arXiv 2106.04970",
@@ -103,7 +105,7 @@ TRAINING_FREE = (
         family="training-free, recycled logits",
         summary="the root's runners-up as guesses, each continued from the text",
         drafter="speculant.drafters.copying.logitspec:LogitSpecDrafter",
-        builder=build_memory,
+        builder=build_by_vocabulary,
         settings="speculant.drafters.copying.logitspec:LogitSpecSettings",
         source="Liu et al. 2025, arXiv 2507.01449",
     ),
