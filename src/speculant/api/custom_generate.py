@@ -7,14 +7,17 @@ they are split into calls of one row each, decoded together, and recombined as `
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationMixin, PreTrainedTokenizerBase
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
@@ -24,7 +27,6 @@ from transformers.generation import (
 )
 
 from speculant.api.batch import Batch, BatchError
-from speculant.api.dropped_arguments import find_dropped
 from speculant.api.options import check_stop
 from speculant.api.result import Generation, Stream
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
@@ -95,12 +97,12 @@ class Bound:
             UnsupportedError, UsageError: a requested option is not supported; nothing was decoded.
             BatchError: some of several rows failed; it has all their texts.
         """
-        if (streamer := find_dropped("streamer")) is not None and self.shows_prompt:
+        if (streamer := _find_dropped("streamer")) is not None and self.shows_prompt:
             if self.streamer not in (None, streamer):
                 raise UsageError("`generate` and `bind` were given a streamer each; leave out one of them.")
             own = replace(self, streamer=streamer, shows_prompt=False)
             return own(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
-        if find_dropped("assistant_model") is not None:
+        if _find_dropped("assistant_model") is not None:
             raise UnsupportedError(
                 "the speculator drafts, not an assistant: leave out `assistant_model`, and give the model as "
                 "`draft_model` where the speculator is made."
@@ -267,3 +269,18 @@ def _steps(rows: Sequence[Sequence[Tensor]], pad: int) -> tuple[Tensor, ...]:
     ids = torch.arange(rows[0][0].shape[1], device=rows[0][0].device)
     ended = torch.where(ids == pad, 0.0, -torch.inf)[None]
     return tuple(torch.cat(step) for step in zip_longest(*rows, fillvalue=ended))
+
+
+def _find_dropped(name: str) -> Any:
+    """Return an argument that transformers' `generate` takes but does not pass on to `custom_generate`; else None.
+
+    It is read from the frame of the innermost `generate` that this thread runs: ignored without a word, a streamer
+    would leave the thread that reads it waiting.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return frame.f_locals.get(name)
+        frame = frame.f_back
+    return None

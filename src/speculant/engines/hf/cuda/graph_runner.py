@@ -22,7 +22,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from transformers.cache_utils import DynamicCache
 from speculant.core.tree import Bool, Int64
 from speculant.engines.hf.acceleration import GraphSequence
 from speculant.engines.hf.cache import usable_cache
-from speculant.engines.hf.cuda.recorder import CudaRecorder, GraphRecorder
 from speculant.engines.hf.cuda.static_cache import (
     ANCESTORS,
     StaticBuffers,
@@ -50,10 +49,42 @@ from speculant.engines.hf.probe.class_checks import check_model
 ROWS = (1, 3, 5, 9, 17, 33, 65)  # a root and 0, 2, 4, ... 64 nodes
 MIN_LENGTH = 256
 MIN_CAPACITY = 1024
+_WARM_UPS = 2
 
 
 class GraphError(Exception):
     """A model's passes cannot be recorded; the message is the reason, phrased as part of a sentence."""
+
+
+class GraphRecorder(Protocol):
+    """Records work on buffers at fixed addresses. Recordings of one recorder may share memory."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run the work at least once, and return a function that repeats it."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs in one memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self._device):
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(here)
+            with torch.cuda.stream(side):  # allocations and choices at first use must not be recorded
+                for _ in range(_WARM_UPS):
+                    work()
+            here.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may continue to allocate meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
+            self._pool = graph.pool()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 class GraphRunner:

@@ -6,12 +6,12 @@ packed weights take memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speculant.core.errors import UnsupportedError
 from speculant.engines.hf.quantized.checkpoint_files import open_checkpoint
@@ -23,7 +23,6 @@ from speculant.engines.hf.quantized.modules import Activations
 from speculant.engines.hf.quantized.parts import Parts, matrices, named_floats, quantizable_experts
 from speculant.engines.hf.quantized.rounding import Scheme, choose_scheme, round_weight
 from speculant.engines.hf.quantized.summary import count_bytes
-from speculant.engines.hf.quantized.tensor_names import match_names
 from speculant.engines.hf.quantized.weight import pack
 
 
@@ -128,7 +127,7 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
         raise UnsupportedError(f"weights in the format {settings.get('quant_method')!r} are not supported.")
     with open_checkpoint(asked.source) as files:
         weights, orders, used = {}, {}, set[str]()
-        names = match_names(model)
+        names = _match_names(model)
         for matrix in form.read(files, settings):
             name = names(matrix.name)
             weights[name] = pack(matrix.values)
@@ -142,3 +141,21 @@ def read_checkpoint(asked: QuantizeRequest, model: Any, settings: Mapping[str, A
             f"{shuffled[0]} takes its inputs in an order of its own (desc_act), which is not supported for experts."
         )
     return Quantized(parts=Parts(weights=joined, floats=floats, orders=orders))
+
+
+def _match_names(model: nn.Module) -> Callable[[str], str]:
+    """Return a function from a tensor's name in a checkpoint to its name in an empty model for the same config.
+
+    They are equal, unless the class has renamed its modules since.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+    prefix: Any = model.base_model_prefix
+    places = {name: True for name, _ in named_floats(model)}
+
+    def rename(name: str) -> str:
+        return name if name in places else str(rename_source_key(name, renamings, [], prefix, places)[0])
+
+    return rename
