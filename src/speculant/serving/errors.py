@@ -72,6 +72,17 @@ class ApiError(Exception):
         return JSONResponse(body, self.status, headers=self.headers)
 
 
+def require_value(value: Any, param: str) -> Any:
+    """Return the value of a parameter.
+
+    Raises:
+        ApiError: it is missing.
+    """
+    if value is None:
+        raise ApiError(400, f"the parameter '{param}' is missing.", param=param, code="missing_parameter")
+    return value
+
+
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     """Return an error in Anthropic's format."""
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")

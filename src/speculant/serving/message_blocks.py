@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speculant.serving.errors import ApiError
+from speculant.serving.errors import ApiError, require_value
 from speculant.serving.message_schemas import AnthropicChoice, AnthropicMessage, AnthropicTool, Block
 
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_")
@@ -41,8 +41,8 @@ def _split(role: str, blocks: Sequence[Block], param: str) -> Iterator[dict[str,
     for place, block in enumerate(blocks):
         own = f"{param}.{place}"
         if block.type == "tool_use" and role == "assistant":
-            function = {"name": _require_value(block.name, f"{own}.name"), "arguments": json.dumps(block.input or {})}
-            calls.append({"id": _require_value(block.id, f"{own}.id"), "type": "function", "function": function})
+            function = {"name": require_value(block.name, f"{own}.name"), "arguments": json.dumps(block.input or {})}
+            calls.append({"id": require_value(block.id, f"{own}.id"), "type": "function", "function": function})
         elif block.type == "tool_result" and role == "user":
             yield _result(block, own)
         elif block.type == "thinking" and role == "assistant":
@@ -67,7 +67,7 @@ def _result(block: Block, param: str) -> dict[str, Any]:
         raise ApiError(400, message, param=f"{param}.content", code="invalid_value")
     if block.is_error and isinstance(content, str):
         content = f"Error: {content}"
-    identity = _require_value(block.tool_use_id, f"{param}.tool_use_id")
+    identity = require_value(block.tool_use_id, f"{param}.tool_use_id")
     return {"role": "tool", "content": content or "", "tool_call_id": identity}
 
 
@@ -107,7 +107,7 @@ def read_tools(tools: Sequence[AnthropicTool]) -> tuple[list[dict[str, Any]], li
     for place, tool in enumerate(tools):
         kind = tool.type or "custom"
         if kind == "custom":
-            schema = _require_value(tool.input_schema, f"tools.{place}.input_schema")
+            schema = require_value(tool.input_schema, f"tools.{place}.input_schema")
             function = {"name": tool.name, "description": tool.description, "strict": tool.strict}
             functions.append({"type": "function", "function": function | {"parameters": schema}})
         elif kind.startswith(HOSTED):
@@ -127,15 +127,9 @@ def read_choice(choice: AnthropicChoice | None) -> Any:
     if choice is None:
         return None
     if choice.type == "tool":
-        return {"type": "function", "function": {"name": _require_value(choice.name, "tool_choice.name")}}
+        return {"type": "function", "function": {"name": require_value(choice.name, "tool_choice.name")}}
     return CHOICES[choice.type]
 
 
 def _text(value: str | None, param: str) -> str:
-    return str(_require_value(value, param))
-
-
-def _require_value(value: Any, param: str) -> Any:
-    if value is None:
-        raise ApiError(400, f"the parameter '{param}' is missing.", param=param, code="missing_parameter")
-    return value
+    return str(require_value(value, param))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speculant.serving.errors import ApiError
+from speculant.serving.errors import ApiError, require_value
 from speculant.serving.response_schemas import AllowedNames, Item, ResponseRequest, ResponseTool, ToolName
 from speculant.serving.schemas import TextPart
 from speculant.serving.segments import AnswerSegment, Step
@@ -135,9 +135,9 @@ def read_items(items: str | Sequence[Item]) -> list[dict[str, Any]]:
         elif kind in ("function_call", "custom_tool_call"):
             _add_call(messages, item, param)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            content = _content(_require_value(item.output, f"{param}.output"), f"{param}.output")
+            content = _content(require_value(item.output, f"{param}.output"), f"{param}.output")
             messages.append(
-                {"role": "tool", "content": content, "tool_call_id": _require_value(item.call_id, f"{param}.call_id")}
+                {"role": "tool", "content": content, "tool_call_id": require_value(item.call_id, f"{param}.call_id")}
             )
         else:
             message = f"items of type '{kind[:40]}' are not supported; send messages, function calls or their outputs."
@@ -158,19 +158,19 @@ def _reasoning(item: Item) -> str:
 
 
 def _message(item: Item, param: str) -> dict[str, Any]:
-    role = _require_value(item.role, f"{param}.role")
-    return {"role": role, "content": _content(_require_value(item.content, f"{param}.content"), f"{param}.content")}
+    role = require_value(item.role, f"{param}.role")
+    return {"role": role, "content": _content(require_value(item.content, f"{param}.content"), f"{param}.content")}
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item, param: str) -> None:
     """Add a call to the preceding assistant message, or to a new one."""
-    name = _join_name(item.namespace, _require_value(item.name, f"{param}.name"))
+    name = _join_name(item.namespace, require_value(item.name, f"{param}.name"))
     if item.type == "custom_tool_call":
-        arguments = json.dumps({"input": _require_value(item.input, f"{param}.input")}, ensure_ascii=False)
+        arguments = json.dumps({"input": require_value(item.input, f"{param}.input")}, ensure_ascii=False)
     else:
-        arguments = _require_value(item.arguments, f"{param}.arguments")
+        arguments = require_value(item.arguments, f"{param}.arguments")
     call = {
-        "id": _require_value(item.call_id, f"{param}.call_id"),
+        "id": require_value(item.call_id, f"{param}.call_id"),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
@@ -188,7 +188,7 @@ def _content(content: str | Sequence[TextPart], param: str) -> Any:
         own = f"{param}.{place}"
         extra = part.model_extra or {}
         if part.type in ("input_text", "output_text", "text"):
-            parts.append({"type": "text", "text": _require_value(part.text, f"{own}.text")})
+            parts.append({"type": "text", "text": require_value(part.text, f"{own}.text")})
         elif part.type == "refusal":
             parts.append({"type": "text", "text": str(extra.get("refusal", ""))})
         elif part.type == "input_image" and isinstance(extra.get("image_url"), str):
@@ -199,12 +199,6 @@ def _content(content: str | Sequence[TextPart], param: str) -> Any:
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
-
-
-def _require_value(value: Any, param: str) -> Any:
-    if value is None:
-        raise ApiError(400, f"the parameter '{param}' is missing.", param=param, code="missing_parameter")
-    return value
 
 
 class ItemWriter:
