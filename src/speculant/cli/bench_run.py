@@ -14,12 +14,12 @@ from speculant.cli.bench_settings import BenchOptions
 from speculant.cli.compiling import compilation_announced
 from speculant.cli.conditions import conditions, labels, sentences
 from speculant.cli.env import environment
-from speculant.cli.head_file import head_title
 from speculant.cli.loading import silence_loading
 from speculant.cli.loading_checks import check_device
 from speculant.cli.replay_run import load_named_tokenizer
 from speculant.cli.terminal import importing, print_table, progress, say, waiting
 from speculant.core.errors import FileError
+from speculant.core.hub import title
 from speculant.corpus.rejected import Rejected
 from speculant.options.drafting import DEFAULT_METHOD
 from speculant.options.model import BUNDLED
@@ -59,7 +59,7 @@ def run(asked: BenchOptions) -> int:
         asked,
         comparison.runner,
         draft_model=compared.draft_model and Path(asked.drafting.draft_model or BUNDLED).name,
-        head=asked.drafting.head and head_title(asked.drafting.head),
+        head=asked.drafting.head and title(asked.drafting.head),
         settings=compared.settings,
         bases=comparison.bases,
     )

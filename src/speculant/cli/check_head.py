@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from speculant.cli.head_file import head_title, read_head
+from speculant.cli.head_file import read_head
 from speculant.cli.prompts import Prompt, encode_prompt
 from speculant.core.errors import UnsupportedError
+from speculant.core.hub import title
 from speculant.core.stats import compute_mat
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
@@ -59,7 +60,7 @@ def report_head(
             measured = {"mat": compute_mat(written, rounds, texts=len(stats)) if rounds else None, "tokens": written}
         report = HeadReport.of(facts, target, head, **measured)
     if as_json:
-        record: dict[str, Any] = {"model": model_title(loading.model), "head": head_title(source)}
+        record: dict[str, Any] = {"model": model_title(loading.model), "head": title(source)}
         print(json.dumps(record | {"environment": environment(model)} | report.to_json(), indent=2))
     else:
         print("\n".join(report.lines()))

@@ -10,6 +10,7 @@ from speculant.cli.bench_settings import FORCED_TRIALS, TRIALS
 from speculant.cli.loading import model_source
 from speculant.cli.settings import settings_json, settings_sentences
 from speculant.cli.terminal import count_noun
+from speculant.core.hub import title
 from speculant.options.model import BUNDLED
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def model_name(asked: BenchOptions) -> str:
         config = Path(asked.config).resolve()
         return config.parent.name if config.name == "config.json" else config.stem
     name = model_source(asked.loading.model)
-    if name is None:
-        return BUNDLED
-    return Path(name).resolve().name if Path(name).exists() else name
+    return BUNDLED if name is None else title(name)
 
 
 def find_known_conditions(asked: BenchOptions) -> dict[str, Any]:

@@ -99,8 +99,3 @@ def read_head(source: str, method: Method | None = None) -> HeadFile:
     with waiting(f"loading {found}"):
         checkpoint = read_checkpoint(found)
     return HeadFile(checkpoint, find_format(checkpoint))
-
-
-def head_title(source: str) -> str:
-    """Return a short name for a head: a hub id, or a folder without its path."""
-    return Path(source).resolve().name if Path(source).exists() else source

@@ -27,7 +27,7 @@ from speculant.cli.loading_checks import check_device, check_drafting, check_kee
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError
-from speculant.core.hub import asking
+from speculant.core.hub import asking, title
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import BUNDLED, ModelOptions
 from speculant.registry import check_verifier, default_method, find_method
@@ -233,7 +233,7 @@ def model_title(name: str | None) -> str:
     """Return a short name for a model: a hub id, or a folder without its path."""
     if name is None or model_source(name) is None:
         return "the bundled story model"
-    return Path(name).resolve().name if Path(name).exists() else name
+    return title(name)
 
 
 def model_name(name: str | None) -> str:

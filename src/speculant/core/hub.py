@@ -36,6 +36,11 @@ def asking(name: str) -> str:
     return f"there is no folder {name} here; looking it up on the hub, which may take a while."
 
 
+def title(name: str) -> str:
+    """Return a short name for a model or head: a name on the hub, or a folder without its path."""
+    return Path(name).resolve().name if Path(name).exists() else name
+
+
 def is_path(name: str) -> bool:
     """Return whether a name can only be a path: it starts like one, or has more parts than a name on the hub."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1

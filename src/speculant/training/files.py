@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import UsageError
+from speculant.core.hub import title
 from speculant.options import kinds, option
 
 SAVED = ("float32", "bfloat16", "float16")
@@ -86,8 +87,3 @@ class Files:
         if self.init is not None:
             return {"init": title(self.init)}
         return {"options": dict(self.options)} | ({} if self.like is None else {"like": title(self.like)})
-
-
-def title(source: str) -> str:
-    """Return a short name for a model or head: a hub id, or a folder without its path."""
-    return Path(source).resolve().name if Path(source).exists() else source

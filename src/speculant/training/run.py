@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from speculant.core.hub import title
 from speculant.drafters.heads.training.recipe import Recipe
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.training.checkpoints import state_file
-from speculant.training.files import Files, title
+from speculant.training.files import Files
 from speculant.training.fingerprint import TargetIdentity, weights_digest
 from speculant.training.joint.changes import measure_changes
 from speculant.training.joint.recipe import JointRecipe, join_backbone
