@@ -14,7 +14,7 @@ from speculant.core.errors import UnsupportedError
 from speculant.core.former_names import resolve_former
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
-from speculant.core.tree import UNLIMITED, DraftTree, Float32, Int32
+from speculant.core.tree import ROOT, UNLIMITED, DraftTree, Float32, Int32, Int64
 
 EngineArray = Any
 AnyCapabilities = TypeVar("AnyCapabilities", bound="Capabilities")
@@ -274,6 +274,23 @@ class TargetCache(Protocol):
 
     def release(self) -> None:
         """Free the keys and values; the cache cannot be used afterwards."""
+
+
+def check_path(rows: Sequence[int], parents: Sequence[int] | Int64) -> None:
+    """Check that rows to keep form a path down from the last committed token.
+
+    Args:
+        rows: the rows.
+        parents: the parent of every uncommitted row; -1 for children of that token.
+
+    Raises:
+        ValueError: they do not.
+    """
+    above = ROOT
+    for row in rows:
+        if not 0 <= row < len(parents) or parents[row] != above:
+            raise ValueError(f"the rows {list(rows)} are not a path below the committed text")
+        above = row
 
 
 class Engine(Protocol):

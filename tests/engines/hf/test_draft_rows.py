@@ -1,4 +1,4 @@
-"""Rows below the committed text: growth in pieces, masks, paths."""
+"""Rows below the committed text: growth in pieces, masks, chains."""
 
 from __future__ import annotations
 
@@ -38,17 +38,12 @@ def test_masks_are_those_of_the_draft(tree: DraftTree, length: int, start: int, 
     assert (rows.mask(start, length, seen=seen, window=window) == expected).all()
 
 
-def test_chains_and_paths_are_recognised() -> None:
-    """Guards models that verify chains only, and rows that are kept."""
+def test_chains_are_recognised() -> None:
+    """Guards models that verify chains only."""
     rows = DraftRows().grown(np.array([-1, 0, 1, 1]))
     assert DraftRows().is_chain()
     assert DraftRows().grown(np.array([-1, 0, 1])).is_chain()
     assert not rows.is_chain()
-    for path in ([], [0], [0, 1, 3]):
-        rows.check_path(path)
-    for wrong in ([1], [0, 2], [0, 1, 2, 3], [4]):
-        with pytest.raises(ValueError, match="not a path"):
-            rows.check_path(wrong)
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, 1]])

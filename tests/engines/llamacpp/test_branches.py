@@ -46,12 +46,8 @@ def test_rows_grown_by_levels_go_on_from_their_parents() -> None:
     assert second.branches.taken == (1, 2, 3)
 
 
-def test_what_is_no_path_is_refused() -> None:
-    """Parents come first, and only paths from the root down are kept."""
+def test_parents_come_first() -> None:
+    """Guards against rows that follow none."""
     branches = Branches(0, 4).grown(np.array([-1, 0, 0], np.int32), taking()).branches
-    branches.check_path([0, 2])
-    for rows in ([1], [0, 1, 2], [0, 3]):
-        with pytest.raises(ValueError, match="not a path"):
-            branches.check_path(rows)
     with pytest.raises(ValueError, match="must come before it"):
         branches.grown(np.array([4], np.int32), taking())

@@ -51,18 +51,6 @@ class DraftRows:
         """Return whether every row follows the previous one."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
-    def check_path(self, rows: list[int]) -> None:
-        """Check that rows form a path down from the last committed token.
-
-        Raises:
-            ValueError: they do not.
-        """
-        above = ROOT
-        for row in rows:
-            if not 0 <= row < len(self) or self.parents[row] != above:
-                raise ValueError(f"the rows {rows} are not a path below the committed text")
-            above = row
-
     def mask(
         self, start: int, length: int, *, seen: Bool | None = None, window: int | None = None, hidden: int = 0
     ) -> Bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs, check_path
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
@@ -192,7 +192,7 @@ class HFTargetCache(PromptedCache):
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
         self.drop_exit()
-        self._rows.check_path(kept)
+        check_path(kept, self._rows.parents)
         if kept and self._layers is not None:
             raise UsageError("rows of a pass that left layers out have no keys in those, so they cannot be kept.")
         if kept and self._foreign:

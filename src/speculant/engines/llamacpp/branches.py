@@ -116,15 +116,3 @@ class Branches:
         )
         positions = np.array(depths[before:], np.int32) + np.int32(self.length - 1)
         return Grown(branches, positions, sequences, shares, fresh)
-
-    def check_path(self, rows: list[int]) -> None:
-        """Check that rows form a path down from the committed text.
-
-        Raises:
-            ValueError: they do not.
-        """
-        above = ROOT
-        for row in rows:
-            if not 0 <= row < len(self) or self.parents[row] != above:
-                raise ValueError(f"the rows {rows} are not a path below the committed text")
-            above = row

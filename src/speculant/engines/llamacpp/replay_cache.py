@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speculant.core.engine import check_path
 from speculant.core.errors import UnsupportedError
 from speculant.core.tree import Int32
 from speculant.engines.llamacpp.batch import Rows
@@ -57,8 +58,7 @@ class LlamaReplayCache(LlamaTargetCache):
 
     def keep(self, rows: Sequence[int]) -> None:
         kept, drafted, text, context = list(rows), self._drafted, self.text, self._context
-        if kept != list(range(len(kept))) or len(kept) > len(drafted):
-            raise ValueError(f"the rows {kept} are not a path below the committed text")
+        check_path(kept, range(-1, len(drafted) - 1))
         if not kept:
             self.rollback()
             return

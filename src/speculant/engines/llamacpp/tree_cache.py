@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from speculant.core.branches import count_fixed_branches
+from speculant.core.engine import check_path
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.branches import Branches
@@ -32,11 +33,9 @@ class LlamaTreeCache(LlamaTargetCache):
 
     def keep(self, rows: Sequence[int]) -> None:
         branches, kept, context = self._branches, list(rows), self._context
+        check_path(kept, () if branches is None else branches.parents)
         if branches is None:
-            if kept:
-                raise ValueError(f"the rows {kept} are not a path below the committed text")
             return
-        branches.check_path(kept)
         end = self._length + len(kept)
         source = branches.own[kept[-1]] if kept else branches.text
         if source != branches.text:

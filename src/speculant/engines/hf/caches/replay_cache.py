@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs, check_path
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
@@ -156,8 +156,7 @@ class ReplayTargetCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         kept = list(rows)
-        if kept != list(range(len(kept))) or len(kept) > len(self._rows):
-            raise ValueError(f"the rows {kept} are not a path below the committed text")
+        check_path(kept, range(-1, len(self._rows) - 1))
         if kept and len(kept) == len(self._rows):
             self._held, self._pending = self._after, []
         else:
