@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from speculant.core.engine import RequestedOutputs, TargetCache
+from speculant.core.errors import UsageError
 from speculant.drafters.heads.layers import RMSNorm, Rotary
 from speculant.drafters.heads.step import GrownDraft, StepCode, StepParts
 from speculant.drafters.models.shapes import GrowthPlan
@@ -318,12 +319,15 @@ class Head(Protocol):
 
 
 @runtime_checkable
-class TextHead(Protocol):
+class TextHead(Head, Protocol):
     """A head that reads the text, with its own model or the target's cache, instead of the prompt's hidden states.
 
     If its `taps` are (), states get hidden states of shape [n, 0, 0] and store all tokens from the first one on.
     Otherwise they get the hidden states of the prompt's last token and of all later ones. They end with the request.
     """
+
+    def open(self, first: int, target: TargetParts) -> HeadState:
+        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         """Return the state of a text that begins with these tokens, without any rows yet.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.assistant.layers import (
     AssistantLayer,
     AssistantShape,
@@ -30,7 +30,7 @@ from speculant.drafters.heads.assistant.layers import (
     SeenRows,
     WideNorm,
 )
-from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.head import HeadState, TargetParts, TextHead
 from speculant.drafters.heads.layers import LayerShape, Rotary, join_tensors
 
 _LAST = -1
@@ -46,7 +46,7 @@ class AssistantModel(nn.Module):
         self.norm = WideNorm(shape.hidden, shape.eps)
 
 
-class AssistantHead(nn.Module, Head, TextHead):
+class AssistantHead(nn.Module, TextHead):
     """The weights, named as in Google's checkpoints."""
 
     taps = (_LAST,)
@@ -63,9 +63,6 @@ class AssistantHead(nn.Module, Head, TextHead):
         self.post_projection = nn.Linear(shape.hidden, shape.target_hidden, bias=False)
         self.masked_embedding = Clusters(shape) if shape.centroids else None
         self.rotary = nn.ModuleDict({kind: Rotary(_rotate(shape, read)) for kind, read in shape.read.items()})
-
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads the target's cache; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.glide.cross import CrossAttention, CrossShape
-from speculant.drafters.heads.head import Head, HeadState, TargetParts, TextHead
+from speculant.drafters.heads.head import HeadState, TargetParts, TextHead
 from speculant.drafters.heads.layers import Angles, DecoderLayer, LayerShape, RMSNorm, Rotary, join_tensors
 
 
@@ -46,7 +46,7 @@ class GlideRows:
     cross: Angles
 
 
-class GlideHead(nn.Module, Head, TextHead):
+class GlideHead(nn.Module, TextHead):
     """The weights, named as in the authors' checkpoints without `model.`."""
 
     taps = ()
@@ -68,9 +68,6 @@ class GlideHead(nn.Module, Head, TextHead):
         self.norm = RMSNorm(shape.hidden, shape.eps)
         self.lm_head = nn.Linear(shape.hidden, vocabulary, bias=False)
         self.rotary = Rotary(shape)
-
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:

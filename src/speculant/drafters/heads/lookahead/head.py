@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.block import TextBlockState, UnconditionedBlockHead
 from speculant.drafters.heads.head import HeadState, TargetParts, TextHead
 
@@ -37,9 +37,6 @@ class LookaheadHead(nn.Module, UnconditionedBlockHead, TextHead):
         super().__init__()
         self.look_ahead = nn.Parameter(torch.randn(count, size) * 0.02)
         self.depth, self.vocabulary = count + 1, vocabulary
-
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:

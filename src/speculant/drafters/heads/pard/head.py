@@ -48,9 +48,6 @@ class PardHead(UnconditionedBlockHead, TextHead):
         self.known = min(vocabulary, target_vocabulary)
         self.ids = torch.arange(self.known) if self.known < target_vocabulary else None
 
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it with `open_text`.")
-
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         return PardState(self, self._open_cache, tokens)
 

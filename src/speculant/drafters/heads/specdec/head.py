@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from speculant.core.engine import TargetCache
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.block import TextBlockState, UnconditionedBlockHead
 from speculant.drafters.heads.cache import HeadCache
 from speculant.drafters.heads.head import HeadState, SourceHead, TargetParts, TextHead
@@ -111,9 +111,6 @@ class SpecDecHead(nn.Module, UnconditionedBlockHead, TextHead, SourceHead):
         self.norm = RMSNorm(shape.hidden, shape.eps)
         self.lm_head = nn.Linear(shape.hidden, vocabulary, bias=False)
         self.rotary = Rotary(shape)
-
-    def open(self, first: int, target: TargetParts) -> HeadState:
-        raise UsageError("this head reads text; open it with `open_text`.")
 
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if self.source:
