@@ -41,12 +41,8 @@ class BlockState(HeadState):
         self._depths: list[int] = []  # of the draft's rows, 1 for children of the root
 
     @abstractmethod
-    def run_block(self) -> Tensor:
-        """Return the logits [K, V'] of the K tokens after the root."""
-
     def run_blocks(self, states: Sequence[BlockState]) -> list[Tensor]:
-        """Return the blocks of several texts of the head; heads that can run them together."""
-        return [state.run_block() for state in states]
+        """Return the logits [K, V'] of the K tokens after the root of each of several texts of the head."""
 
     def condition(self, states: Sequence[BlockState], rows: Sequence[SlotRows]) -> list[Tensor]:
         """Return the logits [n, V'] after nodes of several texts; by default drafted tokens have no effect."""
@@ -60,7 +56,7 @@ class BlockState(HeadState):
         [logits] = grow_blocks([self], [tokens], [above])
         return logits
 
-    def branch(self, above: Sequence[int]) -> list[int]:
+    def add_nodes(self, above: Sequence[int]) -> list[int]:
         """Append draft rows below the given parent rows, -1 for the root; return their depths."""
         depths = [1 if row < 0 else self._depths[row] + 1 for row in above]
         self._depths += depths
@@ -118,10 +114,9 @@ def grow_blocks(
 ) -> list[Tensor]:
     """Append draft rows to texts of one head; takes the arguments of `grow` for each text."""
     rows = list[SlotRows]()
-    for state, own, parents in zip(states, tokens, above, strict=True):
-        assert state.block is not None
-        depths = state.branch(parents)
-        rows.append(SlotRows(state.block[depths], depths, own, parents))
+    for state, block, own, parents in zip(states, read_blocks(states), tokens, above, strict=True):
+        depths = state.add_nodes(parents)
+        rows.append(SlotRows(block[depths], depths, own, parents))
     return states[0].condition(states, rows)
 
 
@@ -132,6 +127,13 @@ class TextBlockState(BlockState):
         """Start a text with its first token."""
         super().__init__()
         self.text = list(tokens[:1])
+
+    @abstractmethod
+    def run_block(self) -> Tensor:
+        """Return the logits [K, V'] of the K tokens after the root."""
+
+    def run_blocks(self, states: Sequence[BlockState]) -> list[Tensor]:
+        return [state.run_block() for state in states if isinstance(state, TextBlockState)]
 
     @property
     def length(self) -> int:

@@ -72,10 +72,6 @@ class DFlashState(BlockState):
         self._root = root
         self.forget_block()
 
-    def run_block(self) -> Tensor:
-        [logits] = self.run_blocks([self])
-        return logits
-
     def run_blocks(self, states: Sequence[BlockState]) -> list[Tensor]:
         texts, head = _texts(states), self._head
         slots, device = head.block.size, texts[0].root.device
