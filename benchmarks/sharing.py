@@ -94,7 +94,7 @@ def replica(trace: Path, number: int, url: str | None, args: argparse.Namespace,
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     counts |= {"wall_seconds": wall, "cpu_seconds": cpu}
     if sharing is not None:
-        learning = sharing.learning_seconds
+        learning = sharing.learner.seconds
         barrier.wait()  # the others may still publish, but this one no longer has to learn
         sharing.close()
         assert isinstance(sharing.channel, RedisChannel)

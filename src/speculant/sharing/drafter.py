@@ -37,6 +37,7 @@ class SharingDrafter(Drafter, Persistent):
     Attributes:
         inner: the drafter that drafts.
         channel: the channel through which tokens are exchanged.
+        learner: the thread that learns from other replicas.
     """
 
     def __init__(self, inner: Drafter, channel: Channel) -> None:
@@ -53,8 +54,8 @@ class SharingDrafter(Drafter, Persistent):
             raise UnsupportedError(f"{type(inner).__name__} has no memory to share; use 'mix'.")
         self.inner, self.channel = inner, channel
         self._requests = itertools.count()
-        self._learner = SharedLearner(channel, ForeignTexts(inner))
-        self._finish = weakref.finalize(self, self._learner.close)  # also runs before the interpreter exits
+        self.learner = SharedLearner(channel, ForeignTexts(inner))
+        self._finish = weakref.finalize(self, self.learner.close)  # also runs before the interpreter exits
 
     @property
     def needs(self) -> RequestedOutputs:
@@ -69,12 +70,7 @@ class SharingDrafter(Drafter, Persistent):
     @property
     def learned(self) -> int:
         """Number of tokens learned from other replicas."""
-        return self._learner.texts.learned
-
-    @property
-    def learning_seconds(self) -> float:
-        """CPU seconds of the learning thread, including receiving."""
-        return self._learner.seconds
+        return self.learner.texts.learned
 
     def open(self, start: SessionRequest) -> Session:
         inner = self.inner.open(start)
@@ -137,7 +133,7 @@ class SharedLearner:
 
     Attributes:
         texts: learns the received texts.
-        seconds: CPU time used.
+        seconds: CPU time used, including that for receiving.
     """
 
     def __init__(self, channel: Channel, texts: ForeignTexts) -> None:
