@@ -10,7 +10,7 @@ the head's first tokens followed by the memory's continuation.
 Once the text has continued, every candidate below a correct token is compared with it, drafted or not, so the weights
 also learn from drafts that were not chosen. SAM-Decoding (Hu et al. 2025, arXiv 2411.10666) chooses by a fixed
 threshold on the match length. The weights are shared by all requests and learned by AdaGrad (Duchi et al. 2011). If an
-engine passes a head's probabilities, `drafters.heads.united` uses them.
+engine passes a head's probabilities, `drafters.heads.united_session` uses them.
 """
 
 from __future__ import annotations

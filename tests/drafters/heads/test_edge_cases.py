@@ -20,8 +20,8 @@ from speculant.api.draft_caches import open_draft_caches
 from speculant.core.drafter import Budget
 from speculant.core.sampler import Sampling
 from speculant.drafters.heads.drafter import LoadedHead
+from speculant.drafters.heads.memory_union import UnionHeadDrafter
 from speculant.drafters.heads.pard.head import PardHead
-from speculant.drafters.heads.union import UnionHeadDrafter
 from speculant.engines.hf.views.target_parts import HFTargetParts
 from speculant.registry import BuildContext, build_drafter
 

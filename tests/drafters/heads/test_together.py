@@ -17,7 +17,7 @@ from speculant.core.sampler import Sampling
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads import feature_state
 from speculant.drafters.heads.drafter import HeadDrafter, HeadSettings, LoadedHead
-from speculant.drafters.heads.union import MixHeadDrafter
+from speculant.drafters.heads.memory_union import MixHeadDrafter
 from speculant.engines.hf.views.target_parts import HFTargetParts
 
 PROMPTS = ([5, 9, 14, 3, 8], [7, 7, 2], [30, 1, 2, 3, 4, 5, 6, 30, 1, 2])

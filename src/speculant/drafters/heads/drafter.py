@@ -17,7 +17,7 @@ from speculant.drafters.heads.ranked_vocabulary import reduce_vocabulary
 from speculant.drafters.heads.session import HeadSession, grow_whole_together
 from speculant.drafters.heads.static_tree import StaticTree
 from speculant.drafters.heads.text import HeadText, read_together
-from speculant.drafters.heads.united import UnitedSession
+from speculant.drafters.heads.united_session import UnitedSession
 from speculant.drafters.models.level_session import LevelSession
 from speculant.drafters.models.shapes import BestFirst, Chain, GrowthPlan, Shape, check_max
 from speculant.drafters.models.together import draft_together

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speculant.core.tree import ROOT, DraftTree, Float64
-from speculant.drafters.heads.uniting import Candidates, follow, learn, unite
+from speculant.drafters.heads.union_kernels import Candidates, follow, learn, unite
 from speculant.drafters.models.mixture import MINIMUM, Mixture
 from trees import paths_of, random_draft
 
@@ -30,7 +30,7 @@ def opinions(draft: DraftTree) -> dict[Path, float]:
 
 
 def expected(head: DraftTree, memory: DraftTree, mixture: Mixture) -> tuple[dict[Path, float], dict[Path, Float64]]:
-    """Return the joint probability and the features of each path, as the docstring of `united` has them."""
+    """Return the joint probability and the features of each path, as the docstring of `united_session` has them."""
     known = opinions(head), opinions(memory)
     joints, features = {(): 1.0}, dict[Path, Float64]()
     paths = sorted({*known[0], *known[1]}, key=len)

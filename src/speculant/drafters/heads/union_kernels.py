@@ -1,4 +1,4 @@
-"""Kernels of `united`: merge two drafts into one trie, compute candidate probabilities from both, and learn.
+"""Kernels of `united_session`: merge two drafts into one trie, compute candidate probabilities from both, and learn.
 
 A round with a head and a memory merges some tens of candidates. One compiled call takes a few microseconds, where the
 same in Python objects took a tenth of a small model's pass.
@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
         tokens, parents: Int32[C].
         first: Int32[C + 1], first child of the root and of each node; -1 for none.
         following: Int32[C], next child of the same parent; -1 for none.
-        features: Float64[C, 5], see `united`: 1, both logits, and whether the memory's and the head's are missing.
+        features: Float64[C, 5], see `united_session`: 1, both logits, whether the memory's and the head's are missing.
     """
 
     tokens: Int32

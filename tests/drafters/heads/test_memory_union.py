@@ -17,8 +17,8 @@ from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
 from speculant.drafters.heads.drafter import HeadDrafter
 from speculant.drafters.heads.head_gain import HeadGain
-from speculant.drafters.heads.union import MixHeadDrafter, SuffixHeadDrafter, UnionHeadDrafter, UnionHeadSettings
-from speculant.drafters.heads.united import Reach
+from speculant.drafters.heads.memory_union import MixHeadDrafter, SuffixHeadDrafter, UnionHeadDrafter, UnionHeadSettings
+from speculant.drafters.heads.united_session import Reach
 from speculant.drafters.mix.drafter import MixDrafter
 from trees import paths_of
 

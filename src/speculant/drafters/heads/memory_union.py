@@ -1,4 +1,4 @@
-"""A memory and a head combined in one tree; see `united`."""
+"""A memory and a head combined in one tree; see `united_session`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant.core.drafter import Budget, Drafter, Persistent, Session, Session
 from speculant.core.engine import MAX_NODES, RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import DraftTree
-from speculant.drafters.heads import calibration, uniting, whole_drafts
+from speculant.drafters.heads import calibration, union_kernels, whole_drafts
 from speculant.drafters.heads.calibration import Calibration
 from speculant.drafters.heads.drafter import LoadedHead, propose_together
 from speculant.drafters.heads.head import head_needs
@@ -20,7 +20,7 @@ from speculant.drafters.heads.head_gain import HeadGain
 from speculant.drafters.heads.kept import KeptStates
 from speculant.drafters.heads.session import HeadSession
 from speculant.drafters.heads.text import HeadText
-from speculant.drafters.heads.united import FIRST_WEIGHTS, Reach, UnitedSession
+from speculant.drafters.heads.united_session import FIRST_WEIGHTS, Reach, UnitedSession
 from speculant.drafters.mix.base import MixBase
 from speculant.drafters.mix.drafter import MixDrafter
 from speculant.drafters.models.mixture import Mixture
@@ -84,7 +84,7 @@ class UnionHeadDrafter(Drafter, Persistent):
         self.head = head = head.with_vocabulary(self._settings.vocabulary, self._settings.vocabulary_size)
         self._mixture, self._reach, self._gains = Mixture(FIRST_WEIGHTS), Reach(), LevelGains()
         self._head_gain, self._calibration = HeadGain(), Calibration()
-        uniting.warm_up()
+        union_kernels.warm_up()
         calibration.warm_up()
         whole_drafts.warm_up()
         self.states, own = KeptStates(head.head, head.target), head_needs(head.head)

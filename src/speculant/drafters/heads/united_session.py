@@ -26,7 +26,7 @@ from speculant.core.engine import MAX_NODES
 from speculant.core.tree import DraftTree, Float64, Int32
 from speculant.drafters.heads.head_gain import HeadGain
 from speculant.drafters.heads.session import HeadSession
-from speculant.drafters.heads.uniting import Candidates, follow, learn, unite
+from speculant.drafters.heads.union_kernels import Candidates, follow, learn, unite
 from speculant.drafters.models.mixture import Mixture
 
 FIRST_WEIGHTS = (0.5, 0.9, 0.6, 0.0, -0.3)
