@@ -29,13 +29,13 @@ from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.heads.head import Head, HeadState, TargetParts
 from speculant.drafters.heads.hydra.head import HydraHead, HydraShape
 from speculant.drafters.heads.layers import LayerShape
-from speculant.drafters.heads.lookahead.head import LookaheadHead
 from speculant.drafters.heads.medusa.head import MedusaHead, MedusaShape
 from speculant.drafters.heads.mlp.head import MLPHead, MLPShape
 from speculant.drafters.heads.mtp.head import MtpHead
 from speculant.drafters.heads.mtp.module import MtpModule
 from speculant.drafters.heads.p_eagle.head import PEagleHead
 from speculant.drafters.heads.pard.head import PardHead
+from speculant.drafters.heads.pass_.head import PaSSHead
 from speculant.drafters.heads.specdec.head import SpecDecHead
 from speculant.drafters.heads.target_layer import FULL
 from speculant.engines.hf.engine import HFEngine
@@ -147,7 +147,7 @@ BUILDERS: Mapping[str, Callable[[TargetParts], Any]] = {  # by kind
     ),
     "pard": pard,
     "glide": lambda target: GlideHead(layer_of(target), target_cross_shape(target), vocabulary=target.vocabulary),
-    "pass": lambda target: LookaheadHead(DEPTH - 1, target.hidden_size, vocabulary=target.vocabulary),
+    "pass": lambda target: PaSSHead(DEPTH - 1, target.hidden_size, vocabulary=target.vocabulary),
     "specdec": specdec,
     "exit": lambda target: ExitHead(layer_of(target), exit_layer=1),
 }

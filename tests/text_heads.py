@@ -9,7 +9,7 @@ from models import VOCABULARY
 from speculant.drafters.heads.glide.cross import target_cross_shape
 from speculant.drafters.heads.glide.head import GlideHead
 from speculant.drafters.heads.layers import LayerShape
-from speculant.drafters.heads.lookahead.head import LookaheadHead
+from speculant.drafters.heads.pass_.head import PaSSHead
 from speculant.drafters.heads.specdec.head import SpecDecHead
 
 SHAPE = LayerShape(hidden=24, inner=40, heads=3, kv_heads=3, head_dim=8)
@@ -22,9 +22,9 @@ def glide_head(parts: Any) -> GlideHead:
     return head.eval()
 
 
-def lookahead_head(size: int = 32) -> LookaheadHead:
+def pass_head(size: int = 32) -> PaSSHead:
     """Return a head of three learned embeddings of a hidden size."""
-    head = LookaheadHead(3, size, vocabulary=VOCABULARY)
+    head = PaSSHead(3, size, vocabulary=VOCABULARY)
     random_weights(head)
     return head.eval()
 

@@ -15,12 +15,12 @@ from speculant.drafters.heads.exit import EXIT
 from speculant.drafters.heads.glide import GLIDE
 from speculant.drafters.heads.hydra import HYDRA, HYDRA_PLUS
 from speculant.drafters.heads.kind import HeadKind
-from speculant.drafters.heads.lookahead import PASS
 from speculant.drafters.heads.medusa import MEDUSA
 from speculant.drafters.heads.mlp import MLP
 from speculant.drafters.heads.mtp import MTP
 from speculant.drafters.heads.p_eagle import P_EAGLE
 from speculant.drafters.heads.pard import PARD
+from speculant.drafters.heads.pass_ import PASS
 from speculant.drafters.heads.specdec import SPECDEC
 
 HEAD_KINDS: tuple[HeadKind, ...] = (

@@ -11,16 +11,16 @@ from block_heads import check_training, lent_cache, overfit, target_of, train_ba
 from speculant.api.heads import open_head
 from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.glide.recipe import GlideRecipe
-from speculant.drafters.heads.lookahead.recipe import LookaheadRecipe
+from speculant.drafters.heads.pass_.recipe import PaSSRecipe
 from speculant.drafters.heads.specdec.recipe import SpecDecRecipe
 from speculant.training.kinds import find_kind
-from text_heads import glide_head, lookahead_head, specdec_head
+from text_heads import glide_head, pass_head, specdec_head
 
 
-def recipe_of(name: str, parts: object) -> GlideRecipe | LookaheadRecipe | SpecDecRecipe:
+def recipe_of(name: str, parts: object) -> GlideRecipe | PaSSRecipe | SpecDecRecipe:
     if name == "glide":
         return GlideRecipe(glide_head(parts), depth=3)
-    return LookaheadRecipe(lookahead_head()) if name == "pass" else SpecDecRecipe(specdec_head())
+    return PaSSRecipe(pass_head()) if name == "pass" else SpecDecRecipe(specdec_head())
 
 
 @pytest.mark.parametrize("name", ["glide", "pass", "specdec"])

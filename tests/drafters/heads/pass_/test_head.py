@@ -13,9 +13,9 @@ from speculant.core.errors import UnsupportedError
 from speculant.drafters.heads.checkpoints.checkpoint import read_checkpoint
 from speculant.drafters.heads.checkpoints.formats import FORMATS, load_head
 from speculant.drafters.heads.drafter import LoadedHead
-from speculant.drafters.heads.lookahead.checkpoint import save
-from speculant.drafters.heads.lookahead.head import LookaheadHead
-from text_heads import lookahead_head
+from speculant.drafters.heads.pass_.checkpoint import save
+from speculant.drafters.heads.pass_.head import PaSSHead
+from text_heads import pass_head
 
 TEXT = torch.tensor([5, 7, 9, 11, 13, 8])
 
@@ -23,7 +23,7 @@ TEXT = torch.tensor([5, 7, 9, 11, 13, 8])
 def test_is_the_formula() -> None:
     """Guards the pass: the model over the text's embeddings with the learned ones behind them; nothing stays."""
     model, parts = target_of()
-    head, cache = lookahead_head(), lent_cache(model, TEXT[:-1])
+    head, cache = pass_head(), lent_cache(model, TEXT[:-1])
     state = head.open_text(TEXT[:1].tolist(), parts, cache)
     with torch.no_grad():
         state.extend(torch.empty(5, 0, 0), TEXT[1:])
@@ -40,7 +40,7 @@ def test_is_the_formula() -> None:
 def test_greedy_text_is_the_target_s(name: str) -> None:
     """Guards losslessness; the first token of a draft is the target's own, so every round yields two at least."""
     model, parts = target_of(name)
-    speculator = check_greedy(model, LoadedHead(lookahead_head(), parts, "pass", "pass"), nodes=3)
+    speculator = check_greedy(model, LoadedHead(pass_head(), parts, "pass", "pass"), nodes=3)
     stats = speculator.generate(TEXT.tolist(), max_new_tokens=21, temperature=0).stats
     assert stats.mat >= 1.9
 
@@ -48,7 +48,7 @@ def test_greedy_text_is_the_target_s(name: str) -> None:
 def test_sampling_accepts_the_first_token() -> None:
     """Guards q of the first token, which is p: it is accepted wherever probabilities are compared."""
     model, parts = target_of()
-    head = LoadedHead(lookahead_head(), parts, "pass", "pass")
+    head = LoadedHead(pass_head(), parts, "pass", "pass")
     speculator = Speculator.from_transformers(model, head=head, verifier="speculative-sampling", nodes=1, fast=False)
     assert speculator.generate(TEXT.tolist(), max_new_tokens=21, temperature=1.0, seed=3).stats.mat >= 1.9
 
@@ -57,7 +57,7 @@ def test_accelerated_passes() -> None:
     """Guards the view where the library's own code runs the layers."""
     model, parts = target_of()
     speculator = Speculator.from_transformers(
-        model, head=LoadedHead(lookahead_head(), parts, "pass", "pass"), nodes=3, fast=True
+        model, head=LoadedHead(pass_head(), parts, "pass", "pass"), nodes=3, fast=True
     )
     want = model.generate(TEXT[None], max_new_tokens=10, do_sample=False)[0, len(TEXT) :].tolist()
     assert list(speculator.generate(TEXT.tolist(), max_new_tokens=10, temperature=0).ids) == want
@@ -66,12 +66,12 @@ def test_accelerated_passes() -> None:
 def test_checkpoint(tmp_path: Path) -> None:
     """Guards the layout: found, loaded and saved; a head of another hidden size is refused."""
     _, parts = target_of()
-    head = lookahead_head()
+    head = pass_head()
     save(head, tmp_path, parts)
     assert [each.kind for each in FORMATS if each.matches(read_checkpoint(tmp_path))] == ["pass"]
     loaded = load_head(tmp_path, parts)
-    assert isinstance(loaded.head, LookaheadHead)
+    assert isinstance(loaded.head, PaSSHead)
     assert torch.equal(loaded.head.look_ahead, head.look_ahead)
-    save(lookahead_head(16), tmp_path, parts)
+    save(pass_head(16), tmp_path, parts)
     with pytest.raises(UnsupportedError, match="size 16"):
         load_head(tmp_path, parts)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from speculant.drafters.heads.checkpoints.checkpoint import Checkpoint, load_weights
 from speculant.drafters.heads.checkpoints.fitting import check_hidden_size, check_vocabulary
 from speculant.drafters.heads.head import TargetParts
-from speculant.drafters.heads.lookahead.head import LookaheadHead
+from speculant.drafters.heads.pass_.head import PaSSHead
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -18,17 +18,17 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "look_ahead" in checkpoint.tensors
 
 
-def load(checkpoint: Checkpoint, target: TargetParts) -> LookaheadHead:
+def load(checkpoint: Checkpoint, target: TargetParts) -> PaSSHead:
     """Return the head; raises the same errors as `load_head`."""
     count, size = checkpoint.tensors["look_ahead"].shape
     check_hidden_size(checkpoint, target, size)
     check_vocabulary(checkpoint, target, int(checkpoint.value("vocab_size")))
-    head = LookaheadHead(count, size, vocabulary=target.vocabulary)
+    head = PaSSHead(count, size, vocabulary=target.vocabulary)
     load_weights(head, checkpoint, checkpoint.tensors)
     return head
 
 
-def save(head: LookaheadHead, folder: Path, target: TargetParts) -> None:
+def save(head: PaSSHead, folder: Path, target: TargetParts) -> None:
     """Write a head's config and weights into a folder."""
     count, size = head.look_ahead.shape
     config = {"architectures": ["LookaheadEmbeddings"], "hidden_size": size, "vocab_size": target.vocabulary}

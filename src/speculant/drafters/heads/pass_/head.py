@@ -20,7 +20,7 @@ from speculant.drafters.heads.block import TextBlockState, UnconditionedBlockHea
 from speculant.drafters.heads.head import HeadState, TargetParts, TextHead
 
 
-class LookaheadHead(nn.Module, UnconditionedBlockHead, TextHead):
+class PaSSHead(nn.Module, UnconditionedBlockHead, TextHead):
     """The embeddings."""
 
     taps = ()
@@ -41,13 +41,13 @@ class LookaheadHead(nn.Module, UnconditionedBlockHead, TextHead):
     def open_text(self, tokens: Sequence[int], target: TargetParts, cache: TargetCache | None) -> HeadState:
         if cache is None:
             raise UnsupportedError("look-ahead embeddings draft with the target itself, but were not given its cache.")
-        return LookaheadState(self, tokens, cache)
+        return PaSSState(self, tokens, cache)
 
 
-class LookaheadState(TextBlockState):
+class PaSSState(TextBlockState):
     """State of one text, on the target's own cache, which already contains it."""
 
-    def __init__(self, head: LookaheadHead, tokens: Sequence[int], cache: TargetCache) -> None:
+    def __init__(self, head: PaSSHead, tokens: Sequence[int], cache: TargetCache) -> None:
         super().__init__(tokens)
         self._head, self._cache = head, cache
 

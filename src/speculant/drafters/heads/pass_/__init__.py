@@ -10,8 +10,8 @@ PASS = HeadKind(
         Layout(
             name="PaSS",
             method="pass",
-            matches="speculant.drafters.heads.lookahead.checkpoint:matches",
-            load="speculant.drafters.heads.lookahead.checkpoint:load",
+            matches="speculant.drafters.heads.pass_.checkpoint:matches",
+            load="speculant.drafters.heads.pass_.checkpoint:load",
         ),
     ),
     methods=(
@@ -26,10 +26,10 @@ PASS = HeadKind(
         ),
     ),
     training=HeadTraining(
-        build="speculant.drafters.heads.lookahead.recipe:new_lookahead",
+        build="speculant.drafters.heads.pass_.recipe:new_pass",
         options={"count": 4},
-        recipe="speculant.drafters.heads.lookahead.recipe:LookaheadRecipe",
-        save="speculant.drafters.heads.lookahead.checkpoint:save",
+        recipe="speculant.drafters.heads.pass_.recipe:PaSSRecipe",
+        save="speculant.drafters.heads.pass_.checkpoint:save",
         depth=5,
         loss="ce",
         lr=0.01,

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.head import TargetParts, TargetPasses
-from speculant.drafters.heads.lookahead.head import LookaheadHead
+from speculant.drafters.heads.pass_.head import PaSSHead
 from speculant.drafters.heads.training.depths import anchor_target, depth_output
 from speculant.drafters.heads.training.recipe import DepthOutput, Recipe, TrainBatch
 
 
-class LookaheadRecipe(Recipe):
+class PaSSRecipe(Recipe):
     """See `drafters.heads.training.recipe.Recipe`. The first depth is the target's own, without a gradient."""
 
-    def __init__(self, head: LookaheadHead, depth: int | None = None) -> None:
+    def __init__(self, head: PaSSHead, depth: int | None = None) -> None:
         """Set the head; `depth` None trains all its embeddings."""
         if depth is not None and not 2 <= depth <= head.depth:
             raise UsageError(
@@ -43,7 +43,7 @@ class LookaheadRecipe(Recipe):
 
     def _text(self, ids: Tensor, rows: Tensor, target: TargetPasses) -> Tensor:
         """Return the logits [a, L, V] of the look-ahead rows after the anchors of one text."""
-        assert isinstance(self.head, LookaheadHead)
+        assert isinstance(self.head, PaSSHead)
         count, length = self.depth - 1, len(ids)
         further = self.head.look_ahead[:count]
         embeddings = target.embed(ids).detach()
@@ -59,9 +59,9 @@ class LookaheadRecipe(Recipe):
         return output[0, length:].reshape(len(rows), count, -1)
 
 
-def new_lookahead(target: TargetParts, *, count: int = 4) -> LookaheadHead:
+def new_pass(target: TargetParts, *, count: int = 4) -> PaSSHead:
     """Return `count` look-ahead embeddings, which start as the mean of the target's embeddings, plus noise."""
-    head = LookaheadHead(count, target.hidden_size, vocabulary=target.vocabulary)
+    head = PaSSHead(count, target.hidden_size, vocabulary=target.vocabulary)
     with torch.no_grad():
         table = target.embed(torch.arange(target.vocabulary, device=target.projection().device))
         noise = torch.randn(head.look_ahead.shape) * table.std().cpu()
