@@ -21,6 +21,7 @@ from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from exits import compare
@@ -110,7 +111,7 @@ def acceptance(texts: list[Text], skipped: Sublayers, count: int) -> float:
     """Return the share of greedy tokens that the rest of the model predicts."""
     run, matched, drafted = without(skipped, count), 0, 0
     for cache, tokens in texts:
-        predicted = cache.reread(len(tokens) - 1, run).logits.argmax(-1).tolist()
+        predicted = cache.reread(np.array(tokens[:-1], np.int32), run).logits.argmax(-1).tolist()
         matched += sum(a == b for a, b in zip(predicted, tokens[1:], strict=True))
         drafted += len(predicted)
     return matched / drafted

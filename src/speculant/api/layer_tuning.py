@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import numpy as np
+
 from speculant.api.requests import Prompt
 from speculant.api.result import Stream
 from speculant.api.speculator import Speculator
@@ -170,7 +172,7 @@ def _acceptance(texts: list[tuple[TargetCache, list[int]]], layers: Sublayers) -
     """Return the share of tokens, excluding the first of each text, that these sublayers predict."""
     matched = drafted = 0
     for cache, tokens in texts:
-        predicted = cache.reread(len(tokens) - 1, layers).logits.argmax(-1).tolist()
+        predicted = cache.reread(np.array(tokens[:-1], np.int32), layers).logits.argmax(-1).tolist()
         matched += sum(a == b for a, b in zip(predicted, tokens[1:], strict=True))
         drafted += len(predicted)
     return matched / drafted

@@ -165,7 +165,7 @@ class TargetCache(Protocol):
     @property
     def rereads(self) -> bool:
         """Whether committed tokens can be read again; see `reread`."""
-        return True
+        return False
 
     def watch_prompt(self, take: Callable[[int, EngineArray], None]) -> None:
         """Register a callback for the logits of all prompt rows; must be called before `prefill`.
@@ -242,18 +242,24 @@ class TargetCache(Protocol):
         """
         raise UnsupportedError("this engine's passes read their whole cache; use a method such as 'mix'.")
 
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
-        """Run the last `count` committed tokens again through some layers or sublayers, without changing the cache.
+    def reread(self, tokens: Int32, layers: Sequence[int] | Sublayers) -> Pass:
+        """Run the last committed tokens again through some layers or sublayers, without changing the cache.
 
         Each token attends to the cached tokens before the reread ones, and to the reread ones. The Pass has a row for
         each token: what the subset of layers would have drafted after it.
 
+        Args:
+            tokens: Int32[n], the last n committed tokens; the caller keeps the text, the cache only its rows.
+            layers: the decoder layers to run, in order, or sublayers of them.
+
         Raises:
             OutOfMemoryError: the device is full.
+            ValueError: a token is not one of the model.
             UsageError: fewer tokens are committed, there are uncommitted rows, or the cache has been used elsewhere in
                 the meantime.
             UnsupportedError: these layers or sublayers cannot be run alone on this model.
         """
+        raise UnsupportedError("single layers of this model cannot be run on this engine; use a method such as 'mix'.")
 
     def check(self, draft: DraftTree) -> None:
         """Check that the next pass can verify a draft, before the draft joins a pass of several sequences.

@@ -77,9 +77,6 @@ class RecordedCache(TargetCache):
     ) -> Pass:
         return Pass(logits=None)
 
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
-        return Pass(logits=None)
-
     def check(self, draft: DraftTree) -> None:
         pass
 

@@ -275,7 +275,7 @@ def test_what_llama_cpp_does_not_do_is_refused(engine: Any) -> None:
     for call in (
         lambda: cache.forward(row, root, layers=[0]),
         lambda: cache.forward(row, root, embeddings=torch.zeros(1, 4)),
-        lambda: cache.reread(1, [0]),
+        lambda: cache.reread(row, [0]),
         lambda: cache.forward(row, root, needs=RequestedOutputs(hidden_layers=(0,))),
         lambda: cache.layer_rows(0),
         lambda: engine.open(torch.tensor([PROMPT]), padding=torch.tensor([[0, 1, 1, 1, 1, 1]])),

@@ -149,7 +149,7 @@ class SWIFTSession(LayerSession):
 
     def _score(self, skipped: Sublayers) -> float:
         """Return the share of the window's tokens that the target drafts correctly without these sublayers."""
-        window = self._settings.window
+        window, following = np.array(self._recent[:-1], np.int32), self._recent[1:]
         logits = self._lent.target.reread(window, self._search.without(skipped)).logits
         drafted: list[int] = logits.argmax(-1).tolist()
-        return sum(a == b for a, b in zip(drafted, self._recent[1:], strict=True)) / window
+        return sum(a == b for a, b in zip(drafted, following, strict=True)) / len(window)

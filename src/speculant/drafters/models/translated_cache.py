@@ -112,9 +112,6 @@ class TranslatedCache(TargetCache):
         self._rows, self._full = rows, self._full or full
         return self._pass(torch.cat([row.logits for row in new]))
 
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
-        raise UnsupportedError("a draft model with another tokenizer reads all layers, and each token once.")
-
     def check(self, draft: DraftTree) -> None:
         self._check_tokens(draft.tokens)
 

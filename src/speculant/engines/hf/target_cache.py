@@ -79,7 +79,7 @@ class HFTargetCache(PromptedCache):
         self._waiting = WaitingRows(runner, self)  # see `read_exit`
         self._plain = False  # whether all one-token passes are the model's own
         self._foreign = False  # whether rows have tokens outside the model's vocabulary
-        self._text: list[int] = []  # tokens of all rows after the prompt
+        self._text: list[int] = []  # tokens of the rows after the prompt, if the model may read the text anew
 
     @property
     def uncommitted(self) -> int:
@@ -160,7 +160,7 @@ class HFTargetCache(PromptedCache):
             raise UnsupportedError(reason)
         return HFSparseCache(self._runner, self, budget)
 
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
+    def reread(self, tokens: Int32, layers: Sequence[int] | Sublayers) -> Pass:
         self._check_cache()
         self._check_masks()
         if self._runner.capabilities.states:
@@ -169,12 +169,13 @@ class HFTargetCache(PromptedCache):
             )
         if len(self._rows):
             raise UsageError("the cache has rows that were neither kept nor dropped; roll it back first.")
+        check_tokens(tokens, self._runner.capabilities.vocabulary)
+        count = len(tokens)
         if not 0 < count <= self._length:
             raise UsageError(f"{count} tokens cannot be read again; {self._length} are committed.")
         rows = DraftRows().grown(np.arange(-1, count - 1))
         positions = rows.depths + (self.position - count - 1)
-        ids = [*self._prompt.ids[0].tolist(), *self._text][self._length - count : self._length]
-        new = NewRows(np.array(ids, np.int64), positions, self._mask(rows, 0, again=count), rows)
+        new = NewRows(tokens.astype(np.int64), positions, self._mask(rows, 0, again=count), rows)
         try:
             return finish_pass(self._run(new, NO_OUTPUTS, Sublayers.of(layers)), NO_OUTPUTS)
         finally:
@@ -200,7 +201,9 @@ class HFTargetCache(PromptedCache):
         if not self._runner.acceleration.keep(self.cache, self._length, kept):
             with out_of_memory(f"{self._length} cached tokens"):
                 keep_rows(self.cache, self._length, kept)
-        self._text[self._count_committed() :] = [self._text[self._count_committed() + row] for row in kept]
+        if self._text:
+            own = self._count_committed()
+            self._text[own:] = [self._text[own + row] for row in kept]
         self._length, self._rows, self._layers = self._length + len(kept), DraftRows(), None
         self._foreign = False
 
@@ -290,7 +293,8 @@ class HFTargetCache(PromptedCache):
     def appended(self, new: NewRows, layers: Sublayers | None = None) -> None:
         """Record that a pass through these sublayers has appended the rows."""
         self._rows, self._layers = new.rows, layers
-        self._text += new.ids.tolist()
+        if self._runner.capabilities.rope_rereads:
+            self._text += new.ids.tolist()
 
     def drop_partial(self) -> None:
         """Drop what a failed pass has appended to some layers."""

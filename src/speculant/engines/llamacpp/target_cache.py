@@ -164,13 +164,13 @@ class LlamaTargetCache(TargetCache):
         embeddings: EngineArray = None,
     ) -> Pass:
         if layers is not None or embeddings is not None:
-            raise _no_layers()
+            raise UnsupportedError(
+                "llama.cpp runs all layers of a model or none, so a part of them cannot draft. Use a method that runs "
+                "all layers, such as 'mix', or the model in transformers' format."
+            )
         check_needs(needs, trees=self.trees)
         self.check_tokens(tokens)
         return finish_pass(self.run(tokens, parents, [self.text]), needs)
-
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
-        raise _no_layers()
 
     def check(self, draft: DraftTree) -> None:
         self._check_text()
@@ -277,10 +277,3 @@ def check_needs(needs: RequestedOutputs, *, trees: bool) -> None:
             "llama.cpp returns no hidden states of decoder layers, which this method drafts from. Use a method "
             "without a trained head, such as 'mix', or the model in transformers' format."
         )
-
-
-def _no_layers() -> UnsupportedError:
-    return UnsupportedError(
-        "llama.cpp runs all layers of a model or none, so a part of them cannot draft. Use a method that runs all "
-        "layers, such as 'mix', or the model in transformers' format."
-    )

@@ -200,7 +200,7 @@ def test_what_states_cannot_do_is_refused() -> None:
     """Guards messages: tokens read again through some layers, and rows beside an own pass."""
     sequence = opened(engine_of("qwen3_5_text"), IDS)
     with pytest.raises(UnsupportedError, match="rolled back"):
-        sequence.reread(3, [0])
+        sequence.reread(np.array([1, 2, 3], np.int32), [0])
     sequence.forward(np.array([7], np.int32), np.array([-1], np.int32))
     with pytest.raises(UsageError, match="in one pass"):
         sequence.forward(np.array([8, 9], np.int32), np.array([-1, 0], np.int32))

@@ -113,8 +113,8 @@ def test_attention_and_mlp_are_left_out_separately(name: str, fast: bool) -> Non
     hidden = torch.cat([each.hidden for each in pieces])[:, 0]
     torch.testing.assert_close(hidden, expected.hidden_states[2][0], atol=1e-4, rtol=1e-4)
     cache.rollback()
-    found, again = cache.reread(3, run).logits, opened(HFEngine(model), IDS[:, :9])
     left = IDS[0, 9:].numpy().astype(np.int32)
+    found, again = cache.reread(left, run).logits, opened(HFEngine(model), IDS[:, :9])
     torch.testing.assert_close(found, again.forward(left, parents, layers=run).logits, atol=1e-4, rtol=1e-4)
 
 
@@ -186,10 +186,11 @@ def test_committed_tokens_are_read_again(name: str, attention: str, layers: list
     for token in (4, 9, 30):
         cache.forward(np.array([token], np.int32), np.array([-1], np.int32))
         cache.keep([0])
+    text = np.array([*IDS[0].tolist(), 4, 9, 30], np.int32)
     with torch.no_grad():
-        expected = shallow(torch.tensor([[*IDS[0].tolist(), 4, 9, 30]])).logits[0]
+        expected = shallow(torch.from_numpy(text)[None].long()).logits[0]
     for count in (1, 2, 5, 15):
-        found = cache.reread(count, layers).logits
+        found = cache.reread(text[-count:], layers).logits
         torch.testing.assert_close(found, expected[-count:], atol=1e-4, rtol=1e-4)
     assert {layer.get_seq_length() for layer in cache.cache.layers} == {cache.length} == {15}
     whole, plain = cache.forward(np.array([7], np.int32), np.array([-1], np.int32)), opened(engine, IDS)
@@ -202,8 +203,9 @@ def test_padded_texts_are_read_again() -> None:
     """Guards the mask and the positions of a reread behind padding."""
     engine, padding = HFEngine(deep_model("llama")), torch.tensor([[0, 0, 0, *[1] * 12]])
     padded = torch.cat([torch.zeros((1, 3), dtype=torch.long), IDS], dim=1)
-    found = opened(engine, padded, padding=padding).reread(5, [0, 2])
-    torch.testing.assert_close(found.logits, opened(engine).reread(5, [0, 2]).logits, atol=1e-4, rtol=1e-4)
+    last = IDS[0, -5:].numpy().astype(np.int32)
+    found = opened(engine, padded, padding=padding).reread(last, [0, 2])
+    torch.testing.assert_close(found.logits, opened(engine).reread(last, [0, 2]).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_what_cannot_be_read_again() -> None:
@@ -211,12 +213,12 @@ def test_what_cannot_be_read_again() -> None:
     cache = opened(HFEngine(deep_model("llama")))
     for count in (0, 13):
         with pytest.raises(UsageError, match="12 are committed"):
-            cache.reread(count, [0])
+            cache.reread(np.full(count, 3, np.int32), [0])
     cache.forward(np.array([4], np.int32), np.array([-1], np.int32))
     with pytest.raises(UsageError, match="neither kept nor dropped"):
-        cache.reread(2, [0])
+        cache.reread(np.array([3, 4], np.int32), [0])
     with pytest.raises(UnsupportedError, match="takes no explicit masks"):
-        opened(HFEngine(deep_model("bloom"))).reread(2, [0])
+        opened(HFEngine(deep_model("bloom"))).reread(np.array([3, 4], np.int32), [0])
 
 
 def test_layers_that_were_exchanged_are_found_again() -> None:

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs, TargetCache
 from speculant.core.errors import ModelError, UnsupportedError
-from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.forward_pass import decode_mode, out_of_memory
@@ -27,7 +26,7 @@ from speculant.engines.hf.sampling.generate_capture import GenerateCall
 from speculant.engines.hf.views.model_view import twin
 
 
-class PlainTargetCache:
+class PlainTargetCache(TargetCache):
     """A sequence of one row, [1, T]; see `core.engine.TargetCache`. Not thread-safe."""
 
     cache = None  # later turns cannot reuse a state that cannot be cropped
@@ -35,7 +34,6 @@ class PlainTargetCache:
     uncommitted = 0  # rows to roll back
     trees = False
     joins = False
-    rereads = False
     shares_prefixes = False
     media = None
 
@@ -138,15 +136,6 @@ class PlainTargetCache:
 
     def release(self) -> None:
         self._kwargs, self._given, self._first, self._next = {}, {}, None, None
-
-    def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        raise UnsupportedError("keys and values of single layers cannot be read on this model.")
-
-    def open_sparse(self, budget: RowBudget) -> SparseCache:
-        raise UnsupportedError("passes of this model read their whole cache.")
-
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
-        raise UnsupportedError("single layers of this model cannot be run.")
 
     def _read(self, run: Callable[[], Any], total: int) -> Tensor:
         """Run a pass and return the logits [R, V] of its last rows; if it fails, no further pass can run."""

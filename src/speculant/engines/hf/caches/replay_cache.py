@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs, check_path
+from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs, TargetCache, check_path
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.sparse_cache import RowBudget, SparseCache
 from speculant.core.sublayers import Sublayers
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.draft_rows import DraftRows
@@ -41,13 +40,12 @@ SHARED = ("config", "layer_class_to_replicate")
 REPLACED = ("keys", "values", "indexer_keys", "compressed_kv", "buffer_kv", "buffer_gate")  # never written in place
 
 
-class ReplayTargetCache:
+class ReplayTargetCache(TargetCache):
     """A sequence, [1, T]; see `core.engine.TargetCache`. Not thread-safe."""
 
     cache = None  # later turns cannot reuse a state that lags behind the text
     trees = False
     joins = False
-    rereads = False
     shares_prefixes = False
     media = None
 
@@ -194,15 +192,6 @@ class ReplayTargetCache:
 
     def begin_with(self, cache: Any) -> None:
         raise UnsupportedError("a prompt of this model cannot begin with rows of another.")
-
-    def layer_rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        raise UnsupportedError("keys and values of single layers cannot be read on this model; use another head.")
-
-    def open_sparse(self, budget: RowBudget) -> SparseCache:
-        raise UnsupportedError("passes of this model read their whole cache.")
-
-    def reread(self, count: int, layers: Sequence[int] | Sublayers) -> Pass:
-        raise UnsupportedError("single layers of this model cannot be run.")
 
 
 def copy_writable(held: Any, name: str = "", known: dict[int, Any] | None = None) -> Any:
