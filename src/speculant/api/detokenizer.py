@@ -34,9 +34,8 @@ class Detokenizer:
         """Start after the tokens `before`, whose text is not emitted."""
         self._tokenizer, self._special = tokenizer, special
         self.marks: Mapping[int, str] = {}
-        self._ids = list(before)
-        self._start = 0  # decoding starts here, so that pieces are spaced as within the text
-        self._done = len(self._ids)  # number of tokens whose text was emitted
+        self._ids = list(before)  # the last tokens: decoding starts here, so that pieces are spaced as within the text
+        self._done = len(self._ids)  # number of these whose text was emitted
 
     def push(self, token: int) -> str:
         """Add a token and return the text that it completes."""
@@ -44,8 +43,7 @@ class Detokenizer:
             self._ids.append(token)
             return self._release(final=False)
         text = self.flush() + self.marks[token]
-        self._ids.append(token)
-        self._start, self._done = len(self._ids) - 1, len(self._ids)
+        self._ids, self._done = [token], 1
         return text
 
     def push_end(self, token: int) -> str:
@@ -58,14 +56,15 @@ class Detokenizer:
 
     def _release(self, *, final: bool) -> str:
         if self._tokenizer is None:
+            self._ids = []
             return ""
-        before = self._decode(self._ids[self._start : self._done])
-        text = self._decode(self._ids[self._start :])
+        before, text = self._decode(self._ids[: self._done]), self._decode(self._ids)
         if len(text) <= len(before) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
             return ""
-        self._start, self._done = self._done, len(self._ids)
         new = text[len(before) :]
         joined = not self._special.spaced and len(self._ids) > 1 and all(map(self._is_special, self._ids[-2:]))
+        del self._ids[: self._done]
+        self._done = len(self._ids)
         return new.removeprefix(" ") if joined else new
 
     def _decode(self, ids: list[int]) -> str:
