@@ -56,7 +56,7 @@ class Sequence:
             complete once the first token of the text is committed.
         filter: rules out drafted tokens that cannot follow; None for none.
         plain: whether it is decoded without drafts, whatever the method, and teaches the drafter nothing.
-        untaught: tokens committed during a pause of drafting, which its session learns at the end of the pause.
+        untaught: number of its last tokens that its session learns only at the end of a pause of drafting.
         crowded: whether there was no room for a drafting pass, so that the rest is decoded without drafts.
         late: time that its sizing took to learn from the last round, in seconds of the work clock, which counts as
             drafting time of the next one.
@@ -96,7 +96,7 @@ class Sequence:
         self.error: BaseException | None = None
         self.began: float | None = None
         self.plain = plain
-        self.untaught: list[int] = []
+        self.untaught = 0
         self.late = 0.0
         self.crowded = False
         self.rounds: list[Round] | None = [] if watched else None
@@ -164,8 +164,9 @@ class Sequence:
         self.cache.keep([0, *(node + 1 for node in walk.path)])  # last: if interrupted, the text may exceed its cache
 
     def teach(self, verified: Verified) -> None:
-        """Let its session learn from a round, and from a pause before it."""
-        self._end_pause()
+        """Let its session learn from the last round, and from a pause before it."""
+        if self.untaught:
+            self._end_pause(len(self.sources) - len(verified.tokens))
         if self.session is not None:
             self.session.observe(verified)
 
@@ -186,8 +187,8 @@ class Sequence:
     def close(self) -> None:
         """Close its session, once; the drafter and the sizing policy keep what they learned."""
         try:
-            if self.error is None:
-                self._end_pause()
+            if self.untaught and self.error is None:
+                self._end_pause(len(self.sources))
         finally:
             session, self.session = self.session, None
             if session is not None and self.sizing is not None and self.error is None:
@@ -195,7 +196,8 @@ class Sequence:
             if session is not None:
                 session.close()
 
-    def _end_pause(self) -> None:
-        if self.untaught and self.session is not None:
-            tokens, self.untaught = np.array(self.untaught, np.int32), []
-            self.session.follow(tokens)
+    def _end_pause(self, end: int) -> None:
+        """Let its session learn the tokens of a pause, which are the last ones before the token at `end`."""
+        start, self.untaught = end - self.untaught, 0
+        if self.session is not None:
+            self.session.follow(np.array(self.sampler.tokens[start:end], np.int32))

@@ -265,7 +265,7 @@ def _commit(walked: Walked, parts: DecodingComponents) -> tuple[list[tuple[Seque
         try:
             sequence.commit(done, result)
             if needs.rests(_state(sequence).rest):
-                sequence.untaught += done.walk.tokens
+                sequence.untaught += len(done.walk.tokens)
             else:
                 began = parts.work_clock()
                 sequence.teach(make_verified(done.draft, done.walk, result))
