@@ -150,11 +150,16 @@ def _propose(
 ) -> None:
     """Set the entries of `proposed` to the drafts of sequences that are not plain; None if the drafter failed."""
     places, asked = list[int](), list[Budget]()
+    trees, queries = parts.engine.capabilities.trees and parts.verifier.trees, parts.drafter.needs.queries
     for place, (sequence, maximum) in enumerate(zip(sequences, nodes, strict=True)):
-        budget = _budget(sequence, maximum, branches, parts) if maximum and sequence.depth > 0 else None
-        if budget is not None and budget.nodes > 0:
+        cache, depth = sequence.cache, sequence.depth if maximum else 0
+        most = min(maximum, cache.room - queries) if depth > 0 else 0
+        if most > 0:
+            state = _state(sequence)
             places.append(place)
-            asked.append(budget)
+            asked.append(
+                state.make_budget(nodes=most, depth=depth, trees=trees, queries=cache.depth, branches=branches)
+            )
     if not places:
         return
     drafting = [sequences[place] for place in places]
@@ -168,20 +173,6 @@ def _propose(
             drafts = [_draft_alone(each, budget, parts) for each, budget in zip(drafting, asked, strict=True)]
     for place, draft in zip(places, drafts, strict=True):
         proposed[place] = draft
-
-
-def _budget(sequence: Sequence, nodes: int, branches: int, parts: DecodingComponents) -> Budget:
-    state = _state(sequence)
-    return Budget(
-        nodes=min(nodes, max(0, sequence.cache.room - parts.drafter.needs.queries)),
-        depth=min(sequence.depth, state.depth),
-        trees=parts.engine.capabilities.trees and parts.verifier.trees,
-        queries=sequence.cache.depth,
-        branches=branches,
-        level_price=state.level_price,
-        start_price=state.start_price,
-        node_price=state.node_price,
-    )
 
 
 def _score(sequences: list[Sequence], proposed: list[DraftTree | None]) -> None:

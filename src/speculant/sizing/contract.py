@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from speculant.core.drafter import SessionRequest
+from speculant.core.drafter import Budget, SessionRequest
 from speculant.core.tree import UNLIMITED, DraftTree, Float64
 from speculant.core.verifier import Walk
 
@@ -22,29 +22,20 @@ class SizedSession(Protocol):
 
 
 class SizingState(Protocol):
-    """A policy's state of one sequence: opaque to the round, except for what the round reads before it drafts.
-
-    Attributes:
-        depth: maximum depth of this round's draft.
-        level_price, start_price, node_price: minimum gain in tokens of one more level of this round's draft, of
-            drafting by levels at all, and of one more node; see `core.drafter.Budget`.
-        rest: number of rounds without a draft that remain, including this one; 0 if this round asks for one.
-    """
+    """A policy's state of one sequence, opaque to the round."""
 
     @property
-    def depth(self) -> int: ...
+    def rest(self) -> int:
+        """Number of rounds without a draft that remain, including this one; 0 if this round asks for one."""
 
-    @property
-    def level_price(self) -> float: ...
+    def make_budget(self, *, nodes: int, depth: int, trees: bool, queries: int, branches: int) -> Budget:
+        """Return the budget of this round's draft, with the policy's own maximum depth and prices.
 
-    @property
-    def start_price(self) -> float: ...
-
-    @property
-    def node_price(self) -> float: ...
-
-    @property
-    def rest(self) -> int: ...
+        Args:
+            nodes: number of nodes that `Sizing.nodes` asked for, as far as the sequence has room.
+            depth: maximum depth for which the sequence has room.
+            trees, queries, branches: see `Budget`.
+        """
 
     def close(self) -> None:
         """Note that the text has ended: by itself, by a stop string, or since nobody waits for it."""
@@ -73,7 +64,7 @@ class Sizing(Protocol):
     def nodes(self, states: Sequence[Any]) -> list[int]:
         """Return the maximum number of nodes to ask the drafter for, for each sequence; 0 for no draft.
 
-        Also sets the maximum depth, `SizingState.depth`, and the prices of this round.
+        Also sets the maximum depth and the prices of this round, which `SizingState.make_budget` returns.
         """
 
     def trim(self, states: Sequence[Any], drafts: Sequence[DraftTree]) -> list[DraftTree]:

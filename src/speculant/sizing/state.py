@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from speculant.core.drafter import Budget
 from speculant.core.engine import MAX_NODES
 from speculant.core.tree import UNLIMITED
 from speculant.sizing.acceptance import AcceptanceModel
@@ -75,6 +76,18 @@ class SequenceSizing:
     skipped: int = 0
     paused: int = 0
     plain: bool = False
+
+    def make_budget(self, *, nodes: int, depth: int, trees: bool, queries: int, branches: int) -> Budget:
+        return Budget(
+            nodes=nodes,
+            depth=min(depth, self.depth),
+            trees=trees,
+            queries=queries,
+            branches=branches,
+            level_price=self.level_price,
+            start_price=self.start_price,
+            node_price=self.node_price,
+        )
 
     def settle(self) -> None:
         """Count the uncounted rounds of a pause, each of which committed a token."""
