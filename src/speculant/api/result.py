@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """A generated text.
+    """A generated text, copied from its sequence, since callers keep it after the request, and may change it.
 
     Attributes:
         text: the new text, without the prompt; empty without a tokenizer.
