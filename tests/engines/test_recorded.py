@@ -51,3 +51,5 @@ def test_what_a_recording_lacks_is_refused() -> None:
         RecordedEngine().forward([(RecordedCache(), 1, DraftTree.empty())], RequestedOutputs(hidden_layers=(0,)))
     with pytest.raises(UnsupportedError, match="distributions"):
         RecordedSampler(OUTPUT).distribution(0)
+    with pytest.raises(UnsupportedError, match="single layers"):
+        RecordedCache(1).reread(np.array([4], np.int32), [0])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from samplers import Branches, EnumeratingSampler, Text, enumerate_outcomes
+from speculant.core.drafter import Budget
 from speculant.core.tree import DraftTree, Proposal
 from speculant.core.verifier import Walk
 from speculant.drafters.models.tree_acceptance import LevelAcceptance
@@ -39,6 +41,18 @@ def test_a_fixed_size_is_fixed() -> None:
     sizing, tree = FixedSizing(7), chain(0.5, 0.1)
     state = sizing.open()
     assert (sizing.nodes([state]), sizing.trim([state], [tree]), sizing.reason(state)) == ([7], [tree], "")
+
+
+def test_budgets_have_the_room_of_the_text_and_the_prices_of_the_policy() -> None:
+    """Guards what a drafter is told: no more than there is room for, no deeper than asked for, and what time costs."""
+    room: dict[str, Any] = {"nodes": 5, "depth": 9, "trees": False, "queries": 3, "branches": 2}
+    assert FixedSizing(7, depth=4).open().make_budget(**room) == Budget(**room | {"depth": 4})
+    sizing = adaptive(ALIKE)
+    state = sizing.open()
+    sizing.nodes([state])
+    prices = {name: getattr(state, name) for name in ("level_price", "start_price", "node_price")}
+    assert state.make_budget(**room) == Budget(**room, **prices)
+    assert prices["node_price"] > 0
 
 
 def test_free_nodes_are_all_spent_and_expensive_ones_are_not() -> None:
