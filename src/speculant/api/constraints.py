@@ -271,12 +271,10 @@ def _is_special(tokenizer: Any, text: str) -> bool:
 def _open_tokenizer(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
     if tokenizer is None:
         raise TokenizerError("constraints need a tokenizer; give one to the speculator.")
-    from speculant.engines.llamacpp.tokenizer import GGUFTokenizer, grammar_tokenizer
-
     library = _library()
     try:
-        if isinstance(tokenizer, GGUFTokenizer):
-            return grammar_tokenizer(tokenizer, vocabulary=vocabulary, ends=ends)
+        if hasattr(tokenizer, "for_grammars"):  # of another library than transformers
+            return tokenizer.for_grammars(vocabulary=vocabulary, ends=ends)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UnsupportedError(

@@ -155,17 +155,25 @@ class GGUFTokenizer:
         bpe = self._api.llama_vocab_type(self._vocab) == self._api.LLAMA_VOCAB_TYPE_BPE
         return SimpleNamespace(decoder=_Decoder("ByteLevel" if bpe else "ByteFallback"))
 
-    @property
-    def vocab(self) -> Any:
-        """llama.cpp's pointer to the vocabulary."""
-        return self._vocab
+    def for_grammars(self, *, vocabulary: int, ends: Sequence[int]) -> Any:
+        """Return an `llguidance.LLTokenizer`; takes about a second for a large vocabulary.
 
-    @property
-    def tokenize_function(self) -> Any:
-        """llama.cpp's function that splits text."""
-        return self._api.llama_cpp._lib.llama_tokenize
+        `llguidance.llamacpp` does the same with functions that llama.cpp has deprecated.
 
-    def pieces(self) -> list[tuple[bytes, bool]]:
+        Args:
+            vocabulary: vocabulary size V of the model.
+            ends: ids of the tokens that end a text.
+        """
+        from llguidance import LLTokenizer
+
+        pieces = [_SPECIAL + piece if special else piece for piece, special in self._marked_pieces()]
+        pieces += [b""] * (vocabulary - len(pieces))
+        tokenize = ctypes.cast(self._api.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value
+        return LLTokenizer.from_llamacpp(
+            tokens=pieces, vocab_ptr=self._vocab, tokenize_fptr=tokenize, eos_token=list(ends)
+        )
+
+    def _marked_pieces(self) -> list[tuple[bytes, bool]]:
         """Return the bytes of each token, and whether it is special, in the file or as marked by the user."""
         control, own = self._api.LLAMA_TOKEN_ATTR_CONTROL, self._api.LLAMA_TOKEN_ATTR_USER_DEFINED
         found = list[tuple[bytes, bool]]()
@@ -212,23 +220,3 @@ def open_tokenizer(model: LlamaModel) -> GGUFTokenizer | None:
     """Return the tokenizer of a model; None if its file has none."""
     api = model.library.api
     return None if api.llama_vocab_type(model.vocab) == api.LLAMA_VOCAB_TYPE_NONE else GGUFTokenizer(model)
-
-
-def grammar_tokenizer(tokenizer: GGUFTokenizer, *, vocabulary: int, ends: Sequence[int]) -> Any:
-    """Return an `llguidance.LLTokenizer`; takes about a second for a large vocabulary.
-
-    `llguidance.llamacpp` does the same with functions that llama.cpp has deprecated.
-
-    Args:
-        tokenizer: tokenizer of the file.
-        vocabulary: vocabulary size V of the model.
-        ends: ids of the tokens that end a text.
-    """
-    from llguidance import LLTokenizer
-
-    pieces = [_SPECIAL + piece if special else piece for piece, special in tokenizer.pieces()]
-    pieces += [b""] * (vocabulary - len(pieces))
-    tokenize = ctypes.cast(tokenizer.tokenize_function, ctypes.c_void_p).value
-    return LLTokenizer.from_llamacpp(
-        tokens=pieces, vocab_ptr=tokenizer.vocab, tokenize_fptr=tokenize, eos_token=list(ends)
-    )
