@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from speculant.bench.systems.llamacpp import convert
 from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError
 from speculant.core.exports import ancestor_mask
 from speculant.core.tree import DraftTree
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.llamacpp.converting import convert
 from speculant.engines.llamacpp.opening import open_sequence
 
 READ_BYTES = 1 << 29

@@ -15,11 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from models import SHAPE, VOCABULARY, deep_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.tasks import TaskRequest, TaskSampling
-from speculant.bench.systems.llamacpp import LlamaCpp, check_llamacpp, convert
+from speculant.bench.systems.llamacpp import LlamaCpp, check_llamacpp
 from speculant.bench.systems.selection import parse_methods
 from speculant.bench.systems.system import SpeculantSystem
 from speculant.cli.main import main
 from speculant.core.errors import ModelError, UnsupportedError
+from speculant.engines.llamacpp.converting import convert
 from speculant.engines.llamacpp.library import load_library
 from speculant.engines.llamacpp.opening import open_sequence
 
