@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from llamacpp import make_files
-from speculant.api.engines import open_engine
+from speculant.api.engines import find_engine
 from speculant.api.gguf_engine import choose_engine
 from speculant.cli.env import environment
 from speculant.core.tree import DraftTree
@@ -84,7 +84,7 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
     }
     theirs, _ = load_gguf(path, LlamaCppOptions(threads=1, context=512, sequences=4))
     engines = {
-        name: open_engine(each, fast=None, notes=(), strict=True)[0]
+        name: find_engine(each).open(each, fast=None, notes=(), strict=True)
         for name, each in ((OWN, model), (LLAMACPP, theirs))
     }
     samples: dict[str, list[list[float]]] = {name: [[] for _ in ROWS] for name in engines}

@@ -61,24 +61,24 @@ def test_each_model_has_a_file_of_its_own() -> None:
     """What the cost depends on names the file; a broken one is as good as none."""
     speculator = Speculator.from_transformers(tiny_model("llama"), method="none")
     path = file_of(tiny_model("llama"))
-    assert stored_step_cost(speculator.engine, speculator.fast, maximum=64) is None
+    assert stored_step_cost(speculator.engine, maximum=64) is None
     assert path == file_of(tiny_model("llama"))
     assert path != file_of(tiny_model("llama").to(torch.bfloat16))
     assert path != file_of(tiny_model("qwen3"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('{"nodes": [0, 64], "seconds": [1, 2]}')
-    found = stored_step_cost(speculator.engine, speculator.fast, maximum=64)
+    found = stored_step_cost(speculator.engine, maximum=64)
     assert found is not None
     assert found.seconds.tolist() == [1, 2]
-    assert stored_step_cost(speculator.engine, speculator.fast, maximum=65) is None
+    assert stored_step_cost(speculator.engine, maximum=65) is None
     path.write_text("{")
-    assert stored_step_cost(speculator.engine, speculator.fast, maximum=64) is None
+    assert stored_step_cost(speculator.engine, maximum=64) is None
 
 
 def file_of(model: Any) -> Path:
     """Return where a model's latency is kept."""
     speculator = Speculator.from_transformers(model, method="none")
-    return step_cost_file(speculator.engine, speculator.fast)
+    return step_cost_file(speculator.engine)
 
 
 def test_decoding_by_size_gives_the_text_of_plain_decoding() -> None:
@@ -104,6 +104,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     kept = json.loads(out.read_text())
     assert kept["nodes"] == [0, 1, 2, 3, 4]
     speculator = Speculator.from_pretrained(method="none")
-    stored = stored_step_cost(speculator.engine, speculator.fast, maximum=4)
+    stored = stored_step_cost(speculator.engine, maximum=4)
     assert stored is not None
     assert stored.seconds.tolist() == kept["seconds"]

@@ -90,7 +90,7 @@ class Batch:
         self._prepare, self._parts, self._engine = prepare, parts, engine
         self._size, self._keep_caches, self.prefix_cache = size, keep_caches, prefixes
         self._sharing = PrefixSharing(prefixes, keep_caches=keep_caches)
-        chunk = prompt_chunk or (CPU_CHUNK if engine.model.device.type == "cpu" else GPU_CHUNK)
+        chunk = prompt_chunk or (CPU_CHUNK if engine.device.type == "cpu" else GPU_CHUNK)
         self._unread = PromptQueue(chunk, begin=lambda generation: self._sharing.begin(generation, self._admitted))
         if prefixes is not None:
             prefixes.attach(engine)

@@ -79,19 +79,19 @@ class Decoder:
         Raises:
             UnsupportedError: the model cannot be decoded; or, with `strict`, drafts cannot be verified on it.
         """
-        from speculant.api.engines import open_engine  # imported here, since these load transformers and the engine
-        from speculant.api.requests import Preparation
+        from speculant.api.engines import find_engine
+        from speculant.api.requests import Preparation  # imported here, since this loads transformers
         from speculant.api.sizes import Sizes, max_rows
         from speculant.api.tuning import stored_step_cost
 
         self.tokenizer, self.processor, self.drafter, self.method = tokenizer, processor, drafter, method
         self.verifier = build_verifier(method) if verifier is None else verifier
         asked = DraftingOptions() if options is None else options
-        self.engine, self._fast = open_engine(model, fast=asked.fast, notes=notes, strict=asked.strict)
+        self.engine = find_engine(model).open(model, fast=asked.fast, notes=notes, strict=asked.strict)
         chosen = check_nodes(asked.nodes)
         self.nodes = chosen if chosen is not None else 0 if method == "none" else AUTO
         self.bases = tuple(bases)
-        known = stored_step_cost(self.engine, self._fast, maximum=max_rows(drafter.needs, 1))
+        known = stored_step_cost(self.engine, maximum=max_rows(drafter.needs, 1))
         learns = isinstance(drafter, Persistent)
         self._sizes = Sizes(replace(asked, nodes=self.nodes), drafter.needs, known=known, learns=learns)
         self.last_stats: Stats | None = None
@@ -99,13 +99,16 @@ class Decoder:
 
     @property
     def model(self) -> Any:
-        """The transformers model."""
+        """The model, as an object of its engine's library."""
         return self.engine.whole
 
     @property
     def fast(self) -> CpuAcceleration:
         """The prepared model, which several speculators of one model may share."""
-        return self._fast
+        from speculant.engines.hf.cpu.accelerate import CpuAcceleration
+
+        own = self.engine.acceleration
+        return own if isinstance(own, CpuAcceleration) else CpuAcceleration()
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestKeywords]) -> Result:
         """Return the whole continuation of a prompt; the parameters are those of `stream`."""
@@ -165,7 +168,8 @@ class Decoder:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"a batch must have room for 1 request or more, not {size!r}.")
         if size > (maximum := self.engine.capabilities.sequences):
-            raise UsageError(f"llama.cpp holds {maximum} sequences, too few for a batch of {size}; raise `sequences`.")
+            held = f"{self.engine.name} holds {maximum} sequences"
+            raise UsageError(f"{held}, too few for a batch of {size}; raise `sequences`.")
         self.probe(size)
         size = min(size, self.engine.texts_at_once)
         prefixes = open_prefix_cache(prefix_cache)

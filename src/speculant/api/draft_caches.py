@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speculant.api.engines import find_engine
 from speculant.api.loading import bundled_draft_model, find_draft_model, is_bundled, load_model
 from speculant.api.options import check_model_object
 from speculant.core.drafter import EncoderSource
@@ -88,7 +89,7 @@ def default_draft_model(target: Any) -> tuple[Any, Any]:
     Returns:
         The model and its tokenizer; None and None for other targets, whose users name a draft model.
     """
-    if not (source := target.name_or_path) or not is_bundled(source):
+    if not (source := getattr(target, "name_or_path", None)) or not is_bundled(source):
         return None, None
     dtype = str(target.dtype).removeprefix("torch.")
     return load_model(str(bundled_draft_model()), dtype=dtype, device=str(target.device))
@@ -131,7 +132,7 @@ def open_draft_caches(
     else:
         model = draft_model
     check_model_object(model, draft_tokenizer)
-    encoded = has_encoder(model.config, None if target is None else target.config)
+    encoded = has_encoder(model.config, getattr(target, "config", None))
     own = model.config.get_text_config(decoder=True).vocab_size
     pair = compare_pair(tokenizer, draft_tokenizer, vocabulary=vocabulary, draft_vocabulary=own, always=text)
     note = check_pair(pair, vocabulary=vocabulary, draft_vocabulary=own, text=text, every=every)
@@ -183,7 +184,7 @@ def drafts_of(method: Method, model: Any, tokenizer: Any, draft_model: Any, draf
     return [
         open_draft_caches(
             each,
-            model.config.get_text_config(decoder=True).vocab_size,
+            find_engine(model).vocabulary(model),
             tokenizer=tokenizer,
             draft_tokenizer=its,
             target=model,

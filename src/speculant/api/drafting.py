@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.bases import open_bases
+from speculant.api.engines import check_engine_can, find_engine
 from speculant.api.loading import bundled_head_folder, means_bundled
-from speculant.api.options import check_alone, check_model_object, check_nodes
+from speculant.api.options import check_alone, check_nodes
 from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
 from speculant.core.drafter import Drafter, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
@@ -55,7 +56,7 @@ def open_drafting(model: Any, tokenizer: Any, asked: DraftingOptions) -> Draftin
     """Return a drafter for a loaded target; options are checked before anything is loaded.
 
     Args:
-        model: a transformers model, a PEFT model around one, or a result of `load_gguf`.
+        model: a transformers model, a PEFT model around one, or a model of another engine.
         tokenizer: its tokenizer, or None.
         asked: the user's options.
 
@@ -63,23 +64,22 @@ def open_drafting(model: Any, tokenizer: Any, asked: DraftingOptions) -> Draftin
         UnknownMethodError, UsageError, UnsupportedError: the method, the model or an option cannot be used.
     """
     from speculant.api.draft_caches import check_merged, drafts_of  # imported here, since these load the engine
-    from speculant.api.engines import can_verify, check_engine_can
 
     own = _own_drafter(asked)
     if means_bundled(asked.head):
         asked = replace(asked, head=bundled_head_folder(None if asked.method is None else find_method(asked.method)))
-    check_engine_can(model, method=asked.method, head=asked.head)
-    check_model_object(model, tokenizer)
-    if own is None and not asked.strict and not can_verify(model):
+    check_engine_can(model, tokenizer, method=asked.method, head=asked.head)
+    kind = find_engine(model)
+    if own is None and not asked.strict and not kind.can_verify(model):
         asked = _keep_memory_alone(asked)
-    head, notes = _find_head(model, asked)
+    head, notes = (None, ()) if kind.without_layers else _find_head(model, asked)
     method = _choose_method(asked, own, head)
     if head is None and method.heads:
         from speculant.api.heads import own_head
 
         head = own_head(method, model, fast=asked.fast is not False)
     _check_options(asked, own, method)
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    vocabulary = kind.vocabulary(model)
     drafts = drafts_of(method, model, tokenizer, asked.draft_model, asked.draft_tokenizer)
     if len(drafts) > 1:
         check_merged(asked.verifier, lossy=asked.lossy)

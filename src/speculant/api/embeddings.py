@@ -91,7 +91,7 @@ class Embedder:
         except UnsupportedError as error:
             raise UnsupportedError(_NO_STATES) from error
         self.size, self._norm, self._engine = parts.hidden_size, parts.norm, engine
-        self._chunk = chunk or (CPU_CHUNK if engine.model.device.type == "cpu" else GPU_CHUNK)
+        self._chunk = chunk or (CPU_CHUNK if engine.device.type == "cpu" else GPU_CHUNK)
         self._unread: list[tuple[int, int, EmbeddedText]] = []  # a heap, by turn and number
         self._turn, self._numbers = 0, itertools.count()
 
@@ -144,7 +144,7 @@ class Embedder:
     def _read(self, texts: Sequence[EmbeddedText]) -> None:
         """Read further tokens of texts in one pass."""
         self._engine.probe()
-        device = self._engine.model.device
+        device = self._engine.device
         for text in texts:
             if text.cache is None:
                 text.cache = self._engine.open(torch.tensor([list(text.ids)], device=device))

@@ -1,78 +1,73 @@
-"""The engine of a loaded model: transformers' own passes, or llama.cpp's for a GGUF file."""
+"""The table of engines, which are loaded on use, and checks of what a model's engine supports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from speculant.api.options import check_model_object, check_tokenizer
+from speculant.core.engine_kind import EngineKind, ModelDescription
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.core.model_engine import ModelEngine
-from speculant.engines.hf.cpu.accelerate import CpuAcceleration, prepare_model
-from speculant.engines.hf.engine import HFEngine
-from speculant.engines.hf.probe.class_checks import check_model
-from speculant.engines.hf.views.unwrapping import adapter_reason, base_model
-from speculant.engines.llamacpp.request_model import LlamaCppModel
+from speculant.core.references import load_object
 from speculant.registry import find_method
 
 
-def open_engine(model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> tuple[ModelEngine, CpuAcceleration]:
-    """Return the engine of a model, and its preparation for faster passes.
+@dataclass(frozen=True, slots=True)
+class ListedEngine:
+    """An engine.
 
-    Args:
-        model: a transformers causal LM, a PEFT model around one, or a result of `load_gguf`.
-        fast: see `Speculator.from_transformers`.
-        notes: messages for the user, in addition to the engine's own.
-        strict: whether to refuse a model on which drafts cannot be verified; otherwise it is decoded plainly.
-
-    Raises:
-        UnsupportedError: `strict` is set and drafts cannot be verified on this model, or `fast` is not possible.
+    Attributes:
+        models: the class of the models that it runs, as "module:Class"; subclasses are included.
+        kind: its `EngineKind`, as "module:Class".
     """
-    if isinstance(model, LlamaCppModel):
-        if fast is True:
-            raise UnsupportedError(
-                "fast=True is for models of transformers; llama.cpp has its own kernels. Leave it out."
-            )
-        from speculant.engines.llamacpp.engine import LlamaEngine
 
-        return LlamaEngine(model, model.context, notes=notes, strict=strict), CpuAcceleration()
-    target = base_model(model)
-    prepared = prepare_model(target, fast)
-    return HFEngine(target, entry=model, acceleration=prepared, notes=notes, strict=strict), prepared
+    models: str
+    kind: str
 
 
-def can_verify(model: Any) -> bool:
-    """Return whether a model's class, config and adapter allow verification of drafts, before any probe."""
-    if isinstance(model, LlamaCppModel):
-        return True
-    try:
-        check_model(base_model(model))
-    except UnsupportedError:
-        return False
-    return not adapter_reason(model)
+ENGINES: tuple[ListedEngine, ...] = (
+    ListedEngine(
+        models="speculant.engines.llamacpp.request_model:LlamaCppModel",
+        kind="speculant.engines.llamacpp.kind:LlamaCppKind",
+    ),
+)
+TRANSFORMERS = "speculant.engines.hf.kind:TransformersKind"  # runs models of all other classes
 
 
-def check_engine_can(model: Any, *, method: str | None, head: Any) -> None:
-    """Refuse methods and heads that the model's engine does not support, before anything else is loaded.
+def find_engine(model: Any) -> EngineKind:
+    """Return the kind of engine that runs a model."""
+    row = _find_row(model)
+    kind: EngineKind = load_object(TRANSFORMERS if row is None else row.kind)()
+    return kind
+
+
+def describe_model(model: Any) -> ModelDescription:
+    """Return what messages and results say of a loaded model."""
+    return find_engine(model).describe(model)
+
+
+def check_engine_can(model: Any, tokenizer: Any = None, *, method: str | None, head: Any) -> None:
+    """Refuse what is no model, and methods and heads that its engine does not support, before anything is loaded.
 
     Args:
         model: the target.
+        tokenizer: its tokenizer, or None.
         method: the drafting method's name, or None.
         head: the head argument, or None.
 
     Raises:
         UnsupportedError: its engine does not support it; the message gives the reason and the remedy.
-        UsageError: the model is the path of a GGUF file.
+        UsageError: the model or tokenizer is another object, such as the path of a GGUF file.
     """
     if isinstance(model, str) and model.lower().endswith(".gguf"):
         raise UsageError(f"the model is the text {model!r}. Use Speculator.from_gguf({model!r}).")
-    if not isinstance(model, LlamaCppModel):
+    if _find_row(model) is None:
+        check_model_object(model, tokenizer)
         return
-    why = find_layer_use(method=method, head=head)
-    if why:
-        raise UnsupportedError(
-            f"{why}, which llama.cpp does not offer. Use a method such as 'mix' or 'draft-model', Speculant's own "
-            "passes (--engine speculant) where they run the file, or the model in transformers' format."
-        )
+    without = find_engine(model).without_layers
+    if without and (why := find_layer_use(method=method, head=head)):
+        raise UnsupportedError(f"{why}, {without}")
+    check_tokenizer(tokenizer)
 
 
 def find_layer_use(*, method: str | None, head: Any) -> str:
@@ -90,3 +85,9 @@ def find_layer_use(*, method: str | None, head: Any) -> str:
     if found and found.takes_rows:
         return f"the method '{method}' runs the target on a part of its cache"
     return ""
+
+
+def _find_row(model: Any) -> ListedEngine | None:
+    """Return the row of a model's class or of one that it inherits from; classes are compared by name, not loaded."""
+    names = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(model).__mro__}
+    return next((row for row in ENGINES if row.models in names), None)

@@ -47,7 +47,7 @@ def open_online(
             "model in the target's tokens and keeps no memory of its own, or a head."
         )
     learning: Any = head.head if head is not None else drafts[0].engine.model if drafts else None
-    shared = {weight.data_ptr() for weight in target.parameters()}
+    shared = {weight.data_ptr() for weight in (target.parameters() if isinstance(target, nn.Module) else ())}
     if isinstance(learning, nn.Module) and any(weight.data_ptr() in shared for weight in learning.parameters()):
         raise UnsupportedError(
             "the drafter shares weights with the target, which would change with it; load it a second time, or leave "

@@ -28,6 +28,11 @@ def check_model_object(model: Any, tokenizer: Any) -> None:
             f"the model must be a loaded transformers model, not {type(model).__name__}. "
             "Load one with AutoModelForCausalLM, or use Speculator.from_pretrained."
         )
+    check_tokenizer(tokenizer)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse objects that are not a tokenizer; None is allowed."""
     if tokenizer is not None and not (hasattr(tokenizer, "decode") and callable(tokenizer)):
         raise UsageError(f"the tokenizer must be a loaded transformers tokenizer, not {type(tokenizer).__name__}.")
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,45 +22,27 @@ from speculant.core.errors import FileError, UsageError
 from speculant.core.folders import cache_folder
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree, Int32
-from speculant.engines.hf.cpu.build import processor
 from speculant.sizing.latency import measured_sizes
 from speculant.sizing.step_cost import StepCost, read_step_cost
 
-if TYPE_CHECKING:
-    from speculant.engines.hf.cpu.accelerate import CpuAcceleration
-
 PREFIXES = (64, 512, 2048)
-_NOT_THE_SHAPE = {"_name_or_path", "transformers_version", "architectures"}
 _MIN_ROUNDS = 3
 _DRIFT = 256  # tokens that the cache may grow beyond the prefix while passes are timed
 
 
-def step_cost_file(engine: ModelEngine, fast: CpuAcceleration) -> Path:
+def step_cost_file(engine: ModelEngine) -> Path:
     """Return the file for the latency of a model's passes on its device."""
-    model = engine.model
-    config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_THE_SHAPE}
-    device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else [device.type, processor()]
-    attention = getattr(model.config, "_attn_implementation", None)
-    facts = [
-        config,
-        attention,
-        str(model.dtype),
-        name,
-        torch.get_num_threads(),
-        *fast.settings(),
-        torch.__version__,
-        *engine.latency_facts,
-        "rows of different tokens",  # earlier files have passes over rows of one token
-    ]
+    facts = [*engine.latency_facts, "rows of different tokens"]  # earlier files have passes over rows of one token
     identity = json.dumps(facts, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
-def stored_step_cost(engine: ModelEngine, fast: CpuAcceleration, *, maximum: int) -> StepCost | None:
+def stored_step_cost(engine: ModelEngine, *, maximum: int) -> StepCost | None:
     """Return what `speculant tune` measured for this model and device for up to `maximum` nodes, or None."""
+    if not engine.latency_facts:
+        return None
     try:
-        found = read_step_cost(step_cost_file(engine, fast))
+        found = read_step_cost(step_cost_file(engine))
     except (FileError, OSError):
         return None  # a missing or broken file only costs a few rounds of measuring
     return found if found.nodes[-1] >= maximum else None
@@ -114,7 +96,7 @@ def _at_prefix(engine: ModelEngine, prefix: int, sizes: list[int], seconds: floa
     samples: list[list[float]] = [[] for _ in sizes]
     with torch.no_grad():
         ids = _tokens(engine, prefix)
-        cache = engine.open(torch.from_numpy(ids).long()[None].to(engine.model.device))
+        cache = engine.open(torch.from_numpy(ids).long()[None].to(engine.device))
         cache.prefill()
         for size in sizes:
             _timed_pass(engine, cache, size)  # the first of each size allocates

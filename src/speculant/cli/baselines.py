@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.comparison import PromptRuns, Timed, pairs_for, time_result
-from speculant.cli.env import has_quantized_weights
 from speculant.options.drafting import DraftingOptions
 from speculant.registry import find_method
 
@@ -117,8 +116,7 @@ class Baselines:
         import torch
 
         threads = torch.get_num_threads()
-        model = self._speculator.model
-        if threads == 1 or model.device.type != "cpu" or not any(True for _ in model.parameters()):
+        if threads == 1 or not self._speculator.engine.works_in_thread:
             return []
         short = self._options | {"max_new_tokens": THREAD_TOKENS, "stop": None}
         speeds: dict[int, float] = {}
@@ -138,19 +136,21 @@ class Baselines:
         return [note]
 
     def _reference(self, prompt: str | Sequence[Message], options: dict[str, Any]) -> Timed | None:
-        """Decode by `model.generate`, with the random stream of the seed; None if weights are quantised.
+        """Decode by `model.generate`, with the random stream of the seed; None if weights are quantised or it cannot.
 
         If inputs of products are rounded to 8 bits, the different summation order of PyTorch's attention can flip a
-        rounding; with llama.cpp, `generate` has no weights at all.
+        rounding; and llama.cpp's models have no decoding loop of their own.
         """
         import torch
 
+        from speculant.api.engines import describe_model
         from speculant.api.options import check_stop
         from speculant.engines.hf.sampling.generate_capture import sampling_options
         from speculant.engines.hf.sampling.own_config import leave_out_modes
 
         speculator = self._speculator
-        if has_quantized_weights(speculator.model) or not any(True for _ in speculator.model.parameters()):
+        facts = describe_model(speculator.model)
+        if facts.quantized or not facts.generates:
             return None
         model, tokenizer = speculator.model, speculator.tokenizer
         read = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else speculator.encode_chat(prompt)

@@ -97,8 +97,8 @@ def check(
     speculator = load_speculator(loading, drafting).speculator
     import numpy as np
 
+    from speculant.api.engines import describe_model
     from speculant.bench.suite.margins import MarginSummary, margins
-    from speculant.cli.env import has_quantized_weights
     from speculant.core.errors import PromptError, TokenizerError
 
     if speculator.tokenizer is None:
@@ -113,10 +113,11 @@ def check(
             raise PromptError(f"prompt {number}: {error}") from None
         proofs.append(MarginSummary(margins(plain, np.array(ids, np.int32), result.ids)))
         say(f"{number} of {len(given)}: {proofs[-1].line()}")
+    quantized = describe_model(speculator.model).quantized
     whole_proof = MarginSummary([margin for proof in proofs for margin in proof.margins])
     if as_json:
         found = {"method": speculator.method, "environment": environment(speculator.model)} | whole_proof.to_json()
-        if has_quantized_weights(speculator.model):
+        if quantized:
             found["against"] = AGAINST
         found["places"] = [
             {"prompt": i} | each for i, p in enumerate(proofs, start=1) for each in p.to_json()["places"]
@@ -130,6 +131,6 @@ def check(
                     f"(rounding explains {place['tolerance']:.3g}): {MARKS[place['near_tie']]}"
                 )
         print(f"{speculator.method}: {whole_proof.line()}")
-        if has_quantized_weights(speculator.model) and not whole_proof.wrong:
+        if quantized and not whole_proof.wrong:
             print(f"The text is lossless {AGAINST}.")
     return 1 if whole_proof.wrong else 0

@@ -70,10 +70,10 @@ def conditions(
     """
     import torch
 
+    from speculant.api.engines import describe_model
     from speculant.bench.systems.system import SpeculantSystem
-    from speculant.engines.llamacpp.engine import LlamaEngine
 
-    gguf = isinstance(runner.plain.engine, LlamaEngine)
+    facts = describe_model(runner.plain.model)
     return {
         **find_known_conditions(asked),
         "tasks": {task.name: len(task.items) for task in runner.tasks},
@@ -82,9 +82,9 @@ def conditions(
         **({} if head is None else {"head": head}),
         **({"bases": [_base_facts(base) for base in bases]} if bases else {}),
         "method_settings": settings_json(settings),
-        "dtype": str(runner.plain.model.dtype).removeprefix("torch."),
-        "device": str(runner.plain.model.device),
-        "attention": "llama.cpp's" if gguf else runner.plain.model.config._attn_implementation,
+        "dtype": facts.dtype,
+        "device": facts.device,
+        "attention": facts.attention,
         "fast": any(isinstance(each, SpeculantSystem) and each.fast for each in runner.systems),
         "threads": torch.get_num_threads(),
     }

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +16,9 @@ from speculant.cli.binding import JsonFlag
 from speculant.cli.commands import Command
 from speculant.cli.terminal import importing
 
-FLOATS = ("f32", "f16", "bf16")  # llama.cpp's types of unquantised weights
+if TYPE_CHECKING:
+    from speculant.core.engine_kind import ModelDescription
+
 PACKAGES = ("transformers", "numba", "numpy")
 HELP = "Describe this machine and the versions in use, for bug reports. The output names no user or folder."
 
@@ -47,7 +49,8 @@ def environment(model: Any = None) -> dict[str, Any]:
     """
     with importing("PyTorch"):
         import torch
-    device = default_device() if model is None else str(model.device)
+    facts = None if model is None else _facts(model)
+    device = default_device() if facts is None else facts.device
     default_dtype = "float32" if device == "cpu" else "the checkpoint's own"
     return {
         "speculant": __version__,
@@ -60,25 +63,15 @@ def environment(model: Any = None) -> dict[str, Any]:
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         **{name: _version(name) for name in PACKAGES},
         "device": device,
-        "dtype": default_dtype if model is None else str(model.dtype).removeprefix("torch."),
-        **describe_weights(model),
+        "dtype": default_dtype if facts is None else facts.dtype,
+        **({"weights": dict(facts.weights)} if facts and facts.weights else {}),
     }
 
 
-def describe_weights(model: Any) -> dict[str, Any]:
-    """Return {"weights": counts of a quantised model's weights by kind}; {} for other models."""
-    kinds: dict[str, int] | None = getattr(getattr(model, "config", None), "weight_kinds", None)
-    return {} if kinds is None else {"weights": kinds}
+def _facts(model: Any) -> ModelDescription:
+    from speculant.api.engines import describe_model  # imported here, so that `speculant --help` answers at once
 
-
-def has_quantized_weights(model: Any) -> bool:
-    """Return whether a loaded model has quantised weights, in llama.cpp or in modules of Speculant's own."""
-    from speculant.engines.hf.quantized.modules import quantized_modules
-    from speculant.engines.llamacpp.request_model import LlamaCppModel
-
-    if isinstance(model, LlamaCppModel):
-        return str(model.dtype) not in FLOATS
-    return any(True for _ in quantized_modules(model))
+    return describe_model(model)
 
 
 def cpu_model() -> str:

@@ -82,10 +82,11 @@ def load_gguf_model(name: str, loading: ModelOptions, *, needed: str = "") -> tu
     from speculant.cli.threads import set_threads
 
     threads = set_threads(model, loading.threads)
-    if not any(True for _ in model.parameters()):  # llama.cpp has the weights
-        import torch
+    import torch
 
-        model.context.set_threads(torch.get_num_threads())
+    from speculant.api.engines import find_engine
+
+    find_engine(model).use_threads(model, torch.get_num_threads())
     return model, tokenizer, threads
 
 

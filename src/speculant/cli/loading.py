@@ -182,7 +182,7 @@ def load(loading: ModelOptions, *, needed: str = "") -> tuple[Any, Any, str]:
         silence_loading()
         from transformers import AutoModelForCausalLM  # noqa: F401  (imported here, where the user sees a reason)
 
-        from speculant.api.engines import open_engine  # noqa: F401
+        from speculant.engines.hf.engine import HFEngine  # noqa: F401
     if name is not None and not Path(name).exists():
         say(asking(name))
     with waiting(f"loading {loading.model or 'the bundled model'}"):

@@ -70,7 +70,7 @@ def tune(
     if json is not None:
         write_json(json, found)
     try:
-        path = step_cost_file(speculator.engine, speculator.fast)
+        path = step_cost_file(speculator.engine)
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"the curve cannot be stored: {error}. Set XDG_CACHE_HOME to a writable folder.") from error

@@ -63,7 +63,26 @@ class ModelEngine(Engine, Protocol):
         return self.model
 
     @property
+    def name(self) -> str:
+        """What messages call the engine."""
+        return type(self).__name__
+
+    @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def device(self) -> Any:
+        """The torch device of prompts and logits."""
+
+    @property
+    def acceleration(self) -> Any:
+        """What other engines of the same model may be opened with, as `fast`; None for nothing."""
+        return None
+
+    @property
+    def rounding(self) -> float | None:
+        """The relative rounding error of passes, if it is larger than that of their logits' dtype."""
+        return None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,7 +105,7 @@ class ModelEngine(Engine, Protocol):
 
     @property
     def latency_facts(self) -> Sequence[object]:
-        """What the latency of passes depends on, besides the model's config, dtype and acceleration."""
+        """What the latency of passes depends on; () if measured latencies of the model are not to be stored."""
         return ()
 
     @property

@@ -307,9 +307,9 @@ class ModelPool:
 
 def weight_bytes(speculator: Speculator) -> int:
     """Return the size of a model's weights in bytes; 0 if another library holds them."""
-    from speculant.engines.hf.quantized.model_weights import count_bytes
+    from speculant.api.engines import describe_model
 
-    return count_bytes(speculator.model) if any(True for _ in speculator.model.parameters()) else 0
+    return describe_model(speculator.model).bytes
 
 
 def own_settings(settings: ServingOptions, source: FurtherModel) -> ServingOptions:

@@ -76,7 +76,7 @@ class ServedModel:
         self.reloader = MemoryReloader(speculator, self.drafters, self.keeper, settings, method_settings)
         self.prefix_cache = settings.prefix_cache
         if self.prefix_cache is None:
-            self.prefix_cache = default_limit(free_memory(speculator.engine.model.device))
+            self.prefix_cache = default_limit(free_memory(speculator.engine.device))
         places = settings.max_concurrency + settings.max_queue
         self.embeddings = EmbeddingQueue(
             speculator.engine, chunk=settings.prompt_chunk or None, places=places, seconds=settings.request_seconds

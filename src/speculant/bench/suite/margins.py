@@ -114,7 +114,7 @@ def margins(plain: Speculator, prompt: Int32, output: Sequence[int]) -> list[Mar
         prompt: Int32[T].
         output: M ids, at least one.
     """
-    sampler = partial(_MarginSampler, rounding=getattr(plain.model, "rounding", None))
+    sampler = partial(_MarginSampler, rounding=plain.engine.rounding)
     generation = make_forced_request(plain, prompt, output, sampler=sampler)
     for _ in Stream(generation, make_forced_components(plain)):
         pass

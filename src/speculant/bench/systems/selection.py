@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from speculant.api.draft_caches import open_draft_caches
+from speculant.api.engines import describe_model, find_engine
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.rows import PLAIN
 from speculant.bench.systems.bases import takes_bases
@@ -19,7 +20,6 @@ from speculant.bench.systems.system import SpeculantSystem, System
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.drafters.mix.base import MixBase
 from speculant.engines.hf.cpu.accelerate import CpuAcceleration
-from speculant.engines.llamacpp.request_model import LlamaCppModel
 from speculant.registry import METHODS, find_method
 
 
@@ -113,7 +113,7 @@ def build_systems(
     if drafting:
         caches = open_draft_caches(
             draft_model,
-            model.config.get_text_config(decoder=True).vocab_size,
+            find_engine(model).vocabulary(model),
             tokenizer=tokenizer,
             draft_tokenizer=draft_tokenizer,
             target=model,
@@ -122,8 +122,8 @@ def build_systems(
 
     def build(name: str) -> System:
         if name.startswith(PREFIX):
-            if isinstance(model, LlamaCppModel):
-                raise UnsupportedError(f"{name} needs a model of transformers, and this is a GGUF file; leave it out.")
+            if not (facts := describe_model(model)).generates:
+                raise UnsupportedError(f"{name} needs a model of transformers, and this is {facts.form}; leave it out.")
             return HuggingFace(name, model, draft_model)
         if name == LLAMACPP:
             return LlamaCpp(model)

@@ -118,6 +118,9 @@ class Acceleration(Protocol):
     def check_weights(self) -> None:
         """Detect changes of the weights since the last request."""
 
+    def settings(self) -> tuple[Any, ...]:
+        """Return everything but the model that affects the cost of a pass: a key for stored costs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainPasses:
@@ -141,3 +144,6 @@ class PlainPasses:
 
     def check_weights(self) -> None:
         """Do nothing: no state depends on the weights."""
+
+    def settings(self) -> tuple[Any, ...]:
+        return (0, 0, [])

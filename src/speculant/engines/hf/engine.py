@@ -30,6 +30,7 @@ from speculant.engines.hf.cache import (
 )
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
 from speculant.engines.hf.forward_pass import ModelRunner
+from speculant.engines.hf.latency_facts import find_latency_facts
 from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.probe.capabilities import HFCapabilities
 from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES, check_model, plain_capabilities
@@ -87,12 +88,24 @@ class HFEngine:
 
     @property
     def works_in_thread(self) -> bool:
-        return bool(self.model.device.type == "cpu")
+        return self.device.type == "cpu"
+
+    @property
+    def name(self) -> str:
+        return "transformers"
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def rounding(self) -> None:
+        """None: logits have the dtype of passes."""
 
     @property
     def latency_facts(self) -> tuple[object, ...]:
-        """Further facts that affect the latency of passes, besides the model's config, dtype and acceleration: none."""
-        return ()
+        return find_latency_facts(self.model, self.acceleration)
 
     def probe(self, *, rows: int = ROW_COUNTS[-1]) -> None:
         """Check that passes with drafts and over several sequences leave the model's logits unchanged; see `probe`.
@@ -333,6 +346,6 @@ class HFEngine:
             joined, ends = torch.cat(list(arrays)).tolist(), np.cumsum([len(array) for array in arrays]).tolist()
             return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         on_host = [array.to("cpu", non_blocking=True) for array in arrays]
-        if self.model.device.type == "cuda":
-            torch.cuda.current_stream(self.model.device).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         return [array.tolist() for array in on_host]

@@ -13,11 +13,13 @@ from speculant.core.engine import NO_OUTPUTS, Capabilities, Pass, RequestedOutpu
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
 from speculant.core.tree import DraftTree, Int32
+from speculant.engines.hf.cpu.build import processor
 from speculant.engines.hf.sampling.generate_capture import GenerateCall, prepare_call
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
 from speculant.engines.llamacpp.probe import check_drafts
+from speculant.engines.llamacpp.request_model import CPU
 from speculant.engines.llamacpp.target_cache import LlamaTargetCache, check_needs, finish_pass
 from speculant.engines.llamacpp.texts import LlamaText
 
@@ -63,8 +65,23 @@ class LlamaEngine(ModelEngine):
         return self._model
 
     @property
+    def name(self) -> str:
+        return "llama.cpp"
+
+    @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU: llama.cpp returns logits in host memory."""
+        return CPU
+
+    @property
+    def rounding(self) -> float:
+        """The relative rounding error of passes: 8 bits unless weights are float32, since inputs are rounded."""
+        exact = self.context.model.weights == "f32"
+        return float(torch.finfo(torch.float32 if exact else torch.bfloat16).eps)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,12 +90,16 @@ class LlamaEngine(ModelEngine):
 
     @property
     def latency_facts(self) -> tuple[object, ...]:
-        """Everything but the model's config and weights that affects the latency of passes."""
+        """The model's shape and weights, and all else that affects the latency of passes."""
         context = self.context
         model = context.model
         return (
             model.header("general.architecture"),
             model.parameters,
+            model.vocabulary,
+            model.layers,
+            model.weights,
+            processor(),
             model.threads,
             model.offloaded,
             context.cache_type,

@@ -50,11 +50,6 @@ class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return CPU
 
     @property
-    def rounding(self) -> float:
-        """The relative rounding error of passes: 8 bits unless weights are float32, since inputs are rounded."""
-        return float(torch.finfo(torch.float32 if self.dtype == "f32" else torch.bfloat16).eps)
-
-    @property
     def dtype(self) -> Any:
         """The type of the weights as text, such as "q8_0"."""
         return self.context.model.weights
