@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import EosTokenCriteria, MaxLengthCriteria, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
 from memo_engine import MemoEngine
 from speculant.api.heads import own_head
@@ -99,7 +99,8 @@ def tested(
     for seed in range(args.samples):
         plan = SamplingPlan(
             processors=[TemperatureLogitsWarper(args.temperature), TopKLogitsWarper(args.top_k)],
-            criteria=[MaxLengthCriteria(len(ids) + args.tokens), EosTokenCriteria(ENDING)],
+            ends=frozenset({ENDING}),
+            max_length=len(ids) + args.tokens,
             sample=True,
             generator=torch.Generator().manual_seed(seed),
         )

@@ -30,10 +30,11 @@ from speculant.api.batch import Batch, BatchError
 from speculant.api.options import check_stop
 from speculant.api.result import Generation, Stream
 from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
+from speculant.core.prepared_request import PreparedRequest
 from speculant.decoding.step import DecodingComponents
 from speculant.engines.hf.cache import holds_text, usable_cache
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
-from speculant.engines.hf.sampling.generate_capture import GenerateCall, check
+from speculant.engines.hf.sampling.generate_capture import GenerateCall, check, make_request
 from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.options.request import RequestOptions
 
@@ -52,8 +53,8 @@ class Bound:
     """A speculator's decoding method; created by `Speculator.bind`.
 
     Attributes:
-        begin: returns the request for a call of one row.
-        drafts: returns whether drafts can be verified on a call.
+        begin: returns a prepared request for decoding.
+        drafts: returns whether drafts can be verified on it.
         reads_padding: returns whether padding in front of a row affects its text.
         parts: returns the components that decode a request by itself.
         batch: returns an empty batch of a given size.
@@ -62,7 +63,7 @@ class Bound:
     """
 
     begin: Callable[..., Generation]
-    drafts: Callable[[GenerateCall], bool]
+    drafts: Callable[[PreparedRequest], bool]
     reads_padding: Callable[[], bool]
     parts: Callable[[], DecodingComponents]
     batch: Callable[[int], Batch]
@@ -110,7 +111,7 @@ class Bound:
         call = GenerateCall()
         call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
         call.source = self.source
-        if input_ids.shape[0] > 1 and not self.drafts(call):
+        if input_ids.shape[0] > 1 and not self.drafts(make_request(call)):
             return self._plainly(call)
         rows = [self._alone(call)] if input_ids.shape[0] == 1 else self._together(call)
         return _output(rows, generation_config)
@@ -163,8 +164,10 @@ class Bound:
         return rows
 
     def _begin(self, call: GenerateCall, seed: int | None) -> Generation:
+        if "inputs_embeds" in call.others and not call.ids[:, call.start :].shape[1]:
+            raise UnsupportedError("`inputs_embeds` is not supported here: give token ids as `input_ids`.")
         asked = RequestOptions(streamer=self.streamer, stop=self.stop, seed=seed)
-        return self.begin(call, asked, tokenizer=self.tokenizer)
+        return self.begin(make_request(call), asked, tokenizer=self.tokenizer)
 
     def _seed(self, row: GenerateCall, place: int) -> int | None:
         if self.seed is not None:

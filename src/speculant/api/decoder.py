@@ -1,8 +1,7 @@
 """Decoder: a model, a drafter and a tokenizer, ready to decode.
 
-`generate` and `stream` let transformers' own `generate` do all preparation (configs, processors, criteria, cache), take
-over in place of its decoding loop, and run the rounds of `speculant.decoding`. `custom_generate=speculator` does the
-same starting from transformers.
+`generate` and `stream` let the engine read the options of a request and run the rounds of `speculant.decoding`; for a
+model of transformers, its own `generate` does that preparation. `custom_generate=speculator` starts from transformers.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from speculant.api.prefix_cache import PrefixCache
     from speculant.api.requests import Message, Prompt
     from speculant.api.result import Generation, Result, Stream
+    from speculant.core.prepared_request import PreparedRequest
     from speculant.core.stats import Stats
     from speculant.core.verifier import Verifier
     from speculant.decoding.step import DecodingComponents
@@ -233,7 +233,7 @@ class Decoder:
         from speculant.api.custom_generate import Bound
 
         return Bound(
-            begin=self._from_call,
+            begin=self._begin,
             drafts=self._drafts,
             reads_padding=lambda: self._preparation.reads_padding,
             parts=self.parts,
@@ -352,14 +352,14 @@ class Decoder:
             raise UnsupportedError(f"the method '{self.method}' has no memory to save or load; use 'mix'.")
         return self.drafter
 
-    def _drafts(self, call: Any) -> bool:
-        """Return whether drafts can be verified on a request prepared by `generate`."""
+    def _drafts(self, prepared: PreparedRequest) -> bool:
+        """Return whether drafts can be verified on a request."""
         self.probe()
-        return self._preparation.drafts(call)
+        return self._preparation.drafts(prepared)
 
-    def _from_call(self, call: Any, asked: RequestOptions, *, tokenizer: Any) -> Generation:
+    def _begin(self, prepared: PreparedRequest, asked: RequestOptions, *, tokenizer: Any) -> Generation:
         self.probe()
-        generation = self._preparation.from_call(call, asked, tokenizer=tokenizer)
+        generation = self._preparation.begin(prepared, asked, tokenizer=tokenizer)
         self.last_stats = generation.sequence.stats
         return generation
 

@@ -69,9 +69,9 @@ class DraftCaches:
     def _open_encoded(self, source: EncoderSource, encoder: DraftEncoder) -> TargetCache:
         ids = self._ids(source.prompt, self.engine.capabilities.slots)
         call = encoded_call(self.engine.model, ids, encoder.states(source))
-        if reason := self.engine.obstacle(call):
+        if reason := self.engine.call_obstacle(call):
             raise UnsupportedError(f"this draft model cannot draft behind an encoder's states: {reason}.")
-        return self.engine.open_prepared(call, plain=False)
+        return self.engine.open_call(call)
 
     def _ids(self, prompt: Int32, positions: int | None) -> torch.Tensor:
         """Return ids Int64[1, T'] of a prompt that a model with these positions can read with room for drafts."""

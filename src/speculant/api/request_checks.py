@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from speculant.api.options import check_number, unknown_option
 from speculant.core.errors import UsageError
-from speculant.engines.hf.sampling.own_config import leave_out_modes
+from speculant.engines.hf.sampling.own_config import CONTRADICTING, contradicts
 from speculant.options.request import RequestKeywords, RequestOptions
 
 MAX_NEW_TOKENS = 256
@@ -26,7 +26,6 @@ REFUSED = {
     "custom_generate": "this is what a speculator is",
     "stop_strings": "give them as `stop`",
 }
-_CONTRADICTING = ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id")
 INPUTS = ("attention_mask", "position_ids", "logits_processor", "stopping_criteria", "generation_config", "use_cache")
 
 
@@ -67,35 +66,11 @@ def check_options(options: dict[str, Any], asked: RequestOptions) -> None:
         _check_constrained(options)
 
 
-def leave_out_settings(own: GenerationConfig, options: dict[str, Any], *, constrained: bool) -> str:
-    """Leave out what a model's generation config asks for that is not decoded here, such as beams; return a note.
-
-    What the request itself asks for stays, to be refused.
-
-    Args:
-        own: the model's generation config.
-        options: options of the request for `generate`, to which the values without these settings are added.
-        constrained: whether the text follows a constraint, which also rules against other settings are left out for.
-    """
-    without = leave_out_modes(own, asked=options.get("generation_config"), given=options)
-    if constrained:
-        without |= {name: None for name in _CONTRADICTING if _contradicts(name, own) and name not in options}
-    options.update(without)
-    left = ", ".join(f"{name}={getattr(own, name)!r}" for name in without)
-    return f"left out of the model's generation config: {left}." if left else ""
-
-
 def _check_constrained(options: dict[str, Any]) -> None:
     """Refuse options that could exclude every token that a constraint allows."""
-    for name in _CONTRADICTING:
-        if _contradicts(name, SimpleNamespace(**options)) or _contradicts(name, options.get("generation_config")):
+    for name in CONTRADICTING:
+        if contradicts(name, SimpleNamespace(**options)) or contradicts(name, options.get("generation_config")):
             raise UsageError(f"`{name}` can contradict a constraint, which decides where the text ends; leave it out.")
-
-
-def _contradicts(name: str, settings: Any) -> bool:
-    """Return whether settings rule out tokens that a constraint may allow, by a setting of `_CONTRADICTING`."""
-    value = getattr(settings, name, None)
-    return bool(value) if name.startswith("min_") else value is not None  # a forced token may be number 0
 
 
 def _check_whole_prompt(cache: Any, options: dict[str, Any]) -> None:

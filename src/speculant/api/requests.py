@@ -1,9 +1,4 @@
-"""Prepares a request for decoding from a prompt and its options.
-
-transformers' own `generate` does the preparation (configs, processors, criteria, cache) and is stopped before its
-decoding loop; the result is checked for what our loop supports. Later requests with the same options repeat what it
-prepared (`engines/hf/sampling/repeated_calls.py`).
-"""
+"""Prepares a request for decoding from a prompt and its options, which the engine reads."""
 
 from __future__ import annotations
 
@@ -19,25 +14,18 @@ from speculant.api.constraints import CompiledConstraint, Constraint, Constraint
 from speculant.api.detokenizer import SpecialTokens
 from speculant.api.media_prompts import check_inputs, encode_messages, has_media
 from speculant.api.options import check_logit_bias, check_number, check_stop
-from speculant.api.request_checks import check_options, leave_out_settings, limit_new_tokens
+from speculant.api.request_checks import check_options, limit_new_tokens
 from speculant.api.result import Generation
 from speculant.core.drafter import SessionRequest
 from speculant.core.errors import PromptError, TokenizerError, UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
+from speculant.core.prepared_request import PreparedRequest
 from speculant.core.stats import Stats
 from speculant.core.tree import Int32
 from speculant.decoding.sequence import Sequence as DecodedSequence
-from speculant.engines.hf.encoded import find_source
-from speculant.engines.hf.media import media_tokens
-from speculant.engines.hf.sampling.generate_capture import (
-    GenerateCall,
-    plan_sampling,
-    sampling_options,
-    sampling_settings,
-)
 from speculant.engines.hf.sampling.logprobs import TopLogprobs
 from speculant.engines.hf.sampling.output_processors import LogitBias, OutputPenalties
-from speculant.engines.hf.sampling.sampler import end_tokens, make_sampler
+from speculant.engines.hf.sampling.sampler import make_sampler, plan_sampling
 from speculant.options.kinds import read_temperature
 from speculant.options.request import RequestOptions
 from speculant.registry import METHODS, find_method
@@ -64,8 +52,7 @@ class Preparation:
         self._engine, self._tokenizer, self._method, self._processor = engine, tokenizer, method, processor
         self._compiler = ConstraintCompiler(tokenizer, engine.capabilities.vocabulary)
         heads = method in METHODS and bool(find_method(method).heads)  # heads read the states of every row
-        placeholders = media_tokens(engine.whole.config) if engine.capabilities.media and not heads else {}
-        self._unread = [token for ids in placeholders.values() for token in ids]
+        self._unread = [] if heads else list(engine.placeholders)
 
     def request(self, prompt: Prompt, asked: RequestOptions) -> Generation:
         """Prepare a request; its decoding has not started.
@@ -80,7 +67,6 @@ class Preparation:
         """
         options = dict(asked.generation)
         check_options(options, asked)
-        temperature = None if asked.temperature is None else read_temperature(asked.temperature)
         bias = check_logit_bias(asked.logit_bias, self._engine.capabilities.vocabulary)
         strings = check_stop(asked.stop)
         ids, media = self._encode(prompt)
@@ -95,35 +81,32 @@ class Preparation:
             maximum = positions - taken
             notes.append(f"only {maximum} new tokens: the model has {positions} positions.")
         check_number("min_new_tokens", options.get("min_new_tokens"), minimum=0, maximum=maximum, whole=True)
-        options.setdefault("attention_mask", torch.ones_like(ids))
+        temperature = None if asked.temperature is None else read_temperature(asked.temperature)
+        sampling = {"temperature": temperature, "top_p": asked.top_p, "top_k": asked.top_k}
+        options |= {name: value for name, value in sampling.items() if value is not None}
         presence, frequency = asked.presence_penalty or 0, asked.frequency_penalty or 0
         if presence or frequency:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)
             options["logits_processor"] = [lowered, *options.get("logits_processor", [])]
-        own = self._engine.model.generation_config
-        if note := leave_out_settings(own, options, constrained=asked.constraint is not None):
-            notes.append(note)
-        configured = getattr(options.get("generation_config"), "stop_strings", None) or own.stop_strings
-        if configured:
-            options["stop_strings"] = None  # `generate` has no tokenizer to find them with
-            strings = [*strings, *check_stop(configured)]
-            if self._tokenizer is None:
-                raise TokenizerError("the generation config has stop strings, which need a tokenizer; leave them out.")
-        options |= sampling_options(temperature, asked.top_p, asked.top_k, **options)
-        call = self._engine.prepare(ids, max_new_tokens=maximum, cache=asked.cache, options=options)
-        whole = replace(asked, stop=strings, logit_bias=bias)
-        generation = self.from_call(call, whole, tokenizer=self._tokenizer)
-        generation.sequence.stats.notes += notes
+        constrained = asked.constraint is not None
+        prepared = self._engine.prepare(
+            ids, max_new_tokens=maximum, cache=asked.cache, options=options, constrained=constrained
+        )
+        if prepared.stop and self._tokenizer is None:
+            raise TokenizerError("the generation config has stop strings, which need a tokenizer; leave them out.")
+        whole = replace(asked, stop=[*strings, *prepared.stop], logit_bias=bias)
+        generation = self.begin(prepared, whole, tokenizer=self._tokenizer)
+        generation.sequence.stats.notes += [*notes, *prepared.notes]
         if asked.streamer is not None:
-            asked.streamer.put(call.ids.cpu())
+            asked.streamer.put(prepared.ids.cpu())
         return generation
 
-    def from_call(self, call: GenerateCall, asked: RequestOptions, *, tokenizer: Any) -> Generation:
-        """Return the request for one row prepared by `generate`.
+    def begin(self, prepared: PreparedRequest, asked: RequestOptions, *, tokenizer: Any) -> Generation:
+        """Return a prepared request for one text; its decoding has not started.
 
         Args:
-            call: what `generate` prepared.
-            asked: options of the request, of which `generate` has applied those that it knows.
+            prepared: the request.
+            asked: its options, of which the engine has read those of `generate`.
             tokenizer: tokenizer for stop strings and text; or None.
 
         Raises:
@@ -132,43 +115,43 @@ class Preparation:
         """
         # 1. Whether drafts can be verified on it, and how its tokens are chosen.
         engine = self._engine
-        foreign = call.model is not engine.model
-        if foreign and not any(call.model is each for each in engine.whole.modules()):
+        foreign = prepared.model is not None and prepared.model is not engine.model
+        if foreign and not engine.contains(prepared.model):
             raise UsageError("this speculator was made for another model; make one with Speculator.from_transformers.")
-        undrafted = foreign or not self.drafts(call)
-        ids = call.ids[:, call.start :]
-        if "inputs_embeds" in call.others and not ids.shape[1]:
-            raise UnsupportedError("`inputs_embeds` is not supported here: give token ids as `input_ids`.")
-        self._check_length(ids, None if call.padding is None else call.padding[:, call.start :])
-        grammar = self._constrain(call, asked)
+        undrafted = foreign or not self.drafts(prepared)
+        ids = prepared.ids[:, prepared.start :]
+        padding = None if prepared.padding is None else prepared.padding[:, prepared.start :]
+        self._check_length(ids, padding)
+        grammar, first = self._constrain(prepared, asked)
         plan = plan_sampling(
-            call,
+            prepared,
+            first=first,
             stop=check_stop(asked.stop),
             tokenizer=tokenizer,
-            generator=None if asked.seed is None else _generator(engine.model.device, asked.seed),
-            plain=undrafted or engine.capabilities.media,  # all of its inputs are supported
+            generator=None if asked.seed is None else _generator(engine.device, asked.seed),
         )
 
         # 2. Its cache, and what its drafts start from.
-        cache = engine.open_prepared(call, plain=undrafted)
+        cache = engine.open_prepared(prepared, plain=undrafted)
         if not cache.unread:
             raise PromptError("the cache already holds the whole prompt; add the new tokens to it.")
-        sampler, ranked = make_sampler(call.ids, plan), asked.prompt_logprobs is not None
+        sampler, ranked = make_sampler(prepared.ids, plan), asked.prompt_logprobs is not None
+        read = ids[0, self._padding_read(padding) :]
         start = SessionRequest(
-            prompt=_read_by_drafters(call, ids[0, self._padding_read(call) :], () if ranked else self._unread),
-            sampling=sampling_settings(call),
+            prompt=_read_by_drafters(prepared.source_ids, read, () if ranked else self._unread),
+            sampling=prepared.sampling,
             seed=_drafting_seed(asked.seed),
             target=cache,
             constraint=grammar,
             tenant=asked.tenant,
             prediction=np.array([] if asked.prediction is None else asked.prediction, np.int32),
-            source=None if undrafted else find_source(call),
+            source=None if undrafted else engine.find_source(prepared),
         )
 
         # 3. The sequence, and what users see of it.
         notes = list(engine.notes)
         if undrafted and engine.capabilities.drafts:
-            reason = "this class lets a model within it write the text" if foreign else engine.obstacle(call)
+            reason = "this class lets a model within it write the text" if foreign else engine.obstacle(prepared)
             notes.append(f"{reason}: decoded plainly, without drafts.")
         sequence = DecodedSequence(
             cache,
@@ -180,7 +163,7 @@ class Preparation:
             plain=asked.plain or undrafted,
             watched=asked.watched,
         )
-        chunk = call.config.prefill_chunk_size
+        chunk = prepared.chunk
         return Generation(
             sequence,
             sampler,
@@ -191,21 +174,18 @@ class Preparation:
             chunk=min(chunk or WATCHED_CHUNK, WATCHED_CHUNK) if ranked else chunk,
         )
 
-    def _constrain(self, call: GenerateCall, asked: RequestOptions) -> Any:
-        """Put a constraint's mask and the bias before transformers' processors, in that order, as in vLLM.
+    def _constrain(self, prepared: PreparedRequest, asked: RequestOptions) -> tuple[Any, list[Any]]:
+        """Return the state of the constraint, or None, and what precedes transformers' processors.
 
-        Returns:
-            The state of the constraint, or None.
+        That is the constraint's mask and the bias, in this order, as in vLLM.
         """
         grammar, first = None, list[Any]()
         if asked.constraint is not None:
-            ends = end_tokens(call.criteria)
-            grammar = self._compiler.open(asked.constraint, prompt=call.ids.shape[1], ends=ends)
+            grammar = self._compiler.open(asked.constraint, prompt=prepared.ids.shape[1], ends=prepared.ends)
             first.append(grammar)
         if asked.logit_bias:
-            first.append(LogitBias(asked.logit_bias, call.ids.device))
-        call.processors = [*first, *call.processors]
-        return grammar
+            first.append(LogitBias(asked.logit_bias, prepared.ids.device))
+        return grammar, first
 
     @property
     def by_slot(self) -> bool:
@@ -217,14 +197,14 @@ class Preparation:
         """Whether padding in front of a row affects its text."""
         return self._engine.reads_padding
 
-    def drafts(self, call: GenerateCall) -> bool:
-        """Return whether drafts can be verified on a request prepared by `generate`."""
-        return self._engine.capabilities.drafts and not self._engine.obstacle(call)
+    def drafts(self, prepared: PreparedRequest) -> bool:
+        """Return whether drafts can be verified on a request."""
+        return self._engine.capabilities.drafts and not self._engine.obstacle(prepared)
 
     def compile_constraint(self, constraint: Constraint, ends: Sequence[int] | None) -> CompiledConstraint:
         """Compile a constraint for texts ended by these tokens; None for those in the model's generation config."""
         if ends is None:
-            own = self._engine.model.generation_config.eos_token_id
+            own = self._engine.defaults.get("eos_token_id")
             ends = [] if own is None else [own] if isinstance(own, int) else own
         return self._compiler.compile(constraint, ends=frozenset(ends))
 
@@ -251,7 +231,7 @@ class Preparation:
             return self._encode_text(prompt), {}
         if set(inputs) - {"input_ids", "attention_mask"} and not self._engine.capabilities.media:
             raise UnsupportedError("this model takes text only: leave out images and other media.")
-        device = self._engine.model.device
+        device = self._engine.device
         given = {name: value.to(device) if hasattr(value, "to") else value for name, value in inputs.items()}
         return self._encode_text(given.pop("input_ids")), given
 
@@ -290,7 +270,7 @@ class Preparation:
             raise PromptError(f"token ids must be whole numbers [T] or [1, T], not {ids.dtype} {list(ids.shape)}.")
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
             raise PromptError(f"token ids must be from 0 to {vocabulary - 1}, the model's vocabulary.")
-        return ids.to(self._engine.model.device, torch.long)
+        return ids.to(self._engine.device, torch.long)
 
     def _check_length(self, ids: torch.Tensor, padding: Any = None) -> None:
         length = self._positions_taken(ids, padding)
@@ -304,19 +284,16 @@ class Preparation:
         """Return how many positions a prompt takes; padding counts if the model counts cache rows."""
         return int(ids.shape[1]) if padding is None or self.by_slot else int(padding[0].sum())
 
-    def _padding_read(self, call: GenerateCall) -> int:
+    def _padding_read(self, padding: torch.Tensor | None) -> int:
         """Return the number of padding tokens in front of a prompt that only shift positions; hidden from drafters."""
-        if call.padding is None or not self.by_slot:
-            return 0
-        return int(call.padding[0, call.start :].bool().int().argmax())
+        return 0 if padding is None or not self.by_slot else int(padding[0].bool().int().argmax())
 
 
-def _read_by_drafters(call: GenerateCall, ids: torch.Tensor, unread: Sequence[int]) -> Int32:
+def _read_by_drafters(source: torch.Tensor | None, ids: torch.Tensor, unread: Sequence[int]) -> Int32:
     """Return the text that drafts continue, Int32[T]: an encoder's input precedes the decoder's tokens.
 
     Tokens `unread` are placeholders of media, hidden from drafters; memories would learn their repetition.
     """
-    source = None if call.source is None else call.source.get("input_ids")
     read = ids if source is None else torch.cat([source[0], ids])
     text = read.to(torch.int32).cpu().numpy().astype(np.int32)
     kept = text[~np.isin(text, unread)] if len(unread) else text

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from speculant.core.drafter import EncoderSource
 from speculant.core.engine import Capabilities, Engine, EngineArray, TargetCache
+from speculant.core.prepared_request import PreparedRequest
 from speculant.core.tree import UNLIMITED, Int32
 
 
@@ -89,6 +91,16 @@ class ModelEngine(Engine, Protocol):
         """Remarks for the user on the model, its preparation and its drafter."""
 
     @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Options of requests that the model has values of its own for, by transformers' names; `eos_token_id`, ..."""
+        return {}
+
+    @property
+    def placeholders(self) -> Sequence[int]:
+        """Ids of the tokens that represent media in prompts."""
+        return ()
+
+    @property
     def changes(self) -> int:
         """Number of times the model was found to have changed, which invalidates earlier caches."""
         return 0
@@ -141,26 +153,47 @@ class ModelEngine(Engine, Protocol):
             UnsupportedError: the engine does not support this kind of cache, padding or positions.
         """
 
-    def prepare(self, ids: EngineArray, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> Any:
-        """Return the prepared request: ids, processors, stopping criteria and cache; see `GenerateCall`.
+    def prepare(
+        self,
+        ids: EngineArray,
+        *,
+        max_new_tokens: int,
+        cache: Any,
+        options: Mapping[str, Any],
+        constrained: bool = False,
+    ) -> PreparedRequest:
+        """Return a request with all its options read.
 
         Args:
             ids: Int64[1, T], the prompt.
             max_new_tokens: maximum number of new tokens.
             cache: a kept cache of the first tokens, or None.
-            options: options of transformers' `generate`, by name.
+            options: options of transformers' `generate` that were given, by name; a temperature of 0 means greedy.
+            constrained: whether a constraint decides where the text ends.
 
         Raises:
             UsageError: an option is invalid.
-            UnsupportedError: the model can only be decoded by its own `generate`.
+            UnsupportedError: an option is not supported, or the model can only be decoded by its own `generate`.
         """
 
-    def obstacle(self, prepared: Any) -> str:
+    def contains(self, model: Any) -> bool:
+        """Return whether another model that writes a text is a part of this one, see `PreparedRequest.model`."""
+        return False
+
+    def obstacle(self, prepared: PreparedRequest) -> str:
         """Return why this request cannot use drafts although the model can; "" if it can."""
         return ""
 
-    def open_prepared(self, prepared: Any, *, plain: bool) -> RequestCache:
-        """Return the cache of a prepared request; a `plain` one is decoded without drafts, as by the model itself."""
+    def find_source(self, prepared: PreparedRequest) -> EncoderSource | None:
+        """Return what the model's encoder has read, for draft models; None if it has none."""
+        return None
+
+    def open_prepared(self, prepared: PreparedRequest, *, plain: bool) -> RequestCache:
+        """Return the cache of a prepared request; a `plain` one is decoded without drafts, as by the model itself.
+
+        Raises:
+            UnsupportedError: it asks for something that is not decoded here.
+        """
 
     def crop(self, cache: Any, length: int) -> int:
         """Truncate a kept cache to its first tokens, for a prompt that shares only those; return how many remain."""

@@ -150,12 +150,12 @@ def _slot(service: Service, place: int, ticket: Ticket | None, tenant: str) -> S
 def _params(service: Service, options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
     """Return options of `Speculator.prepare` by llama.cpp's names, with the model's defaults for missing ones."""
     greedy = options.get("temperature") == 0  # then the rest of the model's config has no effect
-    config = service.engine.speculator.model.generation_config
+    defaults = service.engine.speculator.engine.defaults
     found = dict[str, Any]()
     for name, (shown, none) in _NONE.items():
         value = options.get(name)
         if value is None and not (greedy and name in ("top_k", "top_p", "min_p")):
-            value = getattr(config, name, None)
+            value = defaults.get(name)
         found[shown] = none if value is None else value
     maximum = options["max_new_tokens"]
     return found | {"n_predict": maximum, "max_tokens": maximum, "stop": list(stop)}

@@ -91,7 +91,7 @@ class PromptEncoder:
         self.token_limit = min(limits, default=None)
         self.text_tokens = text_tokens(self.tokenizer)
         self.formats = find_formats(self.chat_template, self.tokenizer, reasoning=reasoning, tools=tools)
-        own = speculator.model.generation_config.eos_token_id
+        own = speculator.engine.defaults.get("eos_token_id")
         self.ends: list[int] = [] if own is None else [own] if isinstance(own, int) else list(own)
         self._texts: dict[int, str] = {}  # texts of single tokens
         self._shown: dict[tuple[str, ...], dict[int, str]] = {}

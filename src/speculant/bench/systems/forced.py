@@ -73,7 +73,7 @@ def make_forced_request(
     sampler: Callable[[Tensor, Sequence[int]], ForcedSampler] = ForcedSampler,
 ) -> Generation:
     """Return a request that is decoded along a recorded output of at least one token, by `make_forced_components`."""
-    ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.model.device)
+    ids = torch.from_numpy(prompt.astype(np.int64))[None].to(speculator.engine.device)
     cache, forced = speculator.engine.open(ids), sampler(ids, output)
     stats = Stats(method=speculator.method, prompt_tokens=len(prompt))
     return Generation(DecodedSequence(cache, forced, SessionRequest(prompt=prompt), stats), forced, target=cache)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from speculant.core.drafter import EncoderSource
 from speculant.core.engine import NO_OUTPUTS, Pass, RequestedOutputs
 from speculant.core.errors import OutOfMemoryError, UnsupportedError, UsageError
+from speculant.core.prepared_request import PreparedRequest
 from speculant.core.tree import UNLIMITED, DraftTree, Int32
 from speculant.engines.hf.acceleration import Acceleration, PlainPasses
 from speculant.engines.hf.batch_pass import BatchPass
@@ -29,8 +31,10 @@ from speculant.engines.hf.cache import (
     reusable_length,
 )
 from speculant.engines.hf.caches.plain_cache import PlainTargetCache
+from speculant.engines.hf.encoded import find_source
 from speculant.engines.hf.forward_pass import ModelRunner
 from speculant.engines.hf.latency_facts import find_latency_facts
+from speculant.engines.hf.media import media_tokens
 from speculant.engines.hf.opening import AnySequence, open_sequence
 from speculant.engines.hf.probe.capabilities import HFCapabilities
 from speculant.engines.hf.probe.class_checks import STATE_ON_MODULES, check_model, plain_capabilities
@@ -41,8 +45,9 @@ from speculant.engines.hf.probe.padding import padding_outcome
 from speculant.engines.hf.probe.probing import merge, probe_outcome
 from speculant.engines.hf.probe.rounds import ROW_COUNTS
 from speculant.engines.hf.probe.watched_state import WatchedState
-from speculant.engines.hf.sampling.generate_capture import GenerateCall, prepare_call
+from speculant.engines.hf.sampling.generate_capture import GenerateCall, check_alone, make_request, prepare_call
 from speculant.engines.hf.sampling.repeated_calls import RepeatedCalls
+from speculant.engines.hf.sampling.settled_options import settle_options
 from speculant.engines.hf.views.unwrapping import acts_inside_generate, adapter_reason, bare_model, check_generates
 
 
@@ -210,13 +215,36 @@ class HFEngine:
         shared = self.model.config.model_type in STATE_ON_MODULES and not self.capabilities.drafts
         return 1 if shared else UNLIMITED
 
-    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> GenerateCall:
-        """Return the call that the model's own `generate` prepares for its decoding loop; see `ModelEngine.prepare`."""
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        own: Mapping[str, Any] = vars(self.model.generation_config)
+        return own
+
+    @property
+    def placeholders(self) -> list[int]:
+        found = media_tokens(self.whole.config) if self.capabilities.media else {}
+        return [token for ids in found.values() for token in ids]
+
+    def prepare(
+        self,
+        ids: Tensor,
+        *,
+        max_new_tokens: int,
+        cache: Any,
+        options: Mapping[str, Any],
+        constrained: bool = False,
+    ) -> PreparedRequest:
+        """Return what the model's own `generate` prepares for its decoding loop; see `ModelEngine.prepare`."""
         if acts_inside_generate(self.entry):
             raise UnsupportedError(
                 "the active adapter is in effect only while its own `generate` runs; use "
                 "`model.generate(..., custom_generate=speculator)`."
             )
+        settled = settle_options(self.model.generation_config, ids, options, constrained=constrained)
+        call = self._prepare_call(ids, max_new_tokens, cache, settled.options)
+        return make_request(call, stop=settled.stop, notes=settled.notes)
+
+    def _prepare_call(self, ids: Tensor, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> GenerateCall:
         repeats = cache is None and self.entry is self.model
         if repeats and (found := self._calls.find(ids, options, max_new_tokens=max_new_tokens)) is not None:
             return found
@@ -229,39 +257,49 @@ class HFEngine:
             call.source = {"input_ids": ids, **given}
         return call
 
-    def obstacle(self, prepared: GenerateCall) -> str:
-        """Return why drafts cannot be verified on a request although the model supports them; "" if they can."""
-        if self._is_unusual(prepared):
-            return self._first.reason(prepared)
-        if prepared.prepare_inputs is not None:
+    def contains(self, model: Any) -> bool:
+        return any(model is each for each in self.whole.modules())
+
+    def obstacle(self, prepared: PreparedRequest) -> str:
+        return self.call_obstacle(prepared.own)
+
+    def call_obstacle(self, call: GenerateCall) -> str:
+        """Return why drafts cannot be verified on a call although the model supports them; "" if they can."""
+        if self._is_unusual(call):
+            return self._first.reason(call)
+        if call.prepare_inputs is not None:
             return "its inputs are prepared by code other than the model's own"
-        if holds_sources(prepared.cache, self.capabilities.source_layers):
+        if holds_sources(call.cache, self.capabilities.source_layers):
             return "the text continues from a cache with an image, but does not say which rows see it"
         if not self.capabilities.text_alone:
             return "the model reads no text without media"
-        if prepared.padding is None or bool(prepared.padding[:, prepared.start :].all()):
+        if call.padding is None or bool(call.padding[:, call.start :].all()):
             return ""
         found = self._padding_outcome()
-        wrong = not found.drafts and (len(prepared.ids) == 1 or found.read)  # rows of a batch are read without padding
+        wrong = not found.drafts and (len(call.ids) == 1 or found.read)  # rows of a batch are read without padding
         return "padding in front of a text changes this model's logits on drafts" if wrong else ""
 
-    def _is_unusual(self, prepared: GenerateCall) -> bool:
+    def find_source(self, prepared: PreparedRequest) -> EncoderSource | None:
+        return find_source(prepared.own)
+
+    def _is_unusual(self, call: GenerateCall) -> bool:
         """Return whether a prompt has more than text."""
         capabilities = self.capabilities
-        return capabilities.encoder or (capabilities.media and bool(set(prepared.others) - {"use_cache"}))
+        return capabilities.encoder or (capabilities.media and bool(set(call.others) - {"use_cache"}))
 
-    def open_prepared(self, prepared: GenerateCall, *, plain: bool) -> AnySequence | PlainTargetCache:
-        """Return the cache of a request; a plain one is decoded by the model's own methods."""
-        if plain:
-            return PlainTargetCache(prepared, self._latest)
-        if self._is_unusual(prepared):
-            return self._first.open(prepared)
-        return self.open(
-            prepared.ids[:, prepared.start :],
-            cache=prepared.cache,
-            padding=None if prepared.padding is None else prepared.padding[:, prepared.start :],
-            positions=None if prepared.positions is None else prepared.positions[:, prepared.start :],
-        )
+    def open_prepared(self, prepared: PreparedRequest, *, plain: bool) -> AnySequence | PlainTargetCache:
+        """Return the cache of a request; a plain one is decoded by the model's own methods.
+
+        Raises:
+            UnsupportedError: it asks for something that is not decoded here.
+        """
+        call: GenerateCall = prepared.own
+        check_alone(call, plain=plain or self.capabilities.media)  # media: all of its inputs are supported
+        return PlainTargetCache(call, self._latest) if plain else self.open_call(call)
+
+    def open_call(self, call: GenerateCall) -> AnySequence:
+        """Return the cache of a call on which drafts can be verified."""
+        return self._first.open(call) if self._is_unusual(call) else self.open(**call.text())
 
     def open(
         self,

@@ -12,9 +12,11 @@ from torch import Tensor
 from speculant.core.engine import NO_OUTPUTS, Capabilities, Pass, RequestedOutputs, make_refused
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.model_engine import ModelEngine
+from speculant.core.prepared_request import PreparedRequest
 from speculant.core.tree import DraftTree, Int32
 from speculant.engines.hf.cpu.build import processor
-from speculant.engines.hf.sampling.generate_capture import GenerateCall, prepare_call
+from speculant.engines.hf.sampling.generate_capture import check_alone, make_request, prepare_call
+from speculant.engines.hf.sampling.settled_options import settle_options
 from speculant.engines.llamacpp.batch import Rows
 from speculant.engines.llamacpp.context import PASS_ROWS, LlamaContext
 from speculant.engines.llamacpp.opening import open_sequence
@@ -160,16 +162,34 @@ class LlamaEngine(ModelEngine):
                 raise UnsupportedError("llama.cpp counts positions from the first token; leave out position_ids.")
         return open_sequence(self.context, ids[0].tolist(), text=cache)
 
-    def prepare(self, ids: Tensor, *, max_new_tokens: int, cache: Any, options: Mapping[str, Any]) -> GenerateCall:
-        """Return the request that transformers' `generate` prepares for the model; see `ModelEngine.prepare`."""
-        given = {} if cache is None else {self.capabilities.cache_argument: cache}
-        return prepare_call(self._model, ids, max_new_tokens=max_new_tokens, **given, **options)
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        own: Mapping[str, Any] = vars(self._model.generation_config)
+        return own
 
-    def open_prepared(self, prepared: GenerateCall, *, plain: bool) -> LlamaTargetCache:
-        """Return the cache of a request; passes without drafts are the same."""
-        given = [None if each is None else each[:, prepared.start :] for each in (prepared.padding, prepared.positions)]
-        ids = prepared.ids[:, prepared.start :]
-        return self.open(ids, cache=prepared.cache, padding=given[0], positions=given[1])
+    def prepare(
+        self,
+        ids: Tensor,
+        *,
+        max_new_tokens: int,
+        cache: Any,
+        options: Mapping[str, Any],
+        constrained: bool = False,
+    ) -> PreparedRequest:
+        """Return what transformers' `generate` prepares for the model; see `ModelEngine.prepare`."""
+        settled = settle_options(self._model.generation_config, ids, options, constrained=constrained)
+        given = {} if cache is None else {self.capabilities.cache_argument: cache}
+        call = prepare_call(self._model, ids, max_new_tokens=max_new_tokens, **given, **settled.options)
+        return make_request(call, stop=settled.stop, notes=settled.notes)
+
+    def open_prepared(self, prepared: PreparedRequest, *, plain: bool) -> LlamaTargetCache:
+        """Return the cache of a request; passes without drafts are the same.
+
+        Raises:
+            UnsupportedError: it asks for something that is not decoded here.
+        """
+        check_alone(prepared.own, plain=plain)
+        return self.open(**prepared.own.text())
 
     def crop(self, cache: LlamaText, length: int) -> int:
         """Keep the first tokens of a cache, for a prompt that shares only those; return their number."""

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation import (
-    EosTokenCriteria,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
-    MaxLengthCriteria,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -117,8 +115,7 @@ def test_greedy(kind: Kind) -> None:
 def test_end_of_text_inside_a_draft(kind: Kind, sample: bool) -> None:
     """The text ends with the ending token, although the draft goes on; later nodes draw nothing."""
     generator = torch.Generator().manual_seed(5)
-    criteria = [EosTokenCriteria(torch.tensor([3, 5])), MaxLengthCriteria(100)]
-    sampler = planned(kind, criteria=criteria, sample=sample, generator=generator)
+    sampler = planned(kind, ends=frozenset({3, 5}), max_length=100, sample=sample, generator=generator)
     tree = make_tree([4, 3, 4], [-1, 0, 1])
     assert follow(sampler, torch.eye(VOCABULARY)[[4, 3, 4, 4]] * 1e4, tree) == Walk([0], [4, 3], True)
     assert sampler.stopped
@@ -132,8 +129,8 @@ def test_end_of_text_inside_a_draft(kind: Kind, sample: bool) -> None:
 
 @pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
 def test_length_limit_inside_a_draft(kind: Kind) -> None:
-    """The text stops at its longest length, the smaller of two limits, in the middle of a right draft."""
-    sampler = planned(kind, criteria=[MaxLengthCriteria(9), MaxLengthCriteria(5)], sample=False)
+    """The text stops at its longest length, in the middle of a right draft."""
+    sampler = planned(kind, max_length=5, sample=False)
     assert sampler.room == 3
     tree = make_tree([1, 1, 1, 1], [-1, 0, 1, 2])
     assert follow(sampler, torch.eye(VOCABULARY)[[1] * 5], tree) == Walk([0, 1], [1, 1, 1], True)
@@ -173,7 +170,7 @@ class Asking(StoppingCriteria):
 def test_stateful_processors_and_criteria_see_each_token_once() -> None:
     """One call per token in order, with the committed text and nothing of rejected drafts in it."""
     processor, criterion = Counting(), Asking()
-    sampler = planned(HostSampler, processors=[processor], criteria=[MaxLengthCriteria(50), criterion])
+    sampler = planned(HostSampler, processors=[processor], max_length=50, criteria=[criterion])
     text = play(sampler, rounds=40, seed=2)
     assert len(text) == 20
     assert processor.prefixes == [[1, 2, *text[:i]] for i in range(20)]
@@ -181,10 +178,10 @@ def test_stateful_processors_and_criteria_see_each_token_once() -> None:
     assert set(criterion.scores) == {None}
 
 
-def test_every_criterion_is_asked_even_after_one_ended_the_text() -> None:
+def test_criteria_are_asked_although_the_text_has_ended() -> None:
     """A criterion that keeps state sees the last token, too, as in plain decoding."""
     criterion = Asking()
-    sampler = planned(HostSampler, criteria=[MaxLengthCriteria(3), criterion])
+    sampler = planned(HostSampler, max_length=3, criteria=[criterion])
     assert sampler.commit(4) is True
     assert criterion.prefixes == [[1, 2, 4]]
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from speculant.core.errors import TokenizerError, UnsupportedError, UsageError
+from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.prepared_request import PreparedRequest
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.engines.hf.sampling.own_config import DECIDING, leave_out_modes
-from speculant.engines.hf.sampling.sampler import SamplingPlan
 
 HANDLED = {
     *("attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache"),
@@ -84,6 +83,13 @@ class GenerateCall:
         self.prepare_inputs = None if getattr(put, "__func__", None) is own else put
         return input_ids
 
+    def text(self) -> dict[str, Any]:
+        """Return the arguments of `ModelEngine.open` for the text that the target reads."""
+        padding, positions = (
+            None if each is None else each[:, self.start :] for each in (self.padding, self.positions)
+        )
+        return {"ids": self.ids[:, self.start :], "cache": self.cache, "padding": padding, "positions": positions}
+
 
 def prepare_call(entry: Any, ids: Tensor, **options: Any) -> GenerateCall:
     """Return what a model's `generate` prepares for a prompt Int64[1, T] and its options.
@@ -151,14 +157,11 @@ def check(call: GenerateCall, *, plain: bool = False) -> None:
         )
 
 
-def plan_sampling(
-    call: GenerateCall, *, stop: Sequence[str], tokenizer: Any, generator: torch.Generator | None, plain: bool = False
-) -> SamplingPlan:
-    """Check a call of one row, as `check` does, and return how its tokens are chosen, including stop strings.
+def check_alone(call: GenerateCall, *, plain: bool = False) -> None:
+    """Check a call of one row, as `check` does.
 
     Raises:
         UnsupportedError: it has several rows, or requests something that our loop does not support.
-        TokenizerError: stop strings without a tokenizer.
     """
     check(call, plain=plain)
     if call.ids.shape[0] != 1:
@@ -166,25 +169,40 @@ def plan_sampling(
             f"{call.ids.shape[0]} sequences were asked for, but one is decoded. Use `model.generate` with "
             "custom_generate, or give `Speculator.generate_batch` a prompt for each."
         )
+
+
+def make_request(call: GenerateCall, *, stop: Sequence[str] = (), notes: Sequence[str] = ()) -> PreparedRequest:
+    """Return a call as a request.
+
+    Args:
+        call: a call of one row; of several rows, the request can only be asked whether drafts can be verified on it.
+        stop: strings that end the text.
+        notes: messages for the user.
+    """
     config, wanted = call.config, call.config.return_dict_in_generate
-    criteria = call.criteria
-    if stop:
-        if tokenizer is None:
-            raise TokenizerError("stop strings need a tokenizer; give one to the speculator or to bind().")
-        criteria = [*criteria, StopStringCriteria(tokenizer=tokenizer, stop_strings=list(stop))]
-    return SamplingPlan(
+    lengths = [each.max_length for each in call.criteria if type(each) is MaxLengthCriteria]
+    ends = [each.eos_token_id.tolist() for each in call.criteria if type(each) is EosTokenCriteria]
+    return PreparedRequest(
+        ids=call.ids,
+        max_length=min(lengths, default=1 << 30),
+        ends=frozenset(token for ids in ends for token in ids),
+        sampling=_sampling_settings(config),
         processors=call.processors,
-        criteria=criteria,
-        sample=config.get_generation_mode() == GenerationMode.SAMPLE,
-        generator=generator,
-        keep_scores=bool(wanted and config.output_scores),
-        keep_logits=bool(wanted and config.output_logits),
+        criteria=[each for each in call.criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria)],
+        keeps_scores=bool(wanted and config.output_scores),
+        keeps_logits=bool(wanted and config.output_logits),
+        start=call.start,
+        padding=call.padding,
+        source_ids=None if call.source is None else call.source.get("input_ids"),
+        chunk=config.prefill_chunk_size,
+        stop=stop,
+        notes=notes,
+        model=call.model,
+        own=call,
     )
 
 
-def sampling_settings(call: GenerateCall) -> Sampling:
-    """Return the sampling settings of a call's configuration, for drafters that sample."""
-    config = call.config
+def _sampling_settings(config: Any) -> Sampling:
     if config.get_generation_mode() != GenerationMode.SAMPLE:
         return GREEDY
     return Sampling(

@@ -28,6 +28,14 @@ _RULES = (  # what rules tokens out or ends texts, beside end-of-text tokens
     *("guidance_scale", "max_time", "stop_strings"),
 )
 
+CONTRADICTING = ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id")  # constraints
+
+
+def contradicts(name: str, settings: Any) -> bool:
+    """Return whether settings rule out tokens that a constraint may allow, by a setting of `CONTRADICTING`."""
+    value = getattr(settings, name, None)
+    return bool(value) if name.startswith("min_") else value is not None  # a forced token may be number 0
+
 
 def leave_out_modes(
     own: GenerationConfig, *, asked: GenerationConfig | None = None, given: Container[str] = ()

@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import logits_process, stopping_criteria
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import StopStringCriteria
 
-from speculant.core.sampler import Sampler
+from speculant.core.errors import TokenizerError
+from speculant.core.prepared_request import PreparedRequest
+from speculant.core.sampler import GREEDY, Sampler
 from speculant.core.tree import DraftTree
 from speculant.drafters.top_tokens import best_token
 from speculant.engines.hf.sampling.output_processors import LogitBias
@@ -45,7 +48,10 @@ class SamplingPlan:
     """How the tokens of a request are chosen and when its text ends.
 
     Attributes:
-        processors, criteria: transformers' lists, prepared by `generate`.
+        processors: called in order with the text's ids and its logits, as in transformers.
+        criteria: called after every token; those of the next two lines are not among them.
+        ends: ids that end the text.
+        max_length: maximum number of tokens of the text, including the prompt.
         sample: whether to sample; otherwise greedy.
         generator: the random stream; None for torch's default one.
         keep_scores, keep_logits: whether to keep the processed and the raw logits of every token.
@@ -53,6 +59,8 @@ class SamplingPlan:
 
     processors: Sequence[Any] = ()
     criteria: Sequence[Any] = ()
+    ends: frozenset[int] = frozenset()
+    max_length: int = 1 << 30
     sample: bool = False
     generator: torch.Generator | None = None
     keep_scores: bool = False
@@ -85,15 +93,7 @@ class HostSampler(Sampler):
         self.stopped = False
         self.greedy, self.parallel = not plan.sample, False
         self._loaded: Tensor | None = None
-        self.has_criteria = False
-        lengths: list[int] = []
-        for criterion in plan.criteria:
-            if type(criterion) is stopping_criteria.MaxLengthCriteria:
-                lengths.append(criterion.max_length)
-            elif type(criterion) is not stopping_criteria.EosTokenCriteria:
-                self.has_criteria = True
-        self.end_tokens = end_tokens(plan.criteria)
-        self._max_length = min(lengths, default=1 << 30)
+        self.has_criteria, self.end_tokens = bool(plan.criteria), plan.ends
 
     @property
     def keeps_scores(self) -> bool:
@@ -107,7 +107,7 @@ class HostSampler(Sampler):
 
     @property
     def room(self) -> int:
-        return self._max_length - self._prompt_length - len(self.tokens)
+        return self._plan.max_length - self._prompt_length - len(self.tokens)
 
     def ids(self) -> Tensor:
         """Return all committed tokens, Int64[1, T], prompt included."""
@@ -175,15 +175,13 @@ class HostSampler(Sampler):
 
     def commit(self, token: int) -> bool:
         self.tokens.append(token)
-        if not self.has_criteria:
-            self.stopped = token in self.end_tokens
-            return self.stopped or self.room <= 0
-        ids, scores = self.ids(), tuple(self.scores) if self._plan.keep_scores else None
-        # Every criterion is called, as in plain decoding: stateful ones must see each token.
-        answers = [(criterion, _all(criterion(ids, scores))) for criterion in self._plan.criteria]
-        length = stopping_criteria.MaxLengthCriteria
-        self.stopped = any(answer for criterion, answer in answers if type(criterion) is not length)
-        return any(answer for _, answer in answers)
+        self.stopped = token in self.end_tokens
+        if self.has_criteria:
+            ids, scores = self.ids(), tuple(self.scores) if self._plan.keep_scores else None
+            # Every criterion is called, as in plain decoding: stateful ones must see each token.
+            answers = [_all(criterion(ids, scores)) for criterion in self._plan.criteria]
+            self.stopped = self.stopped or any(answers)
+        return self.stopped or self.room <= 0
 
     def end_round(self) -> None:
         pass
@@ -243,6 +241,41 @@ class DeviceSampler(HostSampler):
         return torch.default_generator
 
 
+def plan_sampling(
+    prepared: PreparedRequest,
+    *,
+    first: Sequence[Any],
+    stop: Sequence[str],
+    tokenizer: Any,
+    generator: torch.Generator | None,
+) -> SamplingPlan:
+    """Return how the tokens of a request are chosen.
+
+    Args:
+        prepared: the request.
+        first: processors that are called before its own.
+        stop: strings that end the text, in addition to its criteria.
+        tokenizer: tokenizer for them, or None.
+        generator: the random stream; None for torch's default one.
+
+    Raises:
+        TokenizerError: stop strings without a tokenizer.
+    """
+    if stop and tokenizer is None:
+        raise TokenizerError("stop strings need a tokenizer; give one to the speculator or to bind().")
+    strings = [StopStringCriteria(tokenizer=tokenizer, stop_strings=list(stop))] if stop else []
+    return SamplingPlan(
+        processors=[*first, *prepared.processors],
+        criteria=[*prepared.criteria, *strings],
+        ends=prepared.ends,
+        max_length=prepared.max_length,
+        sample=prepared.sampling != GREEDY,
+        generator=generator,
+        keep_scores=prepared.keeps_scores,
+        keep_logits=prepared.keeps_logits,
+    )
+
+
 def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
     """Return the fitting sampler: a CPU has no transfer to save, so rows are drawn only when needed."""
     sampler = DeviceSampler if prompt.device.type == "cuda" else HostSampler
@@ -250,12 +283,6 @@ def make_sampler(prompt: Tensor, plan: SamplingPlan) -> HostSampler:
     if made.has_criteria or plan.keep_scores or plan.keep_logits or not row_wise(plan.processors):
         return HostSampler(prompt, plan)
     return made
-
-
-def end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
-    """Return the ids that end a text according to these stopping criteria."""
-    ends = [each.eos_token_id.tolist() for each in criteria if type(each) is stopping_criteria.EosTokenCriteria]
-    return frozenset(token for ids in ends for token in ids)
 
 
 def row_wise(processors: Sequence[Any]) -> bool:
