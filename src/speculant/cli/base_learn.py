@@ -176,7 +176,7 @@ def learn(
     )
     with ExitStack() as ending:
         ending.callback(speculator.close)
-        vocabulary: int = speculator.model.config.get_text_config(decoder=True).vocab_size
+        vocabulary = speculator.engine.capabilities.vocabulary
         interrupt = write_answers(speculator, asked, own, vocabulary, settings)
         if not own.exists():
             raise interrupt or UsageError("the model wrote nothing within that time. Allow more.")

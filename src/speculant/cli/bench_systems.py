@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from speculant.api.engines import find_engine
 from speculant.api.loading import bundled_draft_model, find_draft_model, load_model
 from speculant.api.speculator import Speculator
 from speculant.bench.suite.rows import PLAIN
@@ -199,7 +200,7 @@ def tasks_of(
             for name, rows in given.items()
         ]
         return found, False
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    vocabulary = find_engine(model).vocabulary(model)
     fitted, mapped = fit_vocabulary([each for rows in given.values() for each in rows], vocabulary)
     rest = iter(fitted)
     return [make_recorded_task(name, list(islice(rest, len(rows))), positions) for name, rows in given.items()], mapped

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speculant.api.bases import open_bases
+from speculant.api.engines import find_engine
 from speculant.core.errors import UsageError
 from speculant.drafters.mix.base import MixBase
 from speculant.memory.fingerprint import tokenizer_fingerprint
@@ -61,7 +62,7 @@ def open_target_bases(
             "the recordings have more token ids than the model: they were numbered anew, and no base has such ids. "
             "Name a model or --config with as many ids as theirs, or leave --base out."
         )
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    vocabulary = find_engine(model).vocabulary(model)
     taking = next(find_method(name) for name in methods if takes_bases(name))
     fingerprint = tokenizer_fingerprint(tokenizer, vocabulary)
     return open_bases(taking, paths, vocabulary=vocabulary, tokenizer=fingerprint)
