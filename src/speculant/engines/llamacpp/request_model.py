@@ -2,7 +2,9 @@
 
 transformers' `generate` merges configs and creates processors and criteria before its decoding loop starts, where the
 speculator takes over. So a request to a GGUF model has the same options as any other, with the same meaning, and this
-model only has to know the vocabulary, the positions and the special tokens.
+model only has to know the vocabulary, the positions and the special tokens. Besides the engine in this folder, users
+call it, by `model.generate(..., custom_generate=speculator)`; everything else asks the engine, or `kind` before there
+is one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class GGUFConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class LlamaCppModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A GGUF model for `Speculator`.
+    """A GGUF model for `Speculator`. It is a transformers model because `generate` is defined on those alone.
 
     Attributes:
         context: llama.cpp's model and cache.
