@@ -35,15 +35,18 @@ class RequestCache(TargetCache, Protocol):
 
     @property
     def cache(self) -> Any:
-        """The kept cache: keys and values of the committed tokens, which the next turn may begin with."""
+        """The kept cache: keys and values of the committed tokens, which the next turn may begin with; None if none."""
+        return None
 
     @property
     def shares_prefixes(self) -> bool:
         """Whether the text may begin with prefixes cached by other texts; known before its prompt is read."""
+        return False
 
     @property
     def media(self) -> MediaPrefix | None:
         """What identifies the prefixes of a prompt with media; None for text."""
+        return None
 
     def begin_with(self, cache: Any) -> None:
         """Begin the prompt with a kept cache of its first tokens; must be called before `prefill`."""
@@ -89,6 +92,7 @@ class ModelEngine(Engine, Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user on the model, its preparation and its drafter."""
+        return ()
 
     @property
     def defaults(self) -> Mapping[str, Any]:
