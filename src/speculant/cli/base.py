@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from speculant.cli.base_learn import register_learn
-from speculant.cli.binding import JsonFlag
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command, Group
 from speculant.cli.terminal import print_table, say
+from speculant.options import kinds, option
+from speculant.options.printing import PrintOptions
 
 if TYPE_CHECKING:
     from speculant.memory.bases import KeptBase
@@ -44,24 +47,50 @@ speculant base remove chat
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedBase:
+    """A base to copy into the folder.
+
+    Attributes:
+        file: the base.
+        name: its name in the folder; None for the file's.
+        force: whether a base of that name is replaced.
+    """
+
+    file: str = option.option(
+        option.REQUIRED, "base written by `corpus build --kind mix-base` or `base learn`", kinds.FILE_NAME
+    )
+    name: str | None = option.option(None, "name of the base; default: the file's name", kinds.name())
+    force: bool = option.option(False, "replace a base of the same name", kinds.FLAG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedBase:
+    """A base to delete from the folder, by name."""
+
+    name: str = option.option(option.REQUIRED, "name from `speculant base list`", kinds.name())
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(cls=Group, help=HELP, epilog=EXAMPLES, rich_markup_mode=None)
-    group.command("list", cls=Command, help=LIST, short_help="list your bases", epilog=LIST_EXAMPLES)(list_all)
-    group.command("add", cls=Command, help=ADD, short_help="copy a base into your folder", epilog=ADD_EXAMPLES)(add)
+    group.command("list", cls=Command, help=LIST, short_help="list your bases", epilog=LIST_EXAMPLES)(bind(list_all))
+    group.command("add", cls=Command, help=ADD, short_help="copy a base into your folder", epilog=ADD_EXAMPLES)(
+        bind(add)
+    )
     short = "delete a base from your folder"
-    group.command("remove", cls=Command, help=REMOVE, short_help=short, epilog=REMOVE_EXAMPLES)(remove)
+    group.command("remove", cls=Command, help=REMOVE, short_help=short, epilog=REMOVE_EXAMPLES)(bind(remove))
     register_learn(group)
     app.add_typer(group, name="base")
 
 
-def list_all(as_json: JsonFlag = False) -> int:
+def list_all(printing: PrintOptions) -> int:
     """Print the bases."""
     from speculant.memory.bases import bases_folder, list_bases
 
     folder = bases_folder()
     found = list_bases(folder, lambda message: say(f"warning: {message}"))
-    if as_json:
+    if printing.json:
         print(json.dumps({"folder": str(folder), "bases": list(map(describe_kept_base, found))}, indent=2))
         return 0
     if not found:
@@ -83,28 +112,20 @@ def list_all(as_json: JsonFlag = False) -> int:
     return 0
 
 
-def add(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="base written by `corpus build --kind mix-base` or `base learn`")
-    ],
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="name of the base; default: the file's name")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a base of the same name")] = False,
-) -> int:
+def add(base: Annotated[AddedBase, Take(arguments={"file": "FILE"})]) -> int:
     """Copy a base into the folder."""
     from speculant.memory.bases import add_base, bases_folder
 
-    added = add_base(Path(file), folder=bases_folder(), name=name, replace=force)
+    added = add_base(Path(base.file), folder=bases_folder(), name=base.name, replace=base.force)
     print(f"added       {added.name}: {added.path}")
     return 0
 
 
-def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="name from `speculant base list`")]) -> int:
+def remove(base: Annotated[RemovedBase, Take(arguments={"name": "NAME"})]) -> int:
     """Delete a base from the folder."""
     from speculant.memory.bases import bases_folder, remove_base
 
-    print(f"removed     {remove_base(name, folder=bases_folder())}")
+    print(f"removed     {remove_base(base.name, folder=bases_folder())}")
     return 0
 
 

@@ -15,7 +15,6 @@ NEW_TOKENS = 256
 _output = partial(option.option, panel="Output")
 _decoded = partial(option.option, panel="What is decoded")
 _how = partial(option.option, panel="How")
-_FILE = kinds.name(metavar="FILE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class BenchOptions:
         "with --forced: the recordings' tokenizer, for --base and for rows that hold text",
         kinds.name(metavar="PATH|ID"),
     )
-    config: str | None = _decoded(None, "with --forced or --growth: run random weights of this config", _FILE)
+    config: str | None = _decoded(None, "with --forced or --growth: run random weights of this config", kinds.FILE_NAME)
     data: str | None = _decoded(None, "folder of prompts; default: $SPECULANT_DATA/prompts", kinds.name(metavar="DIR"))
     limit: int | None = _decoded(None, "only the first N items of each task", kinds.whole(1))
     growth: bool = _decoded(False, "also measure, or only, how cost grows up to 8192 tokens and 256 nodes", kinds.FLAG)

@@ -24,7 +24,6 @@ from speculant.options import kinds
 from speculant.options.kinds import FLAG, ValueKind
 from speculant.options.option import Option, options_of
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
 SEVERAL_METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {  # drafting options in commands that take several methods
         "settings": {
@@ -127,7 +126,12 @@ def _parameters(option: Option, *, argument: str | None) -> list[inspect.Paramet
     default = inspect.Parameter.empty if option.required else None
     kind = _OPTIONAL_LIST if option.several else Any
     if argument is not None:
-        own = typer.Argument(metavar=argument, parser=parse(option.kind), help=option.described)
+        own = typer.Argument(
+            metavar=argument,
+            parser=parse(option.kind),
+            autocompletion=option.kind.complete,
+            help=option.described,
+        )
         return [_parameter(option.name, kind if option.several else str | None, own, default)]
     name = _name_of(option.flag)
     shown: dict[str, Any] = {"help": option.described, "rich_help_panel": option.panel}

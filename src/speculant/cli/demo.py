@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
+from speculant.cli.binding import bind
 from speculant.cli.commands import Command
+from speculant.options import kinds, option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,16 +49,23 @@ ROWS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """Where the measurements go.
+
+    Attributes:
+        json: file of all measurements; None for none.
+    """
+
+    json: str | None = option.option(None, "also write all measurements to this file", kinds.FILE_NAME)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("demo", cls=Command, help=HELP, epilog=EXAMPLES)(demo)
+    app.command("demo", cls=Command, help=HELP, epilog=EXAMPLES)(bind(demo))
 
 
-def demo(
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="also write all measurements to this file")
-    ] = None,
-) -> int:
+def demo(options: DemoOptions) -> int:
     """Decode three kinds of requests with and without drafts, and print the speeds."""
     from rich.console import Console
 
@@ -66,7 +76,7 @@ def demo(
     from speculant.cli.terminal import progress
     from speculant.options.model import ModelOptions
 
-    check_result("--json", json, JSON)
+    check_result("--json", options.json, JSON)
     console = Console(highlight=False)
     model, tokenizer, _ = load(ModelOptions(device="cpu", threads=1))
     from speculant.bench.demo import REPETITIONS, measure, plays, scenes
@@ -79,8 +89,8 @@ def demo(
             console.print(scene_block(found[-1]))
             console.print()
     console.print(summary(found))
-    if json is not None:
-        write_json(json, {"environment": environment(model), "scenes": [each.to_json() for each in found]})
+    if options.json is not None:
+        write_json(options.json, {"environment": environment(model), "scenes": [each.to_json() for each in found]})
     return 0
 
 

@@ -12,9 +12,10 @@ import typer
 
 from speculant import __version__
 from speculant.api.loading import default_device
-from speculant.cli.binding import JsonFlag
+from speculant.cli.binding import bind
 from speculant.cli.commands import Command
 from speculant.cli.terminal import importing
+from speculant.options.printing import PrintOptions
 
 if TYPE_CHECKING:
     from speculant.core.engine_kind import ModelDescription
@@ -25,13 +26,13 @@ HELP = "Describe this machine and the versions in use, for bug reports. The outp
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("env", cls=Command, help=HELP, epilog="speculant env --json")(env)
+    app.command("env", cls=Command, help=HELP, epilog="speculant env --json")(bind(env))
 
 
-def env(as_json: JsonFlag = False) -> int:
+def env(printing: PrintOptions) -> int:
     """Print the environment."""
     found = environment()
-    if as_json:
+    if printing.json:
         print(json.dumps(found, indent=2))
         return 0
     width = max(map(len, found))

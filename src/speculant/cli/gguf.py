@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import UsageError
 from speculant.core.hub import asking
+from speculant.options import kinds, option
 from speculant.options.model import ModelOptions
 
 HELP = """\
@@ -27,22 +29,30 @@ speculant generate "Why?" --model small.gguf
 FORMATS = "f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q4_0"  # those of engines/llamacpp/quantize.py
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionOptions:
+    """What is written.
+
+    Attributes:
+        out: the new file.
+        format: format of the weights; None for the checkpoint's own.
+        force: whether an existing GGUF file is replaced.
+    """
+
+    out: str = option.option(option.REQUIRED, "new file, ending in .gguf", kinds.FILE_NAME, aliases=("-o",))
+    format: str | None = option.option(
+        None, f"format of the weights: {FORMATS}; default: the checkpoint's own", kinds.name()
+    )
+    force: bool = option.option(False, "replace an existing GGUF file", kinds.FLAG)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("gguf", cls=Command, help=HELP, epilog=EXAMPLES)(bind(gguf))
 
 
 def gguf(
-    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="new file, ending in .gguf")],
-    format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="NAME", help=f"format of the weights: {FORMATS}; default: the checkpoint's own"
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace an existing GGUF file")] = False,
-    *,
-    named: Annotated[ModelOptions, Take(only=("model",), arguments={"model": "MODEL"})],
+    options: ConversionOptions, named: Annotated[ModelOptions, Take(only=("model",), arguments={"model": "MODEL"})]
 ) -> int:
     """Check the options, load the model, write the file."""
     from speculant.api.gguf_format import check_gguf_format
@@ -51,12 +61,12 @@ def gguf(
     from speculant.cli.loading import silence_loading
     from speculant.cli.terminal import importing, say, waiting
 
-    path, model = Path(output), named.model
-    check_gguf_output(path, force=force)
+    path, model = Path(options.out), named.model
+    check_gguf_output(path, force=options.force)
     if is_gguf_model(model):
         raise UsageError(f"{model} is already a GGUF file. Name the folder or hub id of a transformers model.")
     source = find_model(model)
-    check_gguf_format(format_)
+    check_gguf_format(options.format)
     if not Path(source).exists():
         say(asking(source))
     with importing("PyTorch and transformers"):
@@ -64,7 +74,7 @@ def gguf(
 
         silence_loading()
     with waiting(f"writing {path}"):
-        convert_model(model, path, kind=format_)
+        convert_model(model, path, kind=options.format)
     print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB. speculant generate PROMPT --model {path} runs it.")
     return 0
 

@@ -6,6 +6,7 @@ import glob
 import json
 import sys
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from speculant.cli.base_facts import NAMES, provenance
-from speculant.cli.binding import JsonFlag, Take, bind
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command, Group
 from speculant.cli.files import check_writable
 from speculant.cli.terminal import say, waiting
 from speculant.core.errors import FileError, ForeignMemoryError, UsageError
+from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
+from speculant.options.printing import PrintOptions
 
 if TYPE_CHECKING:
     from speculant.memory.file import Memory
@@ -51,7 +54,23 @@ speculant memory clear chat.speculant --yes  # without a terminal to ask on
 """
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="memory file")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFile:
+    """A memory file, and whether it is emptied without a question."""
+
+    file: str = option.option(option.REQUIRED, "memory file", kinds.FILE_NAME)
+    yes: bool = option.option(False, "do not ask for confirmation; required without a terminal", kinds.FLAG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedFiles:
+    """The memory files to merge, and the one to write."""
+
+    files: tuple[str, ...] = option.option(
+        option.REQUIRED, "two or more files, the latest last", kinds.FILE_NAME, several=True
+    )
+    output: str = option.option(option.REQUIRED, "new file, or one of those merged", kinds.FILE_NAME, aliases=("-o",))
 
 
 def register(app: typer.Typer) -> None:
@@ -60,23 +79,25 @@ def register(app: typer.Typer) -> None:
         cls=Group, help="Inspect, merge and clear memory files.", epilog=EXAMPLES, rich_markup_mode=None
     )
     verify = "Verify a memory file's checksums and describe its contents."
-    group.command("info", cls=Command, help=verify, short_help="describe a file's contents", epilog=INFO_EXAMPLES)(info)
+    group.command("info", cls=Command, help=verify, short_help="describe a file's contents", epilog=INFO_EXAMPLES)(
+        bind(info)
+    )
     group.command("merge", cls=Command, help=MERGE, short_help="merge several files into one", epilog=MERGE_EXAMPLES)(
         bind(merge)
     )
-    group.command("clear", cls=Command, help=CLEAR, short_help="empty a file", epilog=CLEAR_EXAMPLES)(clear)
+    group.command("clear", cls=Command, help=CLEAR, short_help="empty a file", epilog=CLEAR_EXAMPLES)(bind(clear))
     app.add_typer(group, name="memory")
 
 
-def info(file: FileArgument, as_json: JsonFlag = False) -> int:
+def info(named: Annotated[MemoryFile, Take(only=("file",), arguments={"file": "FILE"})], printing: PrintOptions) -> int:
     """Print the contents of a file."""
     from speculant.memory.file import read_any_memory
 
-    path = Path(file)
+    path = Path(named.file)
     tidy(path)
     with waiting(f"reading {path}"):
         found = describe_memory(path, read_any_memory(path))
-    if as_json:
+    if printing.json:
         holds = {name.replace(" ", "_").replace("-", "_"): n for name, n in found["holds"].items()}
         print(json.dumps(found | {"holds": holds}, indent=2))
         return 0
@@ -94,9 +115,7 @@ def info(file: FileArgument, as_json: JsonFlag = False) -> int:
 
 
 def merge(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="two or more files, the latest last")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="new file, or one of those merged")],
-    *,
+    named: Annotated[MergedFiles, Take(arguments={"files": "FILE"})],
     drafting: Annotated[DraftingOptions, Take(only=("memory_limit",), panel="Options")],
 ) -> int:
     """Merge several memories into one, up to the limit.
@@ -109,8 +128,8 @@ def merge(
     from speculant.api.memory_kinds import find_memory_kind
     from speculant.memory.file import read_any_memory, write_memory
 
-    paths, target = [Path(file) for file in files], Path(output)
-    check_writable(output)
+    paths, target = list(map(Path, named.files)), Path(named.output)
+    check_writable(named.output)
     if len(paths) < 2:
         raise UsageError("merging takes two or more files. Name another, or copy the file.")
     for path in paths:
@@ -135,12 +154,7 @@ def merge(
     return 0
 
 
-def clear(
-    file: FileArgument,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="do not ask for confirmation; required without a terminal")
-    ] = False,
-) -> int:
+def clear(named: Annotated[MemoryFile, Take(arguments={"file": "FILE"})]) -> int:
     """Replace a memory by an empty one.
 
     Raises:
@@ -150,14 +164,14 @@ def clear(
     from speculant.api.memory_kinds import find_memory_kind
     from speculant.memory.file import read_any_memory, write_memory
 
-    path = Path(file).resolve()  # resolves links to the file with the contents
+    path = Path(named.file).resolve()  # resolves links to the file with the contents
     tidy(path)
     memory = read_any_memory(path)
     kind = find_memory_kind(memory.kind)
     check_writable(str(path))
     arrays, facts = kind.empty(memory)
     held = f"{path}, a memory of kind {memory.kind}: {sentence(kind.describe(memory))}"
-    if not yes and not ask_to_overwrite(held):
+    if not named.yes and not ask_to_overwrite(held):
         say("nothing was changed.")
         return 1
     write_memory(path, kind=memory.kind, tokenizer=memory.tokenizer, arrays=arrays, facts=facts)

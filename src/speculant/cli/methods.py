@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from speculant.cli.binding import JsonFlag
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.cli.terminal import takes_color
 from speculant.core.errors import UsageError
+from speculant.options import kinds, option
+from speculant.options.printing import PrintOptions
 from speculant.registry import METHODS, VERIFIERS, Method, find_method
 
 if TYPE_CHECKING:
@@ -25,25 +28,28 @@ speculant methods --markdown   # the table of the documentation
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingOptions:
+    """What is listed.
+
+    Attributes:
+        name: method to describe; None for a list of all.
+        markdown: whether the list is a Markdown table.
+    """
+
+    name: str | None = option.option(None, "method to describe", kinds.name(lambda: [*METHODS]))
+    markdown: bool = option.option(False, "print a Markdown table of all methods", kinds.FLAG)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("methods", cls=Command, help=HELP, epilog=EXAMPLES)(methods)
+    app.command("methods", cls=Command, help=HELP, epilog=EXAMPLES)(bind(methods))
 
 
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="method to describe",
-            autocompletion=lambda incomplete: [each for each in METHODS if each.startswith(incomplete)],
-        ),
-    ] = None,
-    as_json: JsonFlag = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="print a Markdown table of all methods")] = False,
-) -> int:
+def methods(printing: PrintOptions, options: Annotated[ListingOptions, Take(arguments={"name": "NAME"})]) -> int:
     """Print the registry, or one method with its settings."""
-    if markdown:
+    name, as_json = options.name, printing.json
+    if options.markdown:
         if as_json or name is not None:
             raise UsageError("--markdown prints the table of all methods; leave out NAME and --json.")
         from speculant.cli.methods_table import markdown_table

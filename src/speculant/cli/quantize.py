@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import FileError
 from speculant.core.hub import asking
+from speculant.options import kinds, option
 from speculant.options.model import ModelOptions
 
 HELP = """\
@@ -26,18 +28,28 @@ speculant generate "Why?" --model small
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizingOptions:
+    """What is written, and measured.
+
+    Attributes:
+        to: the new folder.
+        sample: file of a text on which the change is measured; None for a built-in text.
+    """
+
+    to: str = option.option(option.REQUIRED, "new folder", kinds.name(metavar="FOLDER"))
+    sample: str | None = option.option(
+        None, "text on which to measure the change; default: a built-in one", kinds.FILE_NAME
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("quantize", cls=Command, help=HELP, epilog=EXAMPLES)(bind(quantize))
 
 
 def quantize(
-    to: Annotated[str, typer.Option("--to", metavar="FOLDER", help="new folder")],
-    sample: Annotated[
-        str | None,
-        typer.Option("--sample", metavar="FILE", help="text on which to measure the change; default: a built-in one"),
-    ] = None,
-    *,
+    options: QuantizingOptions,
     named: Annotated[ModelOptions, Take(only=("model", "quantize"), arguments={"model": "MODEL"})],
 ) -> int:
     """Check the options, load, quantise and write."""
@@ -46,7 +58,7 @@ def quantize(
     from speculant.cli.terminal import importing, say, waiting
 
     source = find_model(model_source(named.model))
-    text = None if sample is None else _read(Path(sample))
+    text = None if options.sample is None else _read(Path(options.sample))
     if not Path(source).exists():
         say(asking(source))
     with importing("PyTorch and transformers"):
@@ -54,9 +66,9 @@ def quantize(
 
         silence_loading()
     with waiting(f"quantising {named.model or 'the bundled model'}"):
-        summary = quantize_model(source, to, scheme=named.quantize, sample=text)
+        summary = quantize_model(source, options.to, scheme=named.quantize, sample=text)
     say(str(summary))
-    print(f"speculant generate PROMPT --model {to} runs it.")
+    print(f"speculant generate PROMPT --model {options.to} runs it.")
     return 0
 
 

@@ -19,7 +19,6 @@ SHUFFLED = "shuffled"
 _drafting = partial(option.option, panel="Drafting")
 _requests = partial(option.option, panel="Requests")
 _output = partial(option.option, panel="Output")
-_FILE = kinds.name(metavar="FILE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class ReplayOptions:
     """
 
     traces: tuple[str, ...] = option.option(
-        option.REQUIRED, "recordings: .jsonl files with one row per line, or .json lists", _FILE, several=True
+        option.REQUIRED, "recordings: .jsonl files with one row per line, or .json lists", kinds.FILE_NAME, several=True
     )
     tokenizer: str | None = option.option(
         None, "tokenizer of the model, for rows that hold text", kinds.name(metavar="PATH|ID")
@@ -77,7 +76,7 @@ class ReplayOptions:
     corpora: tuple[str, ...] = _drafting(
         (),
         "memory to start from, for methods that read its kind; may be repeated",
-        _FILE,
+        kinds.FILE_NAME,
         flag="--corpus",
         several=True,
     )
@@ -85,11 +84,11 @@ class ReplayOptions:
     seed: int | None = _requests(None, "seed of --order shuffled; default: 0", kinds.whole(0))
     limit: int | None = _requests(None, "only the first N requests of each file", kinds.whole(1))
     step_cost: str | None = _output(
-        None, 'cost of a target pass, {"nodes", "seconds"}: adds the expected speed-up', _FILE
+        None, 'cost of a target pass, {"nodes", "seconds"}: adds the expected speed-up', kinds.FILE_NAME
     )
     by_category: bool = _output(False, "also show the categories of each file", kinds.FLAG)
-    json: str | None = _output(None, "write the results as JSON; - prints them instead of the table", _FILE)
-    html: str | None = _output(None, "write a page with charts", _FILE)
+    json: str | None = _output(None, "write the results as JSON; - prints them instead of the table", kinds.FILE_NAME)
+    html: str | None = _output(None, "write a page with charts", kinds.FILE_NAME)
     drafting: DraftingOptions = field(default_factory=DraftingOptions)
 
     def __post_init__(self) -> None:

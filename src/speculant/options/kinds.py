@@ -205,6 +205,7 @@ NODES = ValueKind("N|auto", _read_nodes)
 TEMPERATURE = ValueKind("T", read_temperature)
 FRACTION = number(0, 1, above=True, metavar="P")
 PATH = ValueKind("FILE", _read_path)
+FILE_NAME = name(metavar="FILE")  # as it was written: "-" may stand for a standard stream
 MODEL = text("name a folder or a hub id, or leave the option out", metavar="PATH|ID")
 
 
