@@ -133,6 +133,18 @@ def write_json(path: str, value: Any) -> None:
         write_text(path, text + "\n")
 
 
+def write_record(path: str, record: Any) -> None:
+    """Write one request's result as JSON to a file, or as a line to standard output for "-".
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    if path == "-":
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        write_text(path, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+
+
 def write_text(path: str, text: str) -> None:
     """Write a file.
 

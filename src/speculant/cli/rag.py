@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json as json_module
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import UsageError
-from speculant.options import kinds
+from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.retrieval import RetrievalOptions
 from speculant.options.sampling import SamplingOptions
 
 if TYPE_CHECKING:
+    from speculant.api.speculator import Speculator
     from speculant.retrieval.generation import RetrievalResult
     from speculant.retrieval.retriever import Retriever
 
@@ -35,43 +35,57 @@ speculant rag "Why?" --documents pages.jsonl --compare  # same answer, sooner?
 RETRIEVERS = ("bm25", "dense", "graph")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweringOptions:
+    """What is asked, of which documents, and where the answer goes.
+
+    Attributes:
+        question: the question; "-" for standard input.
+        documents: file of documents.
+        retriever: "bm25", "dense" or "graph".
+        encoder: model of the vectors of "dense" and "graph".
+        compare: whether to answer again with a search before every interval.
+        json: file of the record, "-" for standard output; None for none.
+
+    Raises:
+        UsageError: the retriever and the encoder do not go together.
+    """
+
+    question: str = option.option(option.REQUIRED, "question; - reads standard input", kinds.name())
+    documents: str = option.option(
+        option.REQUIRED,
+        '.jsonl with a text or {"text": ...} per row; other files are split into passages of 100 words',
+        kinds.FILE_NAME,
+    )
+    retriever: str = option.option(
+        RETRIEVERS[0],
+        "bm25 (words), dense or graph (vectors of --encoder, exact or approximate); default: bm25",
+        kinds.choice(*RETRIEVERS),
+    )
+    encoder: str | None = option.option(
+        None, "sentence-transformers model, for dense and graph", kinds.name(metavar="PATH|ID")
+    )
+    compare: bool = option.option(
+        False, "also decode with a search before every interval: speed-up, and same answer?", kinds.FLAG
+    )
+    json: str | None = option.option(
+        None, "write answer, documents and statistics as JSON; - prints them", kinds.FILE_NAME
+    )
+
+    def __post_init__(self) -> None:
+        if (self.encoder is None) != (self.retriever == RETRIEVERS[0]):
+            raise UsageError(
+                "--retriever dense and graph need --encoder, a sentence-transformers model; bm25 takes none."
+            )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("rag", cls=Command, help=HELP, epilog=EXAMPLES)(bind(rag))
 
 
 def rag(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="question; - reads standard input")],
-    documents: Annotated[
-        str,
-        typer.Option(
-            "--documents",
-            metavar="FILE",
-            help='.jsonl with a text or {"text": ...} per row; other files are split into passages of 100 words',
-        ),
-    ],
-    retriever: Annotated[
-        str,
-        typer.Option(
-            "--retriever",
-            metavar="NAME",
-            parser=parse(kinds.choice(*RETRIEVERS)),
-            help="bm25 (words), dense or graph (vectors of --encoder, exact or approximate); default: bm25",
-        ),
-    ] = "bm25",
-    encoder: Annotated[
-        str | None,
-        typer.Option("--encoder", metavar="PATH|ID", help="sentence-transformers model, for dense and graph"),
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="also decode with a search before every interval: speed-up, and same answer?"),
-    ] = False,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="write answer, documents and statistics as JSON; - prints them"),
-    ] = None,
-    *,
+    options: Annotated[AnsweringOptions, Take(arguments={"question": "QUESTION"})],
     retrieval: RetrievalOptions,
     sampling: Annotated[SamplingOptions, Take(without=("stop",))],
     drafting: DraftingOptions,
@@ -84,55 +98,75 @@ def rag(
     from speculant.cli.prompts import read_prompt_argument
     from speculant.cli.terminal import importing, say, waiting
 
-    if (encoder is None) != (retriever == "bm25"):
-        raise UsageError("--retriever dense and graph need --encoder, a sentence-transformers model; bm25 takes none.")
-    if compare and retrieval.sequential:
+    if options.compare and retrieval.sequential:
         raise UsageError("--compare already searches before every interval; leave out --sequential.")
-    if compare and sampling.temperature and sampling.seed is None:
+    if options.compare and sampling.temperature and sampling.seed is None:
         say("note: to compare, both must draw the same random numbers; --seed 0 is used.")
         sampling = replace(sampling, seed=0)
     if drafting.memory is not None:
         check_writable(drafting.memory)
-        check_no_input("--memory", drafting.memory, [documents])
-    check_result("--json", json, JSON, [documents, drafting.memory])
-    text = read_prompt_argument(question)
+        check_no_input("--memory", drafting.memory, [options.documents])
+    check_result("--json", options.json, JSON, [options.documents, drafting.memory])
+    question = read_prompt_argument(options.question)
     check_drafting(drafting)
     check_named(model, drafting)
     with importing("the retriever"):
         from speculant.retrieval.retriever import read_documents
-    texts = read_documents(documents)
+    texts = read_documents(options.documents)
     with waiting(f"indexing {len(texts):,} documents"):
-        found = open_retriever(retriever, texts, encoder)
+        retriever = open_retriever(options.retriever, texts, options.encoder)
     loaded = load_speculator(model, drafting)
-
-    from speculant.retrieval.generation import RetrievalGenerator, RetrievalResult
-
-    result, searched = RetrievalResult(), None
     try:
-        generator = RetrievalGenerator(loaded.speculator, found, retrieval)
-        for each in generator.stream(text, sampling, result=result):
-            if json != "-":
-                print(each.text, end="", flush=True)
-        if compare:
-            plain = RetrievalGenerator(loaded.speculator, found, replace(retrieval, sequential=True))
-            searched = plain.generate(text, sampling)
+        result, searched = answer(loaded.speculator, retriever, question, retrieval, sampling, options)
     finally:
         if loaded.memory is not None:
             loaded.speculator.save(loaded.memory)
         loaded.speculator.close()
-    record: dict[str, Any] = {"text": result.text, "documents": result.documents, "stats": asdict(result.stats)}
-    if json == "-":
-        print(json_module.dumps(record, ensure_ascii=False))
-    else:
+    report(result, searched, options.json)
+    return 0
+
+
+def answer(
+    speculator: Speculator,
+    retriever: Retriever,
+    question: str,
+    retrieval: RetrievalOptions,
+    sampling: SamplingOptions,
+    options: AnsweringOptions,
+) -> tuple[RetrievalResult, RetrievalResult | None]:
+    """Answer, printing the text meanwhile; return the result, and that of searching each time if both are compared."""
+    from speculant.retrieval.generation import RetrievalGenerator, RetrievalResult
+
+    result = RetrievalResult()
+    generator = RetrievalGenerator(speculator, retriever, retrieval)
+    for each in generator.stream(question, sampling, result=result):
+        if options.json != "-":
+            print(each.text, end="", flush=True)
+    if not options.compare:
+        return result, None
+    plain = RetrievalGenerator(speculator, retriever, replace(retrieval, sequential=True))
+    return result, plain.generate(question, sampling)
+
+
+def report(result: RetrievalResult, searched: RetrievalResult | None, json: str | None) -> None:
+    """Print the figures of an answer, and write its record.
+
+    Args:
+        result: the answer.
+        searched: that of searching each time; None without a comparison.
+        json: file of the record, "-" for standard output; None for none.
+    """
+    from speculant.cli.files import write_record
+    from speculant.cli.terminal import say
+
+    if json != "-":
         print()
-        if json is not None:
-            with open(json, "w", encoding="utf-8") as file:
-                file.write(json_module.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    if json is not None:
+        write_record(json, {"text": result.text, "documents": result.documents, "stats": asdict(result.stats)})
     say(describe(result))
     if searched is not None:
         same = "the same answer" if searched.ids == result.ids else "ANOTHER ANSWER; please report this"
         say(f"searching each time: {searched.stats.seconds:.2f} s, {same}")
-    return 0
 
 
 def open_retriever(name: str, texts: list[str], encoder: str | None) -> Retriever:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.packages import check_packages
-from speculant.options import kinds
+from speculant.options import kinds, option
 from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.serving import ServingOptions
@@ -38,6 +39,32 @@ speculant serve your.gguf --host 0.0.0.0          # SPECULANT_API_KEYS is set
 speculant serve --parameters            # request parameters and their support
 """
 
+_option = partial(option.option, panel="Server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """What only the command knows.
+
+    Attributes:
+        served_name: the model's name for clients; None for its folder or id.
+        config: file of settings; None for none.
+        parameters: whether the table of request parameters is printed instead.
+    """
+
+    served_name: str | None = _option(
+        None,
+        "the model's name for clients; default: its folder or id",
+        kinds.text("it is empty", metavar="NAME"),
+        flag="--served-model-name",
+    )
+    config: str | None = _option(
+        None,
+        "file of lines SPECULANT_NAME=value; flags and environment take precedence",
+        kinds.text("name a file, or leave the option out", metavar="FILE"),
+    )
+    parameters: bool = _option(False, "print the table of request parameters and exit", kinds.FLAG)
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -45,31 +72,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    served_name: Annotated[
-        str | None,
-        typer.Option(
-            "--served-model-name",
-            metavar="NAME",
-            parser=parse(kinds.text("it is empty")),
-            help="the model's name for clients; default: its folder or id",
-            rich_help_panel="Server",
-        ),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            parser=parse(kinds.text("name a file, or leave the option out")),
-            help="file of lines SPECULANT_NAME=value; flags and environment take precedence",
-            rich_help_panel="Server",
-        ),
-    ] = None,
-    parameters: Annotated[
-        bool,
-        typer.Option("--parameters", help="print the table of request parameters and exit", rich_help_panel="Server"),
-    ] = False,
-    *,
+    options: StartOptions,
     flags: Annotated[
         dict[str, Any],
         Take(ServingOptions),
@@ -79,18 +82,18 @@ def serve(
 ) -> int:
     """Load the model, and serve it until a signal is received."""
     check_packages(("fastapi", "uvicorn", "dotenv", "prometheus_client"), what="`speculant serve`", extra="serve")
-    if parameters:
+    if options.parameters:
         from speculant.serving.parameters import parameter_table
 
         print(parameter_table())
         return 0
     from speculant.serving.settings import load_settings
 
-    loading, drafting, serving = load_settings(flags, config=config)
+    loading, drafting, serving = load_settings(flags, config=options.config)
     if serving.memory_scope == "key" and not (drafting.method or drafting.head or drafting.drafter):
         # A head that comes with the model would be united with one memory for all.
         drafting = replace(drafting, method=DEFAULT_METHOD)
-    return _serve(loading, drafting, serving, served_name)
+    return _serve(loading, drafting, serving, options.served_name)
 
 
 def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOptions, served_name: str | None) -> int:

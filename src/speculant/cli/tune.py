@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import FileError
-from speculant.options import kinds
+from speculant.options import kinds, option
 from speculant.options.model import ModelOptions
 
 HELP = """\
@@ -24,51 +25,48 @@ speculant tune your/model --json curve.json   # for replay --step-cost
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostOptions:
+    """What is measured, and for how long.
+
+    Attributes:
+        nodes: tokens of the largest draft.
+        seconds: time per text length.
+        json: file of the curve; None for none.
+    """
+
+    nodes: int = option.option(64, "tokens of the largest draft; default: 64", kinds.whole(1, kinds.MAX_NODES))
+    seconds: int = option.option(15, "time per text length; default: 15", kinds.whole(1, metavar="S"))
+    json: str | None = option.option(
+        None, "also write the curve to this file, for `replay --step-cost`", kinds.FILE_NAME
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("tune", cls=Command, help=HELP, epilog=EXAMPLES)(bind(tune))
 
 
-def tune(
-    nodes: Annotated[
-        int,
-        typer.Option(
-            "--nodes",
-            metavar="N",
-            parser=parse(kinds.whole(1, kinds.MAX_NODES)),
-            help="tokens of the largest draft; default: 64",
-        ),
-    ] = 64,
-    seconds: Annotated[
-        int,
-        typer.Option("--seconds", metavar="S", parser=parse(kinds.whole(1)), help="time per text length; default: 15"),
-    ] = 15,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="also write the curve to this file, for `replay --step-cost`"),
-    ] = None,
-    *,
-    model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
-) -> int:
+def tune(options: CostOptions, model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})]) -> int:
     """Measure, print and store the cost."""
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
     from speculant.cli.loading import load
     from speculant.cli.terminal import progress, say
 
-    check_result("--json", json, JSON)
+    check_result("--json", options.json, JSON)
     loaded, tokenizer, used = load(model)
     from speculant.api.speculator import Speculator
     from speculant.api.tuning import PREFIXES, measure_step_cost, step_cost_file
 
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
-    say(f"measuring at {len(PREFIXES)} text lengths, up to {seconds} seconds each; threads: {used}.")
+    say(f"measuring at {len(PREFIXES)} text lengths, up to {options.seconds} seconds each; threads: {used}.")
     with progress("measuring", len(PREFIXES), "lengths") as advance:
-        curve = measure_step_cost(speculator.engine, maximum=nodes, seconds=seconds, advance=advance)
+        curve = measure_step_cost(speculator.engine, maximum=options.nodes, seconds=options.seconds, advance=advance)
     print(table(curve))
     found = {"environment": environment(speculator.model), **curve}
-    if json is not None:
-        write_json(json, found)
+    if options.json is not None:
+        write_json(options.json, found)
     try:
         path = step_cost_file(speculator.engine)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
-from speculant.options import kinds
+from speculant.options import kinds, option
 from speculant.options.model import ModelOptions
 
 HELP = """\
@@ -25,41 +25,35 @@ speculant tune-layers your/model --prompts typical.jsonl --sublayers
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """On what the layers are searched, and for how long.
+
+    Attributes:
+        prompts: file of typical prompts.
+        max_new_tokens: tokens to decode per prompt.
+        trials: number of sets to try.
+        seed: seed of the search.
+        sublayers: whether attention and MLP are skipped separately.
+        json: file of the result; None for none.
+    """
+
+    prompts: str | None = option.option(None, "typical prompts, as for `generate --prompts`", kinds.FILE_NAME)
+    max_new_tokens: int = option.option(64, "tokens to decode per prompt; default: 64", kinds.whole(2))
+    trials: int = option.option(200, "sets to try; default: 200", kinds.whole(1))
+    seed: int = option.option(0, "seed of the search; default: 0", kinds.whole(0))
+    sublayers: bool = option.option(
+        False, "skip attention and MLP of layers separately, not only whole layers", kinds.FLAG
+    )
+    json: str | None = option.option(None, "also write the result to this file", kinds.FILE_NAME)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("tune-layers", cls=Command, help=HELP, epilog=EXAMPLES)(bind(tune_layers))
 
 
-def tune_layers(
-    prompts: Annotated[
-        str | None,
-        typer.Option("--prompts", metavar="FILE", help="typical prompts, as for `generate --prompts`"),
-    ] = None,
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-new-tokens",
-            metavar="N",
-            parser=parse(kinds.whole(2)),
-            help="tokens to decode per prompt; default: 64",
-        ),
-    ] = 64,
-    trials: Annotated[
-        int,
-        typer.Option("--trials", metavar="N", parser=parse(kinds.whole(1)), help="sets to try; default: 200"),
-    ] = 200,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="seed of the search; default: 0")
-    ] = 0,
-    sublayers: Annotated[
-        bool, typer.Option("--sublayers", help="skip attention and MLP of layers separately, not only whole layers")
-    ] = False,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="also write the result to this file")
-    ] = None,
-    *,
-    model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})],
-) -> int:
+def tune_layers(options: SearchOptions, model: Annotated[ModelOptions, Take(arguments={"model": "MODEL"})]) -> int:
     """Search and print the result."""
     from speculant.cli.env import environment
     from speculant.cli.files import JSON, check_result, write_json
@@ -70,10 +64,10 @@ def tune_layers(
     from speculant.core.errors import UsageError
     from speculant.core.packages import check_packages
 
-    if prompts is None:
+    if options.prompts is None:
         raise UsageError("name a file of a few typical prompts by --prompts.")
-    check_result("--json", json, JSON)
-    given = [prompt[0] if isinstance(prompt, tuple) else prompt for prompt in read_prompts(prompts)]
+    check_result("--json", options.json, JSON)
+    given = [prompt[0] if isinstance(prompt, tuple) else prompt for prompt in read_prompts(options.prompts)]
     check_named(model)
     check_packages(["optuna"], what="the search of layers to skip", extra="search")
     loaded, tokenizer, _ = load(model, needed="the search leaves layers out")
@@ -81,15 +75,15 @@ def tune_layers(
     from speculant.api.speculator import Speculator
 
     speculator = Speculator.from_transformers(loaded, tokenizer, method="none", fast=model.fast)
-    say(f"decoding {len(given)} prompts, then trying {trials} sets.")
-    with progress("searching", trials, "sets") as advance:
+    say(f"decoding {len(given)} prompts, then trying {options.trials} sets.")
+    with progress("searching", options.trials, "sets") as advance:
         best = search_skipped_layers(
             speculator,
             given,
-            tokens=max_new_tokens,
-            trials=trials,
-            seed=seed,
-            sublayers=sublayers,
+            tokens=options.max_new_tokens,
+            trials=options.trials,
+            seed=options.seed,
+            sublayers=options.sublayers,
             advance=advance,
         )
     print(f"--method layer-skip --set {shlex.quote(f'skipped={best.setting}')}")
@@ -101,6 +95,7 @@ def tune_layers(
     )
     if best.speed <= 1:
         say("so layer-skip will not be faster than plain decoding with this model.")
-    if json is not None:
-        write_json(json, {"environment": environment(speculator.model), "setting": best.setting, **asdict(best)})
+    if options.json is not None:
+        found = {"environment": environment(speculator.model), "setting": best.setting, **asdict(best)}
+        write_json(options.json, found)
     return 0
