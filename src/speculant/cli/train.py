@@ -3,31 +3,83 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command, Group
 from speculant.cli.train_data import register_data
-from speculant.cli.train_help import (
-    DRAFT_MODEL_EXAMPLES,
-    DRAFT_MODEL_HELP,
-    EXAMPLES,
-    HEAD_EXAMPLES,
-    HEAD_HELP,
-    HELP,
-    PARD_EXAMPLES,
-    PARD_HELP,
+from speculant.cli.train_settings import (
+    JOINT_ONLY,
+    ON_POLICY_ONLY,
+    TrainingData,
+    check_data,
+    complete_settings,
+    head_options,
 )
-from speculant.cli.train_settings import JOINT_ONLY, ON_POLICY_ONLY, check_data, complete_settings, head_options
-from speculant.options import kinds
 from speculant.options.model import ModelOptions
 from speculant.training.files import Files
 from speculant.training.kinds import DRAFT_MODEL, KINDS, PARD, find_kind
 from speculant.training.settings import TrainSettings
+
+HELP = """\
+Train heads or a draft model for a target model. First let the target write texts with `data`, then train on them."""
+
+EXAMPLES = """
+speculant train data --model your/model --prompts chats.jsonl --out texts
+speculant train eagle --model your/model --data texts --out head
+speculant generate "Why?" --model your/model --head head
+"""
+
+HEAD_HELP = """\
+Train a head of kind {name} for a model ({source}).
+
+Training ends after --steps or --minutes and writes the weights with the best held-out acceptance to DIR: the head in
+its public layout, a model card and training.json. Ctrl-C saves; --resume continues. With --steps, an interrupted
+training gives the same head as an uninterrupted one."""
+
+HEAD_EXAMPLES = """
+speculant train {name} --model your/model --data texts --out head
+speculant train {name} --model your/model --data texts --out head --resume
+torchrun --nproc-per-node 8 -m speculant train {name} \\
+    --model your/model --data texts --out head
+"""
+
+PARD_HELP = """\
+Train a PARD model: a draft model that drafts a block of tokens in one pass, from mask tokens ({source}).
+
+It starts from the draft model of --init, which is adapted, or from new weights in the shape of --like and --set. The
+mask is the token that is rarest in the texts. Training ends after --steps or --minutes and writes the weights with the
+best held-out acceptance to DIR: a model that transformers and vLLM load, with the target's tokenizer, a model card and
+training.json. Ctrl-C saves; --resume continues. With --steps, an interrupted training gives the same model as an
+uninterrupted one."""
+
+PARD_EXAMPLES = """
+speculant train pard --model your/model --data texts --out pard --init your/small
+speculant generate "Why?" --model your/model --head pard
+"""
+
+DRAFT_MODEL_HELP = """\
+Train a draft model: a small language model with the target's vocabulary ({source}).
+
+It starts from new weights in the shape of --like and --set, or from the model of --init. Training ends after --steps or
+--minutes and writes the weights with the best held-out acceptance to DIR: a model that transformers and vLLM load, with
+the target's tokenizer, a model card and training.json. Ctrl-C saves; --resume continues. With --steps, an interrupted
+training gives the same model as an uninterrupted one."""
+
+DRAFT_MODEL_EXAMPLES = """
+speculant train draft-model --model your/model --data texts --out draft
+speculant train draft-model --model your/model --data texts --out aligned \\
+    --init your/small --on-policy 0.5 --loss tvd
+speculant train draft-model --model your/model --data texts --out second \\
+    --before draft   # for specinfer
+speculant generate "Why?" --model your/model --draft-model draft
+"""
 
 DRAFT_ONLY = ("like", "before", "before_tokens", "on_policy", *ON_POLICY_ONLY)
 HEADS_ONLY = ("feature_weight", "depth", "depth_from", "decay")  # a draft model learns all depths at once
@@ -93,35 +145,7 @@ def register(app: typer.Typer) -> None:
 
 def train(
     context: typer.Context,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            "--data",
-            metavar="PATH...",
-            help="folders of `train data`, .txt or .jsonl files ({text}, {messages}, or {source, target})",
-            rich_help_panel="Files",
-        ),
-    ],
-    length: Annotated[
-        int | None,
-        typer.Option(
-            "--length",
-            metavar="N",
-            parser=parse(kinds.whole(8)),
-            help="maximum tokens per text; default: the model's positions",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="option of a new head or model; may be repeated; a wrong name lists them",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    *,
+    data: TrainingData,
     model: Annotated[ModelOptions, Take(without=("fast",))],
     files: Annotated[dict[str, Any], Take(Files)],
     given: Annotated[dict[str, Any], Take(TrainSettings)],
@@ -130,21 +154,18 @@ def train(
     from speculant.cli.loading import load, model_name, model_title
     from speculant.cli.loading_checks import check_named
     from speculant.cli.terminal import importing, say
-    from speculant.cli.train_progress import show_training, summarize_training
-    from speculant.training.checkpoints import state_file
+    from speculant.cli.train_progress import show_training
     from speculant.training.output import check_output
 
     check_named(ModelOptions(model=model.model))
-    check_data(data)
-    kind = find_kind(str(context.info_name))
-    place = files["out"]
+    check_data(data.data)
+    kind, place = find_kind(str(context.info_name)), files["out"]
     check_output(place, resume=files.get("resume", False), noun=kind.noun)  # before the model is loaded
-    options = head_options(kind, set_ or ())
-    settings = complete_settings(kind, given)
+    options = head_options(kind, data.settings)
+    settings, folders = complete_settings(kind, given), Files(**files, options=options)
     with importing("PyTorch and transformers"):
         from speculant.training.run import train_head
         from speculant.training.workers import find_launched_device, is_first_launched
-    folders = Files(**files, options=options)
     loading = replace(model, device=model.device or find_launched_device())
     target, tokenizer, used = load(loading, needed="training reads hidden states of decoder layers")
     from speculant.training.fingerprint import identify
@@ -152,40 +173,58 @@ def train(
     from speculant.training.sources import decoder_start
 
     identity = identify(target, tokenizer, name=model_title(model.model), source=model_name(model.model))
-    texts_read = read_data(data, tokenizer, identity, start=decoder_start(target))
+    found = read_data(data.data, tokenizer, identity, start=decoder_start(target))
     note = say if is_first_launched() else logging.getLogger(__name__).debug
-    for each in texts_read.notes:
+    for each in found.notes:
         note(f"warning: {each}")
-    note(f"{len(texts_read.texts)} texts, {texts_read.texts.tokens} tokens; threads: {used}.")
-    try:
-        with show_training(settings) as report:
-            record = train_head(
-                kind,
-                target,
-                texts_read,
-                identity,
-                settings,
-                folders,
-                tokenizer=tokenizer,
-                longest=length,
-                report=report,
-                note=note,
-            )
-    except KeyboardInterrupt:
-        saved = state_file(place).exists()
-        where = (
-            f"the training is saved in {place}. The same command with --resume continues"
-            if saved
-            else "nothing is saved"
+    note(f"{len(found.texts)} texts, {found.texts.tokens} tokens; threads: {used}.")
+    with interruption_reported(place), show_training(settings) as report:
+        record = train_head(
+            kind,
+            target,
+            found,
+            identity,
+            settings,
+            folders,
+            tokenizer=tokenizer,
+            longest=data.length,
+            report=report,
+            note=note,
         )
-        say(f"interrupted; {where}.")
-        raise
     if record is not None:
-        if not record["best"]["step"]:
-            say(
-                f"warning: no measurement was better than the first, so the {kind.noun} is unchanged. "
-                "Train for more --steps, with a lower --lr, or on more texts."
-            )
-        for each in summarize_training(record, kind.noun, place):
-            print(each)
+        print_summary(record, kind.noun, place)
     return 0
+
+
+@contextmanager
+def interruption_reported(folder: Path) -> Iterator[None]:
+    """Say what is saved in a folder if the training is interrupted in this context."""
+    from speculant.cli.terminal import say
+    from speculant.training.checkpoints import state_file
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = f"the training is saved in {folder}. The same command with --resume continues"
+        say(f"interrupted; {saved if state_file(folder).exists() else 'nothing is saved'}.")
+        raise
+
+
+def print_summary(record: Mapping[str, Any], noun: str, folder: Path) -> None:
+    """Print what a training achieved.
+
+    Args:
+        record: the training's record.
+        noun: "head" or "draft model".
+        folder: folder of the result.
+    """
+    from speculant.cli.terminal import say
+    from speculant.cli.train_progress import summarize_training
+
+    if not record["best"]["step"]:
+        say(
+            f"warning: no measurement was better than the first, so the {noun} is unchanged. "
+            "Train for more --steps, with a lower --lr, or on more texts."
+        )
+    for each in summarize_training(record, noun, folder):
+        print(each)

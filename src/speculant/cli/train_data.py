@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import UsageError
-from speculant.options import kinds
+from speculant.options import kinds, option
 from speculant.options.kinds import shorten
 from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from speculant.cli.prompts import Prompt
+    from speculant.training.fingerprint import TargetIdentity
+    from speculant.training.writing import WritingSettings
 
 HELP = """\
 Let a model write the texts on which its heads are trained.
@@ -33,6 +35,41 @@ MIX = "mix"
 MAX_ROWS = 64  # rows per shard, unless --rows is given
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """What the model writes, and where.
+
+    Attributes:
+        prompts: files of prompts.
+        out: folder of the texts.
+        texts: number of texts; None for one per prompt.
+        new_tokens: maximum new tokens per text.
+        temperature: a temperature, shares as in "0:0.5,1:0.5", or "mix".
+        opening: how many tokens of a prompt are used, as in "6-24"; None for all.
+        rows: texts written at a time; None for a number that fits.
+        seed: seed of openings and samples.
+    """
+
+    prompts: tuple[str, ...] = option.option(
+        option.REQUIRED, "prompts, as for `generate --prompts`", kinds.name(metavar="FILE..."), several=True
+    )
+    out: str = option.option(option.REQUIRED, "folder for the texts", kinds.name(metavar="DIR"))
+    texts: int | None = option.option(None, "number of texts; default: one per prompt", kinds.whole(1))
+    new_tokens: int = option.option(256, "maximum new tokens per text; default: 256", kinds.whole(1))
+    temperature: str = option.option(
+        MIX,
+        "0 for greedy, shares as in 0:0.5,1:0.5, or mix (default): half at 0, a quarter each at 0.8 and 1",
+        kinds.name(metavar="T|mix"),
+    )
+    opening: str | None = option.option(
+        None,
+        "use only the first N to M tokens of a prompt, drawn anew each time it is used",
+        kinds.name(metavar="N-M"),
+    )
+    rows: int | None = option.option(None, "texts written at a time; default: up to 64", kinds.whole(1))
+    seed: int = option.option(0, "default: 0", kinds.whole(0))
+
+
 class DataCommand(Command):
     """The command, with --prompts taking all files up to the next option."""
 
@@ -46,86 +83,63 @@ def register_data(group: typer.Typer) -> None:
     )(bind(data))
 
 
-def data(
-    prompts: Annotated[
-        list[str], typer.Option("--prompts", metavar="FILE...", help="prompts, as for `generate --prompts`")
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="folder for the texts")],
-    texts: Annotated[
-        int | None,
-        typer.Option(
-            "--texts", metavar="N", parser=parse(kinds.whole(1)), help="number of texts; default: one per prompt"
-        ),
-    ] = None,
-    new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--new-tokens", metavar="N", parser=parse(kinds.whole(1)), help="maximum new tokens per text; default: 256"
-        ),
-    ] = 256,
-    temperatures: Annotated[
-        str,
-        typer.Option(
-            "--temperature",
-            metavar="T|mix",
-            help="0 for greedy, shares as in 0:0.5,1:0.5, or mix (default): half at 0, a quarter each at 0.8 and 1",
-        ),
-    ] = MIX,
-    opening: Annotated[
-        str | None,
-        typer.Option(
-            "--opening",
-            metavar="N-M",
-            help="use only the first N to M tokens of a prompt, drawn anew each time it is used",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            "--rows", metavar="N", parser=parse(kinds.whole(1)), help="texts written at a time; default: up to 64"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=parse(kinds.whole(0)), help="default: 0")] = 0,
-    *,
-    model: Annotated[ModelOptions, Take(without=("fast",))],
-) -> int:
+def data(options: DataOptions, model: Annotated[ModelOptions, Take(without=("fast",))]) -> int:
     """Read the prompts and write the shards."""
     from speculant.cli.loading import load, model_name, model_title
     from speculant.cli.loading_checks import check_named
     from speculant.cli.prompts import read_prompts
-    from speculant.cli.terminal import count_noun, importing, progress, say
+    from speculant.cli.terminal import count_noun, importing, say
 
-    lengths = parse_opening(opening)
-    shares = () if temperatures == MIX else parse_temperatures(temperatures)
-    given = [prompt for path in prompts for prompt in read_prompts(path)]
+    lengths = parse_opening(options.opening)
+    shares = () if options.temperature == MIX else parse_temperatures(options.temperature)
+    given = [prompt for path in options.prompts for prompt in read_prompts(path)]
     check_named(ModelOptions(model=model.model))
     with importing("PyTorch and transformers"):
-        from speculant.training.workers import find_launched_device, join_workers
+        from speculant.training.workers import find_launched_device
 
         shares = shares or parse_temperatures(MIX)
     loading = replace(model, device=model.device or find_launched_device())
     target, tokenizer, used = load(loading, needed="texts are written with hidden states of decoder layers")
     from speculant.training.fingerprint import identify
-    from speculant.training.writing import WritingSettings, write_texts
+    from speculant.training.writing import WritingSettings
 
     ids = encode_training_prompts(given, tokenizer, target, say)
-    count = texts or len(ids)
-    rows = rows or rows_of_shards(Path(out), count)
+    count = options.texts or len(ids)
     settings = WritingSettings(
         texts=count,
-        rows=rows,
-        new_tokens=new_tokens,
+        rows=options.rows or rows_of_shards(Path(options.out), count),
+        new_tokens=options.new_tokens,
         temperatures=shares,
         opening=lengths,
-        seed=seed,
+        seed=options.seed,
     )
     identity = identify(target, tokenizer, name=model_title(model.model), source=model_name(model.model))
-    say(f"{count_noun(settings.shards, 'shard')} of {count_noun(rows, 'text')}; threads: {used}.")
+    say(f"{count_noun(settings.shards, 'shard')} of {count_noun(settings.rows, 'text')}; threads: {used}.")
+    write_shards(target, ids, options.out, settings, identity)
+    return 0
+
+
+def write_shards(
+    target: Any, prompts: list[list[int]], out: str, settings: WritingSettings, identity: TargetIdentity
+) -> None:
+    """Let the model write the missing shards, showing progress, and report what there is.
+
+    Args:
+        target: the model.
+        prompts: token ids.
+        out: folder of the shards.
+        settings: what is written.
+        identity: fingerprints of the model.
+    """
+    from speculant.cli.terminal import count_noun, progress, say
+    from speculant.training.workers import join_workers
+    from speculant.training.writing import write_texts
+
     with progress("writing", settings.shards, "shards") as advance:
         try:
             written = write_texts(
                 target,
-                ids,
+                prompts,
                 Path(out),
                 settings,
                 identity,
@@ -135,10 +149,9 @@ def data(
         except KeyboardInterrupt:
             say(f"interrupted; the shards in {out} are complete. The same command continues.")
             raise
-    print(f"texts       {written.shards * rows} in {out}, {written.tokens} tokens")
+    print(f"texts       {written.shards * settings.rows} in {out}, {written.tokens} tokens")
     if written.found:
         print(f"found       {count_noun(written.found, 'shard')} of an earlier run")
-    return 0
 
 
 def rows_of_shards(out: Path, texts: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from speculant.core.errors import FileError, UsageError
+from speculant.options import kinds, option
 from speculant.options.kinds import shorten
 from speculant.training.kind import TrainingKind
 from speculant.training.settings import TrainSettings
@@ -15,6 +17,36 @@ ON_POLICY_ONLY = ("temperature", "opening", "new_tokens")
 JOINT_ONLY = ("joint_from", "joint_rate", "joint_loss", "rank")
 JOINT_DEFAULTS = {"feature_weight": 5.0, "keep": "last"}  # 5 = 1 / lambda_0; the best acceptance would drift furthest
 KIND_DEFAULTS = ("loss", "feature_weight", "depth", "decay", "lr", "anchors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingData:
+    """The texts of a training, and the options of a new head or model.
+
+    Attributes:
+        data: folders and files of texts.
+        length: maximum tokens per text; None for the model's positions.
+        settings: options as "name=value".
+    """
+
+    data: tuple[str, ...] = option.option(
+        option.REQUIRED,
+        "folders of `train data`, .txt or .jsonl files ({text}, {messages}, or {source, target})",
+        kinds.name(metavar="PATH..."),
+        panel="Files",
+        several=True,
+    )
+    length: int | None = option.option(
+        None, "maximum tokens per text; default: the model's positions", kinds.whole(8), panel="Training"
+    )
+    settings: tuple[str, ...] = option.option(
+        (),
+        "option of a new head or model; may be repeated; a wrong name lists them",
+        kinds.name(metavar="NAME=VALUE"),
+        panel="Training",
+        flag="--set",
+        several=True,
+    )
 
 
 def complete_settings(kind: TrainingKind, given: dict[str, Any]) -> TrainSettings:
