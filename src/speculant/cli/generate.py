@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from speculant.cli.binding import bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
-from speculant.core.errors import FileError, UsageError
-from speculant.options import kinds
+from speculant.cli.terminal import importing, say
+from speculant.core.errors import FileError, UnsupportedError, UsageError
+from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.sampling import ConstraintOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from speculant.cli.generation import Output
 
 HELP = """\
 Continue a prompt.
@@ -37,123 +41,179 @@ speculant generate "The dog as JSON: " --json-schema dog.json
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What is continued, and what is shown.
+
+    Attributes:
+        prompt: text to continue; "-" for standard input.
+        prompts: file of prompts, instead.
+        batch: maximum number of prompts of the file that are decoded at a time.
+        chat: whether the prompt is sent as a user's message.
+        image, audio: files that are placed before the prompt.
+        compare: whether every prompt is decoded without drafts, too.
+        color: whether tokens are coloured on a terminal.
+        json: file of the record, "-" for standard output; None for none.
+        verbose: whether the report has more details.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+
+    prompt: str | None = option.option(None, "text to continue; - reads standard input", kinds.name())
+    prompts: str | None = option.option(
+        None,
+        "many prompts: .jsonl rows or a .json list of texts, of objects with prompt, question or turns, or of chat "
+        "messages; any other file is read as one prompt a line",
+        kinds.FILE_NAME,
+    )
+    batch: int = option.option(1, "with --prompts: decode up to N at a time", kinds.whole(1))
+    chat: bool = option.option(False, "send the prompt as a user message, in the model's chat template", kinds.FLAG)
+    image: tuple[str, ...] = option.option(
+        (), "image to put before the prompt, as a chat message; may be repeated", kinds.FILE_NAME, several=True
+    )
+    audio: tuple[str, ...] = option.option(
+        (), "recording to put before the prompt; may be repeated, like --image", kinds.FILE_NAME, several=True
+    )
+    compare: bool = option.option(False, "also decode without drafts, in turns: speed-up, and same tokens?", kinds.FLAG)
+    color: bool = option.option(False, "color tokens on a terminal by their origin; NO_COLOR disables it", kinds.FLAG)
+    json: str | None = option.option(None, "write the result as JSON; - prints it instead of the text", kinds.FILE_NAME)
+    verbose: bool = option.option(False, "report times, drafts, sizes and threads", kinds.FLAG, aliases=("-v",))
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.prompts is None):
+            raise UsageError("give either a PROMPT (- reads standard input) or a file of prompts by --prompts.")
+        if (self.image or self.audio) and (self.prompts is not None or self.compare):
+            raise UsageError("--image and --audio are for one PROMPT, without --compare.")
+        if self.batch > 1 and (self.prompts is None or self.compare or self.color):
+            raise UsageError(
+                "--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares."
+            )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("generate", cls=Command, help=HELP, epilog=EXAMPLES)(bind(generate))
 
 
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="text to continue; - reads standard input")
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="many prompts: .jsonl rows or a .json list of texts, of objects with prompt, question or turns, or of "
-            "chat messages; any other file is read as one prompt a line",
-        ),
-    ] = None,
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch", metavar="N", parser=parse(kinds.whole(1)), help="with --prompts: decode up to N at a time"
-        ),
-    ] = 1,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="send the prompt as a user message, in the model's chat template")
-    ] = False,
-    image: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image", metavar="FILE", help="image to put before the prompt, as a chat message; may be repeated"
-        ),
-    ] = None,
-    audio: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--audio", metavar="FILE", help="recording to put before the prompt; may be repeated, like --image"
-        ),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="also decode without drafts, in turns: speed-up, and same tokens?")
-    ] = False,
-    color: Annotated[
-        bool, typer.Option("--color", help="color tokens on a terminal by their origin; NO_COLOR disables it")
-    ] = False,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="write the result as JSON; - prints it instead of the text"),
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="report times, drafts, sizes and threads")] = False,
-    *,
+    options: Annotated[GenerateOptions, Take(arguments={"prompt": "PROMPT"})],
     sampling: SamplingOptions,
     constraint: ConstraintOptions,
     drafting: DraftingOptions,
     model: ModelOptions,
 ) -> int:
     """Decode every prompt; report, record and save the results in any case."""
-    from speculant.cli.constraining import constraint_options
     from speculant.cli.files import JSON, check_no_input, check_result, check_writable
-    from speculant.cli.generation import Output, PromptRun
+    from speculant.cli.generation import PromptRun
     from speculant.cli.loading import load_speculator
     from speculant.cli.loading_checks import check_drafting, check_named
-    from speculant.cli.painting import can_paint
     from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
-    from speculant.cli.terminal import say
 
-    if (prompt is None) == (prompts is None):
-        raise UsageError("give either a PROMPT (- reads standard input) or a file of prompts by --prompts.")
-    media = _media_parts(image, audio)
-    if media and (prompts is not None or compare):
-        raise UsageError("--image and --audio are for one PROMPT, without --compare.")
-    if batch > 1 and (prompts is None or compare or color):
-        raise UsageError("--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares.")
-    if compare and constraint != ConstraintOptions():
-        raise UsageError("--compare also runs transformers, which has no --json-schema and --regex; leave one out.")
-    if compare and sampling.temperature and sampling.seed is None:
-        say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
-        sampling = replace(sampling, seed=0)
-    memory = drafting.memory
-    if memory is not None:
-        check_writable(memory)
-        check_no_input("--memory", memory, [prompts])
-    check_result("--json", json, JSON, [prompts, memory])
-    asked = [read_prompt_argument(prompt)] if prompt is not None else read_prompts(str(prompts))
-    together = single_turns(asked) if batch > 1 else []
-    output = Output(
-        many=prompts is not None, json=json, color=can_paint(color), verbose=verbose, chat=chat, media=media
-    )
+    media = media_parts(options)
+    if options.compare:
+        sampling = comparable(sampling, constraint)
+    if drafting.memory is not None:
+        check_writable(drafting.memory)
+        check_no_input("--memory", drafting.memory, [options.prompts])
+    check_result("--json", options.json, JSON, [options.prompts, drafting.memory])
+    prompts = [read_prompt_argument(str(options.prompt))] if options.prompts is None else read_prompts(options.prompts)
+    together = single_turns(prompts) if options.batch > 1 else []
     check_drafting(drafting)
     check_named(model, drafting)
-    options = sampling.keywords() | constraint_options(constraint.json_schema, constraint.regex)
+    keywords = sampling.keywords() | constraint_keywords(constraint)
     loaded = load_speculator(model, drafting)
-    generation = PromptRun(loaded, options, output)
+    run = PromptRun(loaded, keywords, output_of(options, media))
     with ExitStack() as ending:  # callbacks run last to first, each even if another fails
         ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
-            ending.callback(generation.remember)
-        if json is not None:
-            ending.callback(generation.record)
-        ending.callback(generation.report)
-        if batch > 1:
-            generation.decode_batch(together, batch)
-        elif compare:
-            generation.compare(asked, memory_limit=drafting.memory_limit)
+            ending.callback(run.remember)
+        if options.json is not None:
+            ending.callback(run.record)
+        ending.callback(run.report)
+        if options.batch > 1:
+            run.decode_batch(together, options.batch)
+        elif options.compare:
+            run.compare(prompts, memory_limit=drafting.memory_limit)
         else:
-            generation.decode(asked)
+            run.decode(prompts)
     return 0
 
 
-def _media_parts(images: Sequence[str] | None, recordings: Sequence[str] | None) -> tuple[dict[str, str], ...]:
+def comparable(sampling: SamplingOptions, constraint: ConstraintOptions) -> SamplingOptions:
+    """Return the options of texts that are decoded in several ways: with a seed if they are sampled.
+
+    Raises:
+        UsageError: they are constrained, which transformers' own decoding cannot be.
+    """
+    if constraint != ConstraintOptions():
+        raise UsageError("--compare also runs transformers, which has no --json-schema and --regex; leave one out.")
+    if not sampling.temperature or sampling.seed is not None:
+        return sampling
+    say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
+    return replace(sampling, seed=0)
+
+
+def output_of(options: GenerateOptions, media: tuple[dict[str, str], ...]) -> Output:
+    """Return the output settings."""
+    from speculant.cli.generation import Output
+    from speculant.cli.painting import can_paint
+
+    return Output(
+        many=options.prompts is not None,
+        json=options.json,
+        color=can_paint(options.color),
+        verbose=options.verbose,
+        chat=options.chat,
+        media=media,
+    )
+
+
+def media_parts(options: GenerateOptions) -> tuple[dict[str, str], ...]:
     """Return the parts of a chat message for what is placed before the prompt; see `api.media_prompts`.
 
     Raises:
         FileError: there is no such file. Nothing is loaded to check this.
     """
-    named = [("image", name) for name in images or ()] + [("audio", name) for name in recordings or ()]
+    named = [("image", name) for name in options.image] + [("audio", name) for name in options.audio]
     for kind, name in named:
         if not Path(name).is_file():
             raise FileError(f"--{kind}: there is no file {name}.")
     return tuple({"type": kind, kind: name} for kind, name in named)
+
+
+def constraint_keywords(options: ConstraintOptions) -> dict[str, object]:
+    """Return the keywords of `Speculator.stream` for what the text must look like: a constraint, or nothing.
+
+    Raises:
+        FileError: the file of a schema cannot be read.
+        UnsupportedError: llguidance is not installed.
+        UsageError: both kinds of constraints are given, or one is not valid.
+    """
+    if options.json_schema is not None and options.regex is not None:
+        raise UsageError("--json-schema and --regex both constrain the text; leave one out.")
+    if options == ConstraintOptions():
+        return {}
+    if find_spec("llguidance") is None:
+        raise UnsupportedError("--json-schema and --regex need llguidance: pip install 'speculant[structured]'.")
+    schema = None if options.json_schema is None else read_schema(Path(options.json_schema))
+    with importing("PyTorch"):
+        from speculant.api.constraints import Constraint, check_constraint
+    text = options.regex or ""
+    constraint = Constraint.regex(text) if schema is None else Constraint.json_schema(schema, compact=True)
+    check_constraint(constraint)
+    return {"constraint": constraint}
+
+
+def read_schema(path: Path) -> str:
+    """Return the text of a schema file.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise FileError(f"cannot read the JSON schema in {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"the JSON schema in {path} is not UTF-8 text.") from error
