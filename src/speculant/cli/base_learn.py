@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -10,26 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
-from speculant.cli.corpus_files import (
-    BUDGET,
-    MIN_BUDGET,
-    CorpusKind,
-    check_sources,
-    check_tokenizer,
-    find,
-    load_vocabulary,
-    write_base,
-)
+from speculant.cli.corpus_files import check_sources, check_tokenizer, find, load_vocabulary, write_base
+from speculant.cli.corpus_settings import BATCH, BuiltFile, CorpusKind, LearnOptions
 from speculant.cli.terminal import say
 from speculant.core.errors import UsageError
-from speculant.options import kinds
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.sampling import SamplingOptions
 
 if TYPE_CHECKING:
+    from speculant.corpus.answering import AnsweringSettings
     from speculant.corpus.rejected import Rejected
     from speculant.corpus.sources import TextSource
 
@@ -55,7 +47,26 @@ speculant base learn --model your/model --tokens 200000 \\
 """
 PROMPTS = "prompts.txt"  # in the package
 SUFFIX = ".jsonl"  # suffix of the answers, after the name of the base
-NEW_TOKENS, TEMPERATURE, BATCH = 512, 0.8, 8
+NEW_TOKENS, TEMPERATURE = 512, 0.8
+
+FILE = Take(
+    panel="Options",
+    changes={
+        "output": {"help": "base to write"},
+        "budget": {"help": "maximum size of the base; default: 64MB"},
+        "license": {"help": "license of the answers, recorded in the base"},
+        "force": {"help": "replace an existing base"},
+    },
+)
+SAMPLING = Take(
+    only=("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
+    defaults={"max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE},
+    changes={
+        "max_new_tokens": {"help": f"maximum tokens of an answer; default: {NEW_TOKENS}"},
+        "temperature": {"help": f"default: {TEMPERATURE}; at 0 each prompt is answered once"},
+        "seed": {"help": "seed of the answers and of the order of prompts; default: 0"},
+    },
+)
 
 
 class LearnCommand(Command):
@@ -71,60 +82,9 @@ def register_learn(group: typer.Typer) -> None:
 
 
 def learn(
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="base to write")],
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes",
-            metavar="N",
-            parser=parse(kinds.number(0, above=True, metavar="N")),
-            help="minutes to answer prompts",
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", metavar="N", parser=parse(kinds.whole(1)), help="tokens of answers to reach"),
-    ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option("--prompts", metavar="FILE ...", help="prompts, as for `generate`; default: the package's own"),
-    ] = None,
-    answers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--answers", metavar="SOURCE ...", help="also learn these answers, as for `corpus build`; SOURCE@WEIGHT"
-        ),
-    ] = None,
-    batch: Annotated[
-        int,
-        typer.Option("--batch", metavar="N", parser=parse(kinds.whole(1)), help="prompts answered at a time"),
-    ] = BATCH,
-    budget: Annotated[
-        int,
-        typer.Option(
-            "--budget",
-            metavar="BYTES",
-            parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
-            help="maximum size of the base; default: 64MB",
-        ),
-    ] = BUDGET,
-    license_: Annotated[
-        str | None, typer.Option("--license", metavar="TEXT", help="license of the answers, recorded in the base")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace an existing base")] = False,
-    *,
-    sampling: Annotated[
-        SamplingOptions,
-        Take(
-            only=("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
-            defaults={"max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE},
-            changes={
-                "max_new_tokens": {"help": f"maximum tokens of an answer; default: {NEW_TOKENS}"},
-                "temperature": {"help": f"default: {TEMPERATURE}; at 0 each prompt is answered once"},
-                "seed": {"help": "seed of the answers and of the order of prompts; default: 0"},
-            },
-        ),
-    ],
+    file: Annotated[BuiltFile, FILE],
+    options: LearnOptions,
+    sampling: Annotated[SamplingOptions, SAMPLING],
     drafting: Annotated[
         DraftingOptions, Take(only=("method", "settings", "draft_model", "head", "nodes", "memory_limit", "base"))
     ],
@@ -132,79 +92,89 @@ def learn(
 ) -> int:
     """Write answers for the requested time, build the base, and report both."""
     from speculant.cli.base_answers import write_answers
-    from speculant.cli.files import check_memory_output
     from speculant.cli.loading import load_speculator, model_name
     from speculant.cli.loading_checks import check_drafting, check_named
     from speculant.cli.prompts import read_prompts
-    from speculant.corpus.answering import AnsweringSettings
     from speculant.corpus.rejected import Rejected
-    from speculant.corpus.sources import split_weight
 
-    writes = minutes is not None or tokens is not None
-    if not writes and not answers:
-        raise UsageError("set --minutes or --tokens to let the model answer, or name --answers to learn.")
-    if minutes is not None and tokens is not None:
-        raise UsageError("--minutes and --tokens both end the answers. Leave one out.")
-    if prompts and not writes:
-        raise UsageError("--prompts would be ignored: add --minutes or --tokens, so that the model answers them.")
-    if not writes:
-        refuse_unused(sampling, drafting, model, batch)
-    own, rejected = Path(output + SUFFIX), Rejected(say)
-    given = [split_weight(each)[0] for each in answers or ()]
-    # Existing answers are from an earlier run, which is continued.
-    check_memory_output(output, [*given, *(prompts or ())], force=force or (writes and own.exists()))
-    if any(own.exists() and Path(each).exists() and own.samefile(each) for each in given) and writes:
-        raise UsageError(f"{own} receives the model's answers and is learned anyway. Leave it out of --answers.")
-    sources = [find(each, rejected) for each in answers or ()]
-    if not writes:
+    if not options.writes:
+        refuse_unused(options, sampling, drafting, model)
+    own, rejected = Path(file.output + SUFFIX), Rejected(say)
+    check_places(file, options, own)
+    sources = [find(each, rejected) for each in options.answers]
+    if not options.writes:
         check_tokenizer(model.model, None)
-        return build(output, sources, *load_vocabulary(model.model, None), budget, license_, rejected)
-    asked = [prompt for path in prompts or [package_prompts()] for prompt in read_prompts(path)]
+        return build(file, sources, *load_vocabulary(model.model, None), rejected)
+    asked = [prompt for path in options.prompts or [package_prompts()] for prompt in read_prompts(path)]
     check_drafting(drafting)
     check_named(model, drafting)
-    loaded = load_speculator(model, drafting)
-    speculator, seed = loaded.speculator, sampling.seed or 0
-    options = sampling.keywords()
-    options.pop("seed")
-    settings = AnsweringSettings(
-        tokens=tokens,
-        seconds=None if minutes is None else 60 * minutes,
-        batch=batch,
-        repeat=bool(sampling.temperature),
-        seed=seed,
-        options=options,
-    )
-    with ExitStack() as ending:
-        ending.callback(speculator.close)
+    with closing(load_speculator(model, drafting).speculator) as speculator:
         vocabulary = speculator.engine.capabilities.vocabulary
-        interrupt = write_answers(speculator, asked, own, vocabulary, settings)
+        interrupt = write_answers(speculator, asked, own, vocabulary, answering_settings(options, sampling))
         if not own.exists():
             raise interrupt or UsageError("the model wrote nothing within that time. Allow more.")
         sources = [find(str(own), rejected), *sources]
-        source = f"answers of {model_name(model.model)}"
-        build(output, sources, speculator.tokenizer, vocabulary, budget, license_, rejected, source)
+        build(file, sources, speculator.tokenizer, vocabulary, rejected, f"answers of {model_name(model.model)}")
     if interrupt is not None:
         raise interrupt
     return 0
 
 
-def refuse_unused(sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions, batch: int) -> None:
+def refuse_unused(
+    options: LearnOptions, sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions
+) -> None:
     """Refuse options for writing answers when none are written.
 
     Raises:
         UsageError: such an option was given.
     """
     unset = (
+        BATCH,
         SamplingOptions(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE),
         DraftingOptions(),
         ModelOptions(),
-        BATCH,
     )
-    if (sampling, drafting, replace(model, model=None), batch) != unset:
+    if (options.batch, sampling, drafting, replace(model, model=None)) != unset:
         raise UsageError(
             "without --minutes and --tokens the model is not loaded, so options of text, drafting and loading would be "
             "ignored. Leave them out, or add one of the two."
         )
+
+
+def check_places(file: BuiltFile, options: LearnOptions, own: Path) -> None:
+    """Check that no file that is read would be overwritten.
+
+    Args:
+        file: the base.
+        options: what is learned.
+        own: file of the model's answers.
+
+    Raises:
+        UsageError: one would, or the model's own answers are named as others.
+    """
+    from speculant.cli.files import check_memory_output
+    from speculant.corpus.sources import split_weight
+
+    given = [split_weight(each)[0] for each in options.answers]
+    # Existing answers are from an earlier run, which is continued.
+    force = file.force or (options.writes and own.exists())
+    check_memory_output(file.output, [*given, *options.prompts], force=force)
+    if options.writes and any(own.exists() and Path(each).exists() and own.samefile(each) for each in given):
+        raise UsageError(f"{own} receives the model's answers and is learned anyway. Leave it out of --answers.")
+
+
+def answering_settings(options: LearnOptions, sampling: SamplingOptions) -> AnsweringSettings:
+    """Return how the model answers."""
+    from speculant.corpus.answering import AnsweringSettings
+
+    return AnsweringSettings(
+        tokens=options.tokens,
+        seconds=None if options.minutes is None else 60 * options.minutes,
+        batch=options.batch,
+        repeat=bool(sampling.temperature),
+        seed=sampling.seed or 0,
+        options={name: value for name, value in sampling.keywords().items() if name != "seed"},
+    )
 
 
 def package_prompts() -> str:
@@ -213,28 +183,16 @@ def package_prompts() -> str:
 
 
 def build(
-    output: str,
+    file: BuiltFile,
     sources: list[TextSource],
     tokenizer: Any,
     vocabulary: int,
-    budget: int,
-    license_: str | None,
     rejected: Rejected,
     source: str | None = None,
 ) -> int:
     """Build the base and print a summary; see `write_base`."""
     check_sources(sources, CorpusKind.MIX_BASE)
-    facts = write_base(
-        Path(output),
-        sources,
-        tokenizer,
-        vocabulary,
-        rejected,
-        budget=budget,
-        license_=license_,
-        source=source,
-        restart=True,  # answers may have been added since an earlier build was interrupted
-    )
-    for fact in facts:
+    # Answers may have been added since an earlier build was interrupted.
+    for fact in write_base(file, sources, tokenizer, vocabulary, rejected, source=source, restart=True):
         print(fact)
     return 0

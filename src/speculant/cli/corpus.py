@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from speculant.cli.binding import Take, bind, parse
+from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command, Group
 from speculant.cli.corpus_files import (
-    BUDGET,
-    MIN_BUDGET,
-    CorpusKind,
     check_sources,
     check_tokenizer,
     find,
@@ -22,10 +18,10 @@ from speculant.cli.corpus_files import (
     write_base,
     write_memory,
 )
+from speculant.cli.corpus_settings import BuildOptions, BuiltFile, CorpusKind
 from speculant.cli.terminal import say
 from speculant.core.errors import UsageError
 from speculant.corpus.rejected import Rejected
-from speculant.options import kinds
 from speculant.options.model import ModelOptions
 
 HELP = """\
@@ -71,59 +67,8 @@ def register(app: typer.Typer) -> None:
 
 
 def build(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE", help="files, folders, hf:ORG/NAME[:SPLIT]; for bases also SOURCE@WEIGHT"),
-    ],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="memory file to write")],
-    kind: Annotated[
-        CorpusKind,
-        typer.Option(
-            "--kind",
-            metavar="NAME",
-            help="mix (default), trigram (aded), suffix (rest), sam; mix-base: a frozen base for mix; vocabulary: "
-            "ranked token ids, for heads that draft only frequent tokens",
-        ),
-    ] = CorpusKind.MIX,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH|ID", help="tokenizer, instead of --model")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace an existing memory file")] = False,
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            "--budget",
-            metavar="BYTES",
-            parser=parse(kinds.size(min=MIN_BUDGET, example="64MB")),
-            help="maximum size of the file, such as 256MB; default: 64MB",
-            rich_help_panel="Bases",
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="FILE ...",
-            help="skip documents that share 13 consecutive tokens with these files of text or rows",
-            rich_help_panel="Bases",
-        ),
-    ] = None,
-    license_: Annotated[
-        str | None,
-        typer.Option(
-            "--license", metavar="TEXT", help="license of the texts, recorded in the file", rich_help_panel="Bases"
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--source", metavar="TEXT", help="origin of the texts, recorded in the file", rich_help_panel="Bases"
-        ),
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="discard the work of an interrupted build", rich_help_panel="Bases")
-    ] = False,
-    *,
+    file: BuiltFile,
+    options: Annotated[BuildOptions, Take(arguments={"inputs": "SOURCE"})],
     named: Annotated[ModelOptions, Take(only=("model",), panel="Options")],
 ) -> int:
     """Read the sources, write the file, and report it."""
@@ -131,53 +76,36 @@ def build(
     from speculant.corpus.documents import why_no_text
     from speculant.corpus.sources import split_weight
 
-    start, model = time.perf_counter(), named.model
-    excluded = [Path(path) for path in exclude or ()]
-    if kind is not CorpusKind.MIX_BASE:
-        options = {"--budget": budget, "--exclude": exclude, "--license": license_, "--source": source}
-        refuse_unused({**options, "--restart": restart or None}, kind)
-    if (model is None) == (tokenizer is None):
+    start, rejected = time.perf_counter(), Rejected(say)
+    options.check(file)
+    if (named.model is None) == (options.tokenizer is None):
         raise UsageError(
             "name the memory's model by --model, or its tokenizer by --tokenizer: a memory fits one tokenizer only. "
             "--model bundled is the story model included in the package."
         )
-    check_tokenizer(model, tokenizer)
-    rejected = Rejected(say)
-    sources = [find(text, rejected) for text in inputs]
+    check_tokenizer(named.model, options.tokenizer)
+    sources = [find(text, rejected) for text in options.inputs]
+    excluded = tuple(map(Path, options.exclude))
     for path in excluded:
         why_no_text(path)  # fails early if it cannot be read
-    check_memory_output(output, [*(split_weight(text)[0] for text in inputs), *excluded], force=force)
-    check_sources(sources, kind)
-    loaded, vocabulary = load_vocabulary(model, tokenizer)
-    if kind is CorpusKind.MIX_BASE:
+    read: list[str | Path] = [*(split_weight(text)[0] for text in options.inputs), *excluded]
+    check_memory_output(file.output, read, force=file.force)
+    check_sources(sources, options.kind)
+    tokenizer, vocabulary = load_vocabulary(named.model, options.tokenizer)
+    if options.kind is CorpusKind.MIX_BASE:
         facts = write_base(
-            Path(output),
+            file,
             sources,
-            loaded,
+            tokenizer,
             vocabulary,
             rejected,
-            budget=budget or BUDGET,
-            exclude=tuple(excluded),
-            license_=license_,
-            source=source,
-            restart=restart,
+            exclude=excluded,
+            source=options.source,
+            restart=options.restart,
         )
     else:
-        facts = write_memory(Path(output), sources, kind, loaded, vocabulary, rejected)
+        facts = write_memory(Path(file.output), sources, options.kind, tokenizer, vocabulary, rejected)
     for fact in facts:
         print(fact)
     print(f"seconds     {time.perf_counter() - start:.1f}")
     return 0
-
-
-def refuse_unused(options: Mapping[str, object], kind: CorpusKind) -> None:
-    """Refuse options that only apply to bases.
-
-    Raises:
-        UsageError: such an option was given.
-    """
-    for option, value in options.items():
-        if value is not None:
-            raise UsageError(
-                f"{option} is for frozen bases, not for memories of kind {kind.value}. Add --kind mix-base."
-            )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli import terminal
 from speculant.cli.base_facts import built_lines
+from speculant.cli.corpus_settings import BUDGET, BuiltFile, CorpusKind
 from speculant.cli.terminal import importing, progress, waiting
 from speculant.core.errors import ModelNotFoundError, UsageError
 
@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from speculant.corpus.builders import Builder
     from speculant.corpus.rejected import Rejected
     from speculant.corpus.sources import TextSource
-
-BUDGET = 64_000_000
-MIN_BUDGET = 64_000
-
-
-class CorpusKind(str, Enum):
-    """The kind of file to build."""
-
-    MIX = "mix"
-    TRIGRAM = "trigram"
-    SUFFIX = "suffix"
-    SAM = "sam"
-    MIX_BASE = "mix-base"
-    VOCABULARY = "vocabulary"
 
 
 def find(text: str, rejected: Rejected) -> TextSource:
@@ -43,15 +29,13 @@ def find(text: str, rejected: Rejected) -> TextSource:
 
 
 def write_base(
-    path: Path,
+    file: BuiltFile,
     sources: Sequence[TextSource],
     tokenizer: Any,
     vocabulary: int,
     rejected: Rejected,
     *,
-    budget: int,
     exclude: tuple[Path, ...] = (),
-    license_: str | None = None,
     source: str | None = None,
     restart: bool = False,
 ) -> list[str]:
@@ -69,11 +53,12 @@ def write_base(
         tokenizer=tokenizer_fingerprint(tokenizer, vocabulary),
         template=getattr(tokenizer, "chat_template", None),
         vocabulary=vocabulary,
-        budget=budget,
+        budget=file.budget or BUDGET,
         exclude=exclude,
-        license=license_,
+        license=file.license,
         source=source,
     )
+    path = Path(file.output)
     built = build_base(path, sources, tokenizer, settings, rejected=rejected, console=terminal, restart=restart)
     return [*built_lines(built), *left_out_lines(sources, rejected)]
 

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,14 @@ def seconds(metavar: str = "S") -> ValueKind:
     return number(0, MAX_SECONDS, above=True, metavar=metavar)
 
 
-def size(*, min: int = MIN_MEMORY, none: bool = False, example: str = "256MiB") -> ValueKind:
+def size(*, min: int = MIN_MEMORY, none: bool = False, example: str = "256MiB", metavar: str = "SIZE") -> ValueKind:
     """Return the kind of sizes in bytes: "256MiB" is binary, "256MB" decimal, a number without a unit bytes.
 
     Args:
         min: smallest size in bytes.
         none: whether 0 is allowed, which stands for none.
         example: what to write, for the message.
+        metavar: what stands for one in help.
     """
 
     def read(value: Any) -> int:
@@ -102,7 +104,7 @@ def size(*, min: int = MIN_MEMORY, none: bool = False, example: str = "256MiB") 
             )
         return found
 
-    return ValueKind("SIZE", read)
+    return ValueKind(metavar, read)
 
 
 def text(empty: str, *, metavar: str = "TEXT", complete: Callable[[str], list[str]] | None = None) -> ValueKind:
@@ -150,6 +152,19 @@ def choice(*allowed: str, metavar: str = "NAME") -> ValueKind:
         return str(value)
 
     return ValueKind(metavar, read, lambda incomplete: [each for each in allowed if each.startswith(incomplete)])
+
+
+def member(members: type[Enum], *, metavar: str = "NAME") -> ValueKind:
+    """Return the kind of members of an enumeration, which are given by their values."""
+    values = [str(each.value) for each in members]
+
+    def read(value: Any) -> Enum:
+        try:
+            return members(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not one of {', '.join(map(repr, values))}.") from None
+
+    return ValueKind(metavar, read, lambda incomplete: [each for each in values if each.startswith(incomplete)])
 
 
 def comma_separated(kind: ValueKind) -> ValueKind:
