@@ -49,13 +49,7 @@ speculant base remove chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedBase:
-    """A base to copy into the folder.
-
-    Attributes:
-        file: the base.
-        name: its name in the folder; None for the file's.
-        force: whether a base of that name is replaced.
-    """
+    """A base to copy into the folder."""
 
     file: str = option.option(
         option.REQUIRED, "base written by `corpus build --kind mix-base` or `base learn`", kinds.FILE_NAME

@@ -55,13 +55,7 @@ MARKS = {True: "near-tie", False: "WRONG"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What is decoded.
-
-    Attributes:
-        named: the model; None for the one of the loading options.
-        prompts: file of prompts; None for three short ones.
-        max_new_tokens: maximum tokens per prompt; None for the default.
-    """
+    """What is decoded."""
 
     named: str | None = option.option(None, MODEL_HELP, kinds.name(metavar="PATH|ID"), flag="")
     prompts: str | None = option.option(

@@ -29,14 +29,7 @@ class CorpusKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFile:
-    """The file to build.
-
-    Attributes:
-        output: its path.
-        budget: maximum size of a base in bytes; None for 64 MB.
-        license: license of the texts, recorded in a base.
-        force: whether an existing file is replaced.
-    """
+    """The file to build."""
 
     output: str = option.option(option.REQUIRED, "memory file to write", kinds.FILE_NAME, aliases=("-o",))
     budget: int | None = _bases(
@@ -50,16 +43,7 @@ class BuiltFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What `speculant corpus build` reads, and into what it turns it.
-
-    Attributes:
-        inputs: files, folders and datasets; for bases with weights.
-        kind: kind of the file.
-        tokenizer: tokenizer, where no model is named.
-        exclude: files of texts of which no document may hold a part.
-        source: origin of the texts, recorded in a base.
-        restart: whether the work of an interrupted build is discarded.
-    """
+    """What `speculant corpus build` reads, and into what it turns it."""
 
     inputs: tuple[str, ...] = option.option(
         option.REQUIRED,
@@ -106,12 +90,6 @@ class BuildOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnOptions:
     """What `speculant base learn` learns.
-
-    Attributes:
-        minutes, tokens: how long, or how much, the model answers; neither to learn existing answers alone.
-        prompts: files of prompts; none for the package's own.
-        answers: existing answers that are learned, too.
-        batch: prompts answered at a time.
 
     Raises:
         UsageError: they do not say what to learn, or an option would be ignored.

@@ -51,11 +51,7 @@ ROWS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """Where the measurements go.
-
-    Attributes:
-        json: file of all measurements; None for none.
-    """
+    """Where the measurements go."""
 
     json: str | None = option.option(None, "also write all measurements to this file", kinds.FILE_NAME)
 

@@ -45,17 +45,6 @@ speculant generate "The dog as JSON: " --json-schema dog.json
 class GenerateOptions:
     """What is continued, and what is shown.
 
-    Attributes:
-        prompt: text to continue; "-" for standard input.
-        prompts: file of prompts, instead.
-        batch: maximum number of prompts of the file that are decoded at a time.
-        chat: whether the prompt is sent as a user's message.
-        image, audio: files that are placed before the prompt.
-        compare: whether every prompt is decoded without drafts, too.
-        color: whether tokens are coloured on a terminal.
-        json: file of the record, "-" for standard output; None for none.
-        verbose: whether the report has more details.
-
     Raises:
         UsageError: they do not go together.
     """

@@ -31,13 +31,7 @@ FORMATS = "f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q4_0"  # those of engines/lla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionOptions:
-    """What is written.
-
-    Attributes:
-        out: the new file.
-        format: format of the weights; None for the checkpoint's own.
-        force: whether an existing GGUF file is replaced.
-    """
+    """What is written."""
 
     out: str = option.option(option.REQUIRED, "new file, ending in .gguf", kinds.FILE_NAME, aliases=("-o",))
     format: str | None = option.option(

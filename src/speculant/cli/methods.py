@@ -30,12 +30,7 @@ speculant methods --markdown   # the table of the documentation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingOptions:
-    """What is listed.
-
-    Attributes:
-        name: method to describe; None for a list of all.
-        markdown: whether the list is a Markdown table.
-    """
+    """What is listed."""
 
     name: str | None = option.option(None, "method to describe", kinds.name(lambda: [*METHODS]))
     markdown: bool = option.option(False, "print a Markdown table of all methods", kinds.FLAG)

@@ -30,12 +30,7 @@ speculant generate "Why?" --model small
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizingOptions:
-    """What is written, and measured.
-
-    Attributes:
-        to: the new folder.
-        sample: file of a text on which the change is measured; None for a built-in text.
-    """
+    """What is written, and measured."""
 
     to: str = option.option(option.REQUIRED, "new folder", kinds.name(metavar="FOLDER"))
     sample: str | None = option.option(

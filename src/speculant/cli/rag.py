@@ -39,14 +39,6 @@ RETRIEVERS = ("bm25", "dense", "graph")
 class AnsweringOptions:
     """What is asked, of which documents, and where the answer goes.
 
-    Attributes:
-        question: the question; "-" for standard input.
-        documents: file of documents.
-        retriever: "bm25", "dense" or "graph".
-        encoder: model of the vectors of "dense" and "graph".
-        compare: whether to answer again with a search before every interval.
-        json: file of the record, "-" for standard output; None for none.
-
     Raises:
         UsageError: the retriever and the encoder do not go together.
     """

@@ -44,13 +44,7 @@ _option = partial(option.option, panel="Server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What only the command knows.
-
-    Attributes:
-        served_name: the model's name for clients; None for its folder or id.
-        config: file of settings; None for none.
-        parameters: whether the table of request parameters is printed instead.
-    """
+    """What only the command knows."""
 
     served_name: str | None = _option(
         None,

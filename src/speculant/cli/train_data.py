@@ -37,18 +37,7 @@ MAX_ROWS = 64  # rows per shard, unless --rows is given
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """What the model writes, and where.
-
-    Attributes:
-        prompts: files of prompts.
-        out: folder of the texts.
-        texts: number of texts; None for one per prompt.
-        new_tokens: maximum new tokens per text.
-        temperature: a temperature, shares as in "0:0.5,1:0.5", or "mix".
-        opening: how many tokens of a prompt are used, as in "6-24"; None for all.
-        rows: texts written at a time; None for a number that fits.
-        seed: seed of openings and samples.
-    """
+    """What the model writes, and where."""
 
     prompts: tuple[str, ...] = option.option(
         option.REQUIRED, "prompts, as for `generate --prompts`", kinds.name(metavar="FILE..."), several=True

@@ -21,13 +21,7 @@ KIND_DEFAULTS = ("loss", "feature_weight", "depth", "decay", "lr", "anchors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """The texts of a training, and the options of a new head or model.
-
-    Attributes:
-        data: folders and files of texts.
-        length: maximum tokens per text; None for the model's positions.
-        settings: options as "name=value".
-    """
+    """The texts of a training, and the options of a new head or model."""
 
     data: tuple[str, ...] = option.option(
         option.REQUIRED,

@@ -37,15 +37,7 @@ speculant transcribe talk.wav --model your/whisper --draft-model your/small
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscribingOptions:
-    """What is transcribed, and how it is printed.
-
-    Attributes:
-        audio: file of the recording.
-        language: spoken language; None to detect it.
-        task: "transcribe" or "translate"; None for the model's own.
-        timestamps: whether a line is printed per segment.
-        json: file of text and segments, "-" for standard output; None for none.
-    """
+    """What is transcribed, and how it is printed."""
 
     audio: str = option.option(option.REQUIRED, "WAV, FLAC, OGG or MP3 file", kinds.FILE_NAME)
     language: str | None = option.option(None, "spoken language; default: detected by the model", kinds.name())

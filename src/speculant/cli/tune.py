@@ -27,13 +27,7 @@ speculant tune your/model --json curve.json   # for replay --step-cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostOptions:
-    """What is measured, and for how long.
-
-    Attributes:
-        nodes: tokens of the largest draft.
-        seconds: time per text length.
-        json: file of the curve; None for none.
-    """
+    """What is measured, and for how long."""
 
     nodes: int = option.option(64, "tokens of the largest draft; default: 64", kinds.whole(1, kinds.MAX_NODES))
     seconds: int = option.option(15, "time per text length; default: 15", kinds.whole(1, metavar="S"))

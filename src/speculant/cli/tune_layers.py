@@ -27,16 +27,7 @@ speculant tune-layers your/model --prompts typical.jsonl --sublayers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """On what the layers are searched, and for how long.
-
-    Attributes:
-        prompts: file of typical prompts.
-        max_new_tokens: tokens to decode per prompt.
-        trials: number of sets to try.
-        seed: seed of the search.
-        sublayers: whether attention and MLP are skipped separately.
-        json: file of the result; None for none.
-    """
+    """On what the layers are searched, and for how long."""
 
     prompts: str | None = option.option(None, "typical prompts, as for `generate --prompts`", kinds.FILE_NAME)
     max_new_tokens: int = option.option(64, "tokens to decode per prompt; default: 64", kinds.whole(2))

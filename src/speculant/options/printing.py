@@ -9,10 +9,6 @@ from speculant.options import kinds, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintOptions:
-    """How a command prints what it found.
-
-    Attributes:
-        json: whether it prints JSON instead of text.
-    """
+    """How a command prints what it found."""
 
     json: bool = option.option(False, "print JSON", kinds.FLAG)
