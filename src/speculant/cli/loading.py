@@ -16,14 +16,19 @@ from speculant.api.loading import (
     means_bundled,
 )
 from speculant.cli.compiling import compilation_announced
-from speculant.cli.draft_encoders import check_draft_encoders
 from speculant.cli.gguf_loading import (
     is_gguf_model,
     load_gguf_model,
     open_gguf_model,
 )
 from speculant.cli.head_file import read_head
-from speculant.cli.loading_checks import check_device, check_drafting, check_keeps, check_named
+from speculant.cli.loading_checks import (
+    check_device,
+    check_draft_encoders,
+    check_drafting,
+    check_keeps,
+    check_named,
+)
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
 from speculant.core.errors import FileError, MemoryFileError, UnsupportedError

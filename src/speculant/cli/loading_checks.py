@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
-from speculant.api.loading import check_dtype, check_quantize, find_draft_model, find_model
+from speculant.api.loading import check_dtype, check_quantize, find_draft_model, find_model, load_config
 from speculant.cli.gguf_loading import check_gguf_options, check_no_gguf_options, is_gguf_model
 from speculant.cli.head_file import find_head
 from speculant.cli.terminal import importing
-from speculant.core.errors import UnsupportedError, UsageError
+from speculant.core.errors import ModelNotFoundError, UnsupportedError, UsageError
 from speculant.memory.bases import find_base, read_base_header
 from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
 from speculant.options.model import ModelOptions
@@ -137,3 +138,25 @@ def check_device(device: str | None, *, option: str = "--device") -> None:
             raise UsageError(f"{option} {device}: this machine has {count} CUDA devices, numbered from 0.")
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError(f"{option} {device}: this machine or this PyTorch has no MPS. Use {option} cpu.")
+
+
+def check_draft_encoders(name: str | None, drafts: Sequence[str]) -> None:
+    """Check draft models that have an encoder against their target, by their configs alone.
+
+    Args:
+        name: folder or hub id of the target; None for the bundled model.
+        drafts: those of its draft models.
+
+    Raises:
+        UnsupportedError: a draft model has an encoder and the target none, or theirs read inputs of different sizes.
+    """
+    from speculant.engines.hf.draft_encoder import has_encoder
+
+    for draft in drafts:
+        if is_gguf_model(draft) or is_gguf_model(name):
+            continue
+        try:
+            configs = load_config(find_draft_model(draft)), load_config(find_model(name))
+        except ModelNotFoundError:  # such as the folder of an adapter; loading it says what is missing
+            continue
+        has_encoder(*configs)
