@@ -16,7 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,10 @@ from speculant.core.model_engine import ModelEngine
 from speculant.core.stats import BatchStats
 from speculant.decoding.prefill import prefill
 from speculant.decoding.step import DecodingComponents, step
+from speculant.options.request import RequestKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class BatchError(SpeculantError):
@@ -104,21 +108,20 @@ class Batch:
         """Return the number of requests that have not finished."""
         return len(self._waiting) + len(self._admitted)
 
-    def add(self, prompt: Any, *, seed: int | None = None, **options: Any) -> Generation:
+    def add(self, prompt: Any, **options: Unpack[RequestKeywords]) -> Generation:
         """Queue a request.
 
         Args:
             prompt: as in `Speculator.stream`.
-            seed: seed of its random stream; None draws one from torch's default stream, since with a shared stream no
-                text would be the same as when decoded alone.
-            options: as in `Speculator.stream`.
+            options: as in `Speculator.stream`. Without a `seed`, one is drawn from torch's default stream, since with a
+                shared stream no text would be the same as when decoded alone.
 
         Raises:
             PromptError, UnsupportedError, UsageError: the request cannot be decoded; the others continue.
         """
-        if seed is None:
-            seed = int(torch.randint(1 << 62, (1,)))
-        return self.submit(self._prepare(prompt, seed=seed, **options))
+        if options.get("seed") is None:
+            options["seed"] = int(torch.randint(1 << 62, (1,)))
+        return self.submit(self._prepare(prompt, **options))
 
     def submit(self, generation: Generation) -> Generation:
         """Queue a prepared request.

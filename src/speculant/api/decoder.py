@@ -183,7 +183,9 @@ class Decoder:
             prompt_chunk=prompt_chunk,
         )
 
-    def generate_batch(self, prompts: Iterable[Prompt], *, size: int = 8, **options: Any) -> list[Result]:
+    def generate_batch(
+        self, prompts: Iterable[Prompt], *, size: int = 8, **options: Unpack[RequestKeywords]
+    ) -> list[Result]:
         """Return the complete continuations of many prompts, decoding up to `size` of them together.
 
         Args:
@@ -202,12 +204,12 @@ class Decoder:
             if options.get(name) is not None:
                 raise UsageError(f"texts of a batch cannot share `{name}`; give each its own by `batch.add`.")
         batch = self.batch(size)
-        seed = options.pop("seed", None)
-        stateful = {name: options.pop(name) for name in ("logits_processor", "stopping_criteria") if name in options}
+        seed, stateful = options.get("seed"), (options.get("logits_processor"), options.get("stopping_criteria"))
         generations = []
         for place, prompt in enumerate(prompts):
-            own = copy.deepcopy(stateful)
-            generations.append(batch.add(prompt, seed=None if seed is None else seed + place, **own, **options))
+            processors, criteria = copy.deepcopy(stateful)
+            own = options | {"logits_processor": processors, "stopping_criteria": criteria}
+            generations.append(batch.add(prompt, **own | {"seed": None if seed is None else seed + place}))
         return batch.run(generations)
 
     def bind(
