@@ -71,12 +71,12 @@ def _siblings(verifier: Lenience | Nucleus) -> Callable[..., float]:
     def divergence(_outcome: Choice, forest: Forest, rows: Tensor, p: Tensor, _uniforms: Tensor) -> float:
         if isinstance(verifier, Nucleus):
             ordered = p[0].sort(descending=True).values
-            return -float(ordered[ordered.cumsum(0) - ordered < verifier._top_p].sum().log())
+            return -float(ordered[ordered.cumsum(0) - ordered < verifier.top_p].sum().log())
         node = forest.children[0, rows][:, :1]
         if not node.numel() or int(node) < 0:
             return 0.0
-        q = verifier._lenience * forest.find_proposals(node[:, 0], forest.q[0, rows])
-        kept = torch.minimum(q, p) / verifier._lenience
+        q = verifier.lenience * forest.find_proposals(node[:, 0], forest.q[0, rows])
+        kept = torch.minimum(q, p) / verifier.lenience
         return divergence_of((kept + (1 - kept.sum()) * residual(p, q))[0], p[0])
 
     return divergence

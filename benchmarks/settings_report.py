@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from speculant.cli.settings import Setting, describe_type, settings_of
 from speculant.registry import METHODS, Method
+from speculant.registry.settings import Setting, settings_of
 
 HEAD = """\
 # Settings of methods
@@ -30,7 +30,7 @@ def _sections() -> Iterator[str]:
     """Yield a section for each settings class, in the order of the methods."""
     shared = dict[tuple[tuple[str, str, str, str], ...], list[Method]]()
     for method in METHODS.values():
-        shared.setdefault(tuple(map(_cells, settings_of(method))), []).append(method)
+        shared.setdefault(tuple(map(_cells, settings_of(method.settings_class()).values())), []).append(method)
     for rows, methods in shared.items():
         if rows:
             yield f"## {', '.join(method.name for method in methods)}\n"
@@ -42,7 +42,7 @@ def _cells(setting: Setting) -> tuple[str, str, str, str]:
     """Return the table cells of a setting."""
     default = "" if setting.default is None else f"`{setting.default}`"
     meaning = " ".join(setting.description.split()).replace("|", "\\|")
-    return f"`{setting.name}`", default, describe_type(setting.kind), meaning
+    return f"`{setting.name}`", default, setting.values, meaning
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def test_a_draft_model_of_another_shape(texts: Path, tiny_folder: Path, tmp_path
         (["--like", "./nowhere"], "there is no model at ./nowhere"),
         (["--init", "{other}"], "another vocabulary"),
         (["--before", "{other}"], "another vocabulary"),
-        (["--set", "depth=1"], "draft models have no option 'depth'"),
+        (["--set", "depth=1"], "the kind 'draft-model' has no setting 'depth'"),
         (["--set", "layers=-1"], "must be 1 or more"),
         (["--depth", "2"], "no option --depth"),
     ],

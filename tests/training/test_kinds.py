@@ -70,17 +70,18 @@ def test_a_reduced_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *MODELS], ids=lambda kind: kind.name)
-def test_the_table_states_each_option_of_the_builder(kind: TrainingKind) -> None:
+def test_the_table_states_what_the_builder_takes(kind: TrainingKind) -> None:
     """Guards `--set`, which reads the table so that a wrong name is refused before PyTorch is imported."""
     taken = inspect.signature(load_object(kind.build)).parameters.values()
     plain = {each.name: each.default for each in taken if isinstance(each.default, bool | int)}
     assert {name: value for name, value in plain.items() if name != kind.parts} == kind.options
+    assert any(each.name == "counts" for each in taken) == kind.counts
 
 
 def test_unknown_options_and_kinds_are_refused() -> None:
     """Guards against options that would have no effect."""
     target = HFTargetParts(tiny_model("llama"))
-    with pytest.raises(UsageError, match=r"no option 'heads'.*blocks"):
+    with pytest.raises(UsageError, match=r"the kind 'medusa' has no setting 'heads'\. It has blocks \(1\)"):
         find_kind("medusa").new_head(target, 2, options={"heads": 3})
     with pytest.raises(UsageError, match="eagle3"):
         find_kind("eagle4")

@@ -18,7 +18,7 @@ from speculant.options.printing import PrintOptions
 from speculant.registry import METHODS, VERIFIERS, Method, find_method
 
 if TYPE_CHECKING:
-    from speculant.cli.settings import Setting
+    from speculant.registry.settings import Setting
 
 HELP = "List the drafting methods, or describe one with its settings for --set."
 EXAMPLES = """
@@ -52,9 +52,9 @@ def methods(printing: PrintOptions, options: Annotated[ListingOptions, Take(argu
         print(markdown_table(list(METHODS.values())))
     elif name is not None:
         method = find_method(name)
-        from speculant.cli.settings import settings_of
+        from speculant.registry.settings import settings_of
 
-        settings = settings_of(method)
+        settings = list(settings_of(method.settings_class()).values())
         print(json.dumps(to_json(method) | {"settings": [setting_json(each) for each in settings]}, indent=2)
               if as_json else describe_method(method, settings))  # fmt: skip
     elif as_json:
@@ -101,8 +101,6 @@ def describe_method(method: Method, settings: list[Setting]) -> str:
     """Return a description of one method."""
     import textwrap
 
-    from speculant.cli.settings import describe_type
-
     verifiers = [f"{rule} (default)" if rule == method.verifier else rule for rule in method.verifiers]
     lines = [
         f"{method.name}: {method.summary}",
@@ -119,7 +117,7 @@ def describe_method(method: Method, settings: list[Setting]) -> str:
         return "\n".join([*lines, "It has no settings."])
     lines.append("settings, each by --set NAME=VALUE:")
     for each in settings:
-        lines.append(f"  {each.name}={each.default}".ljust(26) + f"  {describe_type(each.kind)}")
+        lines.append(f"  {each.name}={each.default}".ljust(26) + f"  {each.values}")
         lines += textwrap.wrap(each.description, 76, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -141,11 +139,9 @@ def to_json(method: Method) -> dict[str, Any]:
 
 def setting_json(setting: Setting) -> dict[str, Any]:
     """Return a setting as JSON."""
-    from speculant.cli.settings import describe_type
-
     return {
         "name": setting.name,
-        "type": describe_type(setting.kind),
+        "type": setting.values,
         "default": setting.default,
         "description": setting.description,
     }

@@ -20,9 +20,9 @@ from speculant.cli.train_settings import (
     TrainingData,
     check_data,
     complete_settings,
-    head_options,
 )
 from speculant.options.model import ModelOptions
+from speculant.registry.settings import read_texts
 from speculant.training.files import Files
 from speculant.training.kinds import DRAFT_MODEL, KINDS, PARD, find_kind
 from speculant.training.settings import TrainSettings
@@ -161,7 +161,7 @@ def train(
     check_data(data.data)
     kind, place = find_kind(str(context.info_name)), files["out"]
     check_output(place, resume=files.get("resume", False), noun=kind.noun)  # before the model is loaded
-    options = head_options(kind, data.settings)
+    options = read_texts(kind.title, kind.settings, data.settings)
     settings, folders = complete_settings(kind, given), Files(**files, options=options)
     with importing("PyTorch and transformers"):
         from speculant.training.run import train_head

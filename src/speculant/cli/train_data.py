@@ -11,8 +11,8 @@ import typer
 from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
 from speculant.core.errors import UsageError
+from speculant.core.user_text import shorten
 from speculant.options import kinds, option
-from speculant.options.kinds import shorten
 from speculant.options.model import ModelOptions
 
 if TYPE_CHECKING:

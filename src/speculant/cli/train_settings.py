@@ -9,7 +9,6 @@ from typing import Any
 
 from speculant.core.errors import FileError, UsageError
 from speculant.options import kinds, option
-from speculant.options.kinds import shorten
 from speculant.training.kind import TrainingKind
 from speculant.training.settings import TrainSettings
 
@@ -78,24 +77,3 @@ def check_data(paths: Sequence[str]) -> None:
     for path in paths:
         if not Path(path).exists():
             raise FileError(f"there is no file or folder {path}. `speculant train data` writes a folder of texts.")
-
-
-def head_options(kind: TrainingKind, given: Sequence[str]) -> dict[str, Any]:
-    """Parse "name=value" texts into options of new heads.
-
-    Raises:
-        UsageError: there is no such option, or the value has the wrong type.
-    """
-    from speculant.cli.settings import Setting, parse
-
-    known, found = kind.options, dict[str, Any]()
-    for each in given:
-        name, mark, text = each.partition("=")
-        name = name.strip().replace("-", "_")
-        if not mark:
-            raise UsageError(f"--set takes NAME=VALUE, not '{shorten(each)}'.")
-        if name not in known:
-            some = ", ".join(f"{key} ({value})" for key, value in known.items()) or "none"
-            raise UsageError(f"{kind.plural} have no option '{shorten(name)}'; there are: {some}.")
-        found[name] = parse(Setting(name, type(known[name]), known[name], ""), text.strip())
-    return found

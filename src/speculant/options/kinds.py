@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from speculant.core.byte_size import MIN_MEMORY, read_bytes
+from speculant.core.user_text import read_truth, shorten
 
 MAX_WHOLE = 2**63 - 1
 MAX_NODES = 1024
 MIN_TEMPERATURE = 1e-5  # logits divided by less leave the range of float16, and then of float32
 MAX_SECONDS = 10_000_000  # four months; timers cannot wait for ever
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def comma_separated(kind: ValueKind) -> ValueKind:
 
 
 def _read_flag(value: Any) -> bool:
-    found = value if isinstance(value, bool) else _WORDS.get(str(value).strip().lower())
+    found = read_truth(value)
     if found is None:
         raise ValueError(f"must be true or false (1 or 0), not {shorten(value)!r}.")
     return found
@@ -231,12 +231,6 @@ def read_list(value: Any) -> list[str]:
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
         return list(value)
     raise ValueError(f"must be a list, or comma-separated text, not {value!r}.")
-
-
-def shorten(value: Any, width: int = 40) -> str:
-    """Return the beginning of a value, for a message."""
-    whole_text = str(value)
-    return whole_text if len(whole_text) <= width else whole_text[: width - 3] + "..."
 
 
 def _float(value: Any) -> float:

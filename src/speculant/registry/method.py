@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from speculant.core.errors import UsageError
 from speculant.core.references import load_object
-from speculant.registry.renamed import rename_setting
 from speculant.registry.rules import VERIFIERS
+from speculant.registry.settings import find_name
 
 if TYPE_CHECKING:
     from speculant.registry.builders import Builder
@@ -84,6 +83,11 @@ class Method:
     distillable: bool = True
     requires: str = ""
     presets: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages about its settings."""
+        return f"the method '{self.name}'"
 
     def check_draft_model(self, *, given: bool) -> None:
         """Check that a draft model is given if and only if its drafter needs one.
@@ -161,18 +165,13 @@ class Method:
             return None
         own = self.settings_class()
         if own is None:
-            raise UsageError(f"the method '{self.name}' has no settings.")
+            raise UsageError(f"{self.title} has no settings.")
         if isinstance(settings, own):
             return settings
-        names = [each.name for each in fields(own)]
         if not isinstance(settings, Mapping | None):
             raise UsageError(
                 f"settings of '{self.name}' must be a {own.__name__} or a dict, not {type(settings).__name__}."
             )
-        settings = {rename_setting(str(name), names): value for name, value in (settings or {}).items()}
-        for name in settings:
-            if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1)
-                hint = f"Did you mean '{near[0]}'?" if near else f"The settings are {', '.join(names)}."
-                raise UsageError(f"the method '{self.name}' has no setting {name!r}. {hint}")
-        return own(**{**self.presets, **settings})
+        known = {each.name: each.default for each in fields(own)}
+        values = {find_name(self.title, known, name): value for name, value in (settings or {}).items()}
+        return own(**{**self.presets, **values})

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from speculant.core.errors import UnsupportedError, UsageError
-from speculant.registry.renamed import rename_setting
+from speculant.core.references import load_object
+from speculant.registry.settings import read_texts, settings_of
 
 if TYPE_CHECKING:  # torch would make `speculant --help` wait
     from speculant.core.verifier import Verifier
@@ -24,7 +23,7 @@ class Rule:
     Attributes:
         name: the name that users type.
         summary: what it does, in one line.
-        verifier: "module:class" of the verifier, imported on first use.
+        verifier: "module:class" of the verifier, imported on first use; its settings are its fields.
         source: paper and arXiv id.
         drafts: the drafts that it takes: "chosen" tokens, tokens drawn with replacement ("iid") or without
             ("distinct"), or chains with q after every node ("scored").
@@ -47,24 +46,9 @@ class Rule:
         Raises:
             UsageError: there is no such setting, or its value has the wrong type or is out of range.
         """
-        module, kind = self.verifier.split(":")
-        found = getattr(import_module(module), kind)
-        parameters = inspect.signature(found).parameters.values()
-        known = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
-        given: dict[str, float] = {}
-        for part in filter(None, settings.split(",")):
-            name, _, value = part.partition("=")
-            name = rename_setting(name, known)
-            if name not in known:
-                there = f"The settings are {', '.join(known)}." if known else "It has none."
-                raise UsageError(f"the verifier '{self.name}' has no setting {name!r}. {there}")
-            try:
-                given[name] = type(known[name].default)(value)
-            except ValueError as error:
-                form = "a whole number" if isinstance(known[name].default, int) else "a number"
-                raise UsageError(f"{name} of the verifier '{self.name}' must be {form}, not {value!r}.") from error
-        verifier: Verifier = found(**given)
-        return verifier
+        found: type[Verifier] = load_object(self.verifier)
+        given = read_texts(f"the verifier '{self.name}'", settings_of(found), filter(None, settings.split(",")))
+        return found(**given)
 
 
 _THRESHOLDS = "speculant.verifiers.thresholds"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speculant.core.errors import UsageError
 from speculant.core.references import load_object
 from speculant.drafters.heads.kind import HeadTraining
+from speculant.registry.settings import Setting, find_name
 
 if TYPE_CHECKING:  # importing torch would delay `speculant train --help`
     from torch import nn
@@ -28,8 +28,8 @@ class TrainingKind(HeadTraining):
 
     Attributes:
         name: as in `Format.kind`.
-        load: function that loads a trained one to start from, given its folder or hub id, the kind's name, the target
-            and the target's tokenizer.
+        load: function that loads a trained one to start from, given its folder or hub id, the kind's name, the target,
+            the target's tokenizer and the frequency of each token in the texts.
         features: function that returns the batches of texts, see `training.features.head_features`.
         draft_model: whether it is a separate model, saved with the target's tokenizer, rather than a head.
         decoder_only: see `HeadKind`.
@@ -40,6 +40,16 @@ class TrainingKind(HeadTraining):
     features: str = "speculant.training.features:head_features"
     draft_model: bool = False
     decoder_only: str = ""
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """What users may set of a new one, by name."""
+        return {name: Setting(name, type(default), default) for name, default in self.options.items()}
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages about its settings."""
+        return f"the kind '{self.name}'"
 
     @property
     def noun(self) -> str:
@@ -57,7 +67,7 @@ class TrainingKind(HeadTraining):
         depth: int | None = None,
         *,
         counts: Int64 | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
         like: str | None = None,
     ) -> nn.Module:
         """Return a head with new weights.
@@ -72,25 +82,15 @@ class TrainingKind(HeadTraining):
         Raises:
             UsageError: there is no such option.
         """
-        for name in options or {}:
-            if name not in self.options:
-                some = ", ".join(self.options) or "none"
-                raise UsageError(f"{self.plural} have no option {name!r}; there are: {some}.")
-        build = load_object(self.build)
-        given: dict[str, Any] = {self.parts: depth or self.depth} if self.parts else {}
-        given |= self._counts(build, counts, target)
+        given: dict[str, Any] = {find_name(self.title, self.options, name): value for name, value in options.items()}
+        if self.parts:
+            given[self.parts] = depth or self.depth
+        if self.counts:
+            given["counts"] = _equal_counts(target) if counts is None else counts
         if like is not None:
             given["like"] = like
-        built: nn.Module = build(target, **given, **options or {})
+        built: nn.Module = load_object(self.build)(target, **given)
         return built
-
-    def _counts(self, function: Callable[..., Any], counts: Int64 | None, target: TargetParts) -> dict[str, Int64]:
-        """Return the frequency of each token, if a function takes it."""
-        import numpy as np  # imported here: `speculant train --help` does not need it
-
-        if "counts" not in inspect.signature(function).parameters:
-            return {}
-        return {"counts": np.ones(target.vocabulary, np.int64) if counts is None else counts}
 
     def new_recipe(self, head: Any, depth: int) -> Recipe:
         """Return the recipe of a head for depths 1 to `depth`."""
@@ -110,10 +110,8 @@ class TrainingKind(HeadTraining):
             UsageError: it is of another kind.
             SpeculantError: it cannot be loaded, or does not match the target.
         """
-        load = load_object(self.load)
-        given = self._counts(load, counts, target)
-        loaded: nn.Module = load(source, self.name, target, tokenizer, **given)
-        return loaded
+        load: Callable[[str, str, TargetParts, Any, Int64], nn.Module] = load_object(self.load)
+        return load(source, self.name, target, tokenizer, _equal_counts(target) if counts is None else counts)
 
     def open_features(
         self, model: Any, target: Any, texts: Texts, head: Any, settings: TrainSettings, depth: int, before: Any = ()
@@ -125,3 +123,9 @@ class TrainingKind(HeadTraining):
     def save_head(self, head: nn.Module, folder: Path, target: TargetParts) -> None:
         """Write a head's config and weights into a folder."""
         load_object(self.save)(head, folder, target)
+
+
+def _equal_counts(target: TargetParts) -> Int64:
+    import numpy as np  # imported here: `speculant train --help` does not need it
+
+    return np.ones(target.vocabulary, np.int64)

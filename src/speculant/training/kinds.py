@@ -38,6 +38,7 @@ PARD = TrainingKind(
     name="pard",
     build="speculant.training.pard.model:new_pard",
     options=DRAFT_MODEL.options,
+    counts=True,
     recipe="speculant.training.pard.recipe:PardRecipe",
     save="speculant.training.pard.model:save_pard",
     load="speculant.training.pard.model:load_pard",

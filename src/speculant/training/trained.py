@@ -9,16 +9,17 @@ from torch import nn
 from speculant.core.errors import UsageError
 from speculant.drafters.heads.checkpoints.formats import load_head
 from speculant.drafters.heads.head import TargetParts
+from speculant.training.texts import Int64
 
 
-def load_trained_head(source: str, kind: str, target: TargetParts, _tokenizer: Any) -> nn.Module:
+def load_trained_head(source: str, kind: str, target: TargetParts, _tokenizer: Any, _counts: Int64) -> nn.Module:
     """Load a head from a folder or the hub.
 
     Args:
         source: the folder or hub id.
         kind: required kind.
         target: target of the head.
-        _tokenizer: unused; heads have no tokenizer.
+        _tokenizer, _counts: only used for models.
 
     Raises:
         UsageError: it is of another kind.

@@ -12,7 +12,8 @@ p', whatever the draft. Every pass needs q after its root, including the prompt'
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +27,18 @@ from speculant.verifiers.rule import Decision, RuleVerifier, Work, descend
 from speculant.verifiers.speculative_sampling import recursive_rejection
 
 
+@dataclass(kw_only=True, eq=False)
 class ContrastiveDecoding(RuleVerifier):
     """Exact in distribution for p', which differs from the target's p."""
 
-    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+    exactness = "lossy"
     scored = True
+    alpha: float = 0.1
+    beta: float = 0.5
 
-    def __init__(self, *, alpha: float = 0.1, beta: float = 0.5) -> None:
-        if not (0 < alpha <= 1 and beta >= 0):
-            raise UsageError(f"alpha must be above 0 and at most 1, beta at least 0; not {alpha} and {beta}.")
-        self._alpha, self._beta = alpha, beta
+    def __post_init__(self) -> None:
+        if not (0 < self.alpha <= 1 and self.beta >= 0):
+            raise UsageError(f"alpha must be above 0 and at most 1, beta at least 0; not {self.alpha} and {self.beta}.")
 
     def prepare(self, tree: DraftTree, result: Pass, sampler: Sampler) -> Any:
         """Return the work on the device, with p' in place of p.
@@ -50,7 +53,7 @@ class ContrastiveDecoding(RuleVerifier):
             )
         work = super().prepare(tree, result, sampler)
         assert isinstance(work, Work)
-        p = contrast(work.p, self._q(tree, work.p), self._alpha, self._beta)
+        p = contrast(work.p, self._q(tree, work.p), self.alpha, self.beta)
         if work.greedy:
             p = torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
         return Work(tree, p, work.uniforms, work.greedy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -45,37 +45,52 @@ class ThresholdVerifier(RuleVerifier):
         return Decision(rows, p[everyone, rows], passing.to(p))
 
 
+@dataclass(kw_only=True, eq=False)
 class TypicalAcceptance(ThresholdVerifier):
     """Medusa (Cai et al., ICML 2024, arXiv 2401.10774), section 2.3: p(x) > min(epsilon, delta exp(-H(p))).
 
     The authors' runs use epsilon = 0.09 and delta = 0.3; the defaults of their function are swapped.
     """
 
-    def __init__(self, *, epsilon: float = 0.09, delta: float = 0.3) -> None:
-        self._epsilon, self._delta = _share("epsilon", epsilon), _share("delta", delta)
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        _check_share("epsilon", self.epsilon)
+        _check_share("delta", self.delta)
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
         entropy = torch.special.entr(p).sum(-1)
         return _select_own(forest, p) > torch.minimum(
-            self._delta * (-entropy).exp(), torch.full_like(entropy, self._epsilon)
+            self.delta * (-entropy).exp(), torch.full_like(entropy, self.epsilon)
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class TopBeta(ThresholdVerifier):
-    """SpecDec (Xia et al., EMNLP Findings 2023, arXiv 2203.16487): among the top `beta`, and log p near the maximum."""
+    """SpecDec (Xia et al., EMNLP Findings 2023, arXiv 2203.16487): among the top `beta`, and log p near the maximum.
 
-    def __init__(self, *, beta: int = 3, gap: float = 1.0) -> None:
-        """Set the maximum rank and the maximum difference in nats from the most probable token."""
-        if beta < 1 or gap < 0:
-            raise UsageError(f"top-beta takes a beta of at least 1 and a gap of at least 0, not {beta} and {gap}.")
-        self._beta, self._gap = beta, gap
+    Attributes:
+        beta: maximum rank.
+        gap: maximum difference in nats from the most probable token.
+    """
+
+    beta: int = 3
+    gap: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.beta < 1 or self.gap < 0:
+            raise UsageError(
+                f"top-beta takes a beta of at least 1 and a gap of at least 0, not {self.beta} and {self.gap}."
+            )
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
         own = _select_own(forest, p)
-        near = own >= math.exp(-self._gap) * p.amax(-1)
-        return near & (_rank(p, own) <= self._beta)
+        near = own >= math.exp(-self.gap) * p.amax(-1)
+        return near & (_rank(p, own) <= self.beta)
 
 
+@dataclass(kw_only=True, eq=False)
 class Blockwise(ThresholdVerifier):
     """Blockwise Parallel Decoding (Stern et al., NeurIPS 2018, arXiv 1811.03115), section 5.
 
@@ -83,61 +98,75 @@ class Blockwise(ThresholdVerifier):
     the most probable one. The first `minimum` tokens of a block always pass.
     """
 
-    def __init__(self, *, k: int = 1, distance: int = 0, minimum: int = 0) -> None:
-        if k < 1 or distance < 0 or minimum < 0:
+    k: int = 1
+    distance: int = 0
+    minimum: int = 0
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.distance < 0 or self.minimum < 0:
             raise UsageError("blockwise takes a k of at least 1, and a distance and a minimum of at least 0.")
-        self._k, self._distance, self._minimum = k, distance, minimum
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
-        near = (forest.tokens - p.argmax(-1)).abs() <= self._distance
-        return near | (_rank(p, _select_own(forest, p)) <= self._k) | (depths <= self._minimum)
+        near = (forest.tokens - p.argmax(-1)).abs() <= self.distance
+        return near | (_rank(p, _select_own(forest, p)) <= self.k) | (depths <= self.minimum)
 
 
+@dataclass(kw_only=True, eq=False)
 class Rollback(ThresholdVerifier):
     """BiLD (Kim et al., NeurIPS 2023, arXiv 2302.07863): roll back to the first token with -log p above a threshold.
 
     The paper and the survey describe a distance between distributions; the authors' code tests the cross-entropy of the
     drafted token, as here. The first rejected token is replaced by the target's.
+
+    Attributes:
+        threshold: in nats.
     """
 
-    def __init__(self, *, threshold: float = 5.0) -> None:
-        """Set the threshold in nats."""
-        if not threshold > 0:
-            raise UsageError(f"the threshold of a rollback must be above 0 nats, not {threshold}.")
-        self._threshold = threshold
+    threshold: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise UsageError(f"the threshold of a rollback must be above 0 nats, not {self.threshold}.")
 
     def passes(self, forest: Forest, p: Tensor, depths: Tensor) -> Tensor:
-        return _select_own(forest, p) >= math.exp(-self._threshold)
+        return _select_own(forest, p) >= math.exp(-self.threshold)
 
 
+@dataclass(kw_only=True, eq=False)
 class Nucleus(DescentVerifier):
     """Medusa's other rule: a token is drawn from the nucleus (top-p) of the target and followed in the draft."""
 
-    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+    exactness = "lossy"
+    top_p: float = 0.8
 
-    def __init__(self, *, top_p: float = 0.8) -> None:
-        self._top_p = _share("top_p", top_p)
+    def __post_init__(self) -> None:
+        _check_share("top_p", self.top_p)
 
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
         ordered, places = p.sort(-1, descending=True)
-        kept = ordered.cumsum(-1) - ordered < self._top_p
+        kept = ordered.cumsum(-1) - ordered < self.top_p
         nucleus = torch.where(kept, ordered, 0.0)
         p = torch.zeros_like(p).scatter(1, places, nucleus / nucleus.sum(-1, keepdim=True))
         followed = replace(forest, sampled=torch.zeros_like(forest.sampled))
         return recursive_rejection(followed, rows, p, uniforms)
 
 
+@dataclass(kw_only=True, eq=False)
 class Lenience(DescentVerifier):
-    """Speculative sampling with a scaled-down q, which accepts more (Leviathan et al. 2023, appendix A.5)."""
+    """Speculative sampling with a scaled-down q, which accepts more (Leviathan et al. 2023, appendix A.5).
 
-    exactness: Literal["tokens", "distribution", "lossy"] = "lossy"
+    Attributes:
+        lenience: factor of q, above 0 and at most 1; with 1 the rule is lossless.
+    """
 
-    def __init__(self, *, lenience: float = 0.5) -> None:
-        """Set the factor of q, above 0 and at most 1; with 1 the rule is lossless."""
-        self._lenience = _share("lenience", lenience)
+    exactness = "lossy"
+    lenience: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_share("lenience", self.lenience)
 
     def choose(self, forest: Forest, rows: Tensor, p: Tensor, uniforms: Tensor) -> Choice:
-        return recursive_rejection(forest, rows, p, uniforms, lenience=self._lenience)
+        return recursive_rejection(forest, rows, p, uniforms, lenience=self.lenience)
 
 
 def _select_own(forest: Forest, p: Tensor) -> Tensor:
@@ -149,7 +178,6 @@ def _rank(p: Tensor, own: Tensor) -> Tensor:
     return (p > own[..., None]).sum(-1) + 1
 
 
-def _share(name: str, value: float) -> float:
+def _check_share(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise UsageError(f"{name} must be above 0 and at most 1, not {value}.")
-    return value

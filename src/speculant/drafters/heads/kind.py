@@ -51,9 +51,9 @@ class HeadTraining:
     """How heads of a kind are built, trained and saved. Its parts are "module:name", imported when they are used.
 
     Attributes:
-        build: function that returns a new head for a target. If it takes `counts`, it gets the frequency of each token
-            in the texts, Int64[V].
+        build: function that returns a new head for a target.
         options: keyword arguments of `build` that users may set, with their defaults.
+        counts: whether `build` takes `counts`, the frequency of each token in the texts, Int64[V].
         recipe: class of the recipe, called with the head and a depth, which is at most the head's own.
         save: function that writes head, folder and target in the public layout.
         depth: default number of depths trained.
@@ -71,6 +71,7 @@ class HeadTraining:
 
     build: str
     options: Mapping[str, bool | int] = field(default_factory=dict)
+    counts: bool = False
     recipe: str
     save: str
     depth: int

@@ -14,6 +14,7 @@ from speculant.drafters.heads.head import TargetParts
 from speculant.drafters.models.pairs import compare_pair
 from speculant.engines.hf.loading import load_config, load_model
 from speculant.training.student import Student
+from speculant.training.texts import Int64
 
 SHAPE = {  # shape options -> names in transformers' configs
     "layers": "num_hidden_layers",
@@ -137,7 +138,7 @@ def principal_components(embeddings: Tensor, width: int) -> Tensor:
     return narrow
 
 
-def load_draft_model(source: str, _kind: str, target: TargetParts, tokenizer: Any) -> Student:
+def load_draft_model(source: str, _kind: str, target: TargetParts, tokenizer: Any, _counts: Int64) -> Student:
     """Return a trained draft model in float32, on the target's device.
 
     Args:
@@ -145,6 +146,7 @@ def load_draft_model(source: str, _kind: str, target: TargetParts, tokenizer: An
         _kind: only used for trained heads.
         target: the model that it drafts for.
         tokenizer: the target's, or None.
+        _counts: only used for PARD models.
 
     Raises:
         ModelNotFoundError: there is no such model.

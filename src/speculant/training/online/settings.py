@@ -8,6 +8,7 @@ from typing import Any
 
 from speculant.core.byte_size import check_bytes
 from speculant.core.errors import UsageError
+from speculant.registry.settings import find_name
 
 WHEN = ("thread", "idle", "manual")
 
@@ -72,8 +73,5 @@ def settings_of(online: Any) -> OnlineSettings:
         return OnlineSettings()
     if not isinstance(online, Mapping):
         raise UsageError(f"online is True, an OnlineSettings or a dict, not {type(online).__name__}.")
-    known = [each.name for each in fields(OnlineSettings)]
-    unknown = [name for name in online if name not in known]
-    if unknown:
-        raise UsageError(f"online distillation has no setting {unknown[0]!r}. There are {', '.join(known)}.")
-    return OnlineSettings(**online)
+    known = {each.name: each.default for each in fields(OnlineSettings)}
+    return OnlineSettings(**{find_name("online distillation", known, name): value for name, value in online.items()})

@@ -85,7 +85,7 @@ def load_pard(source: str, kind: str, target: TargetParts, tokenizer: Any, count
     Raises:
         ModelNotFoundError, UsageError: see `load_draft_model`.
     """
-    model = load_draft_model(source, kind, target, tokenizer).model
+    model = load_draft_model(source, kind, target, tokenizer, counts).model
     mask = getattr(model.config, "pard_token", None)
     return PardStudent(model, int(counts.argmin()) if mask is None else int(mask))
 

@@ -33,6 +33,7 @@ EAGLE3 = HeadKind(
     training=HeadTraining(
         build="speculant.drafters.heads.eagle3.recipe:new_eagle3",
         options={"vocabulary": 0, "own_output": True, "inner": 0},
+        counts=True,
         recipe="speculant.drafters.heads.eagle3.recipe:Eagle3Recipe",
         save="speculant.drafters.heads.eagle3.checkpoint:save",
         depth=4,

@@ -33,6 +33,7 @@ P_EAGLE = HeadKind(
     training=HeadTraining(
         build="speculant.drafters.heads.p_eagle.recipe:new_p_eagle",
         options={"layers": 2, "vocabulary": 0, "own_output": True},
+        counts=True,
         recipe="speculant.drafters.heads.p_eagle.recipe:PEagleRecipe",
         save="speculant.drafters.heads.eagle3.checkpoint:save",
         depth=4,
