@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from speculant.cli.binding import Take, bind
 from speculant.cli.commands import Command
+from speculant.cli.generate_settings import GenerateOptions
 from speculant.cli.terminal import importing, say
 from speculant.core.errors import FileError, UnsupportedError, UsageError
-from speculant.options import kinds, option
 from speculant.options.drafting import DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.options.sampling import ConstraintOptions, SamplingOptions
-
-if TYPE_CHECKING:
-    from speculant.cli.generation import Output
 
 HELP = """\
 Continue a prompt.
@@ -39,45 +36,6 @@ speculant generate "Tom" --model your/model --head your/head
 speculant generate "What is this?" --model your/model --image photo.jpg
 speculant generate "The dog as JSON: " --json-schema dog.json
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions:
-    """What is continued, and what is shown.
-
-    Raises:
-        UsageError: they do not go together.
-    """
-
-    prompt: str | None = option.option(None, "text to continue; - reads standard input", kinds.name())
-    prompts: str | None = option.option(
-        None,
-        "many prompts: .jsonl rows or a .json list of texts, of objects with prompt, question or turns, or of chat "
-        "messages; any other file is read as one prompt a line",
-        kinds.FILE_NAME,
-    )
-    batch: int = option.option(1, "with --prompts: decode up to N at a time", kinds.whole(1))
-    chat: bool = option.option(False, "send the prompt as a user message, in the model's chat template", kinds.FLAG)
-    image: tuple[str, ...] = option.option(
-        (), "image to put before the prompt, as a chat message; may be repeated", kinds.FILE_NAME, several=True
-    )
-    audio: tuple[str, ...] = option.option(
-        (), "recording to put before the prompt; may be repeated, like --image", kinds.FILE_NAME, several=True
-    )
-    compare: bool = option.option(False, "also decode without drafts, in turns: speed-up, and same tokens?", kinds.FLAG)
-    color: bool = option.option(False, "color tokens on a terminal by their origin; NO_COLOR disables it", kinds.FLAG)
-    json: str | None = option.option(None, "write the result as JSON; - prints it instead of the text", kinds.FILE_NAME)
-    verbose: bool = option.option(False, "report times, drafts, sizes and threads", kinds.FLAG, aliases=("-v",))
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.prompts is None):
-            raise UsageError("give either a PROMPT (- reads standard input) or a file of prompts by --prompts.")
-        if (self.image or self.audio) and (self.prompts is not None or self.compare):
-            raise UsageError("--image and --audio are for one PROMPT, without --compare.")
-        if self.batch > 1 and (self.prompts is None or self.compare or self.color):
-            raise UsageError(
-                "--batch is for --prompts, without --compare and --color; `speculant bench --batch` compares."
-            )
 
 
 def register(app: typer.Typer) -> None:
@@ -112,7 +70,7 @@ def generate(
     check_named(model, drafting)
     keywords = sampling.keywords() | constraint_keywords(constraint)
     loaded = load_speculator(model, drafting)
-    run = PromptRun(loaded, keywords, output_of(options, media))
+    run = PromptRun(loaded, keywords, options, media=media)
     with ExitStack() as ending:  # callbacks run last to first, each even if another fails
         ending.callback(loaded.speculator.close)
         if loaded.memory is not None:
@@ -141,21 +99,6 @@ def comparable(sampling: SamplingOptions, constraint: ConstraintOptions) -> Samp
         return sampling
     say("note: to compare, every run must draw the same random numbers; --seed 0 is used.")
     return replace(sampling, seed=0)
-
-
-def output_of(options: GenerateOptions, media: tuple[dict[str, str], ...]) -> Output:
-    """Return the output settings."""
-    from speculant.cli.generation import Output
-    from speculant.cli.painting import can_paint
-
-    return Output(
-        many=options.prompts is not None,
-        json=options.json,
-        color=can_paint(options.color),
-        verbose=options.verbose,
-        chat=options.chat,
-        media=media,
-    )
 
 
 def media_parts(options: GenerateOptions) -> tuple[dict[str, str], ...]:

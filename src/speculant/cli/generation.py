@@ -7,14 +7,13 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speculant.cli.baselines import Baselines
 from speculant.cli.comparison import time_result
 from speculant.cli.env import environment
 from speculant.cli.files import write_json
-from speculant.cli.painting import legend, write_stream
+from speculant.cli.painting import can_paint, legend, write_stream
 from speculant.cli.report import PromptOutcome, totals
 from speculant.cli.terminal import say, waiting
 from speculant.core.errors import PromptError, SpeculantError
@@ -22,43 +21,32 @@ from speculant.core.errors import PromptError, SpeculantError
 if TYPE_CHECKING:
     from speculant.api.batch import Batch
     from speculant.api.result import Generation as Request
+    from speculant.cli.generate_settings import GenerateOptions
     from speculant.cli.loading import Loaded
     from speculant.cli.prompts import Message, Prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """Output settings.
-
-    Attributes:
-        many: whether the prompts came from a file.
-        json: file for the record; "-" for standard output, instead of the texts.
-        color: whether texts are coloured.
-        verbose: whether the report has more details.
-        chat: whether prompts are sent as user messages.
-        media: chat message parts placed before the prompt.
-    """
-
-    many: bool = False
-    json: str | None = None
-    color: bool = False
-    verbose: bool = False
-    chat: bool = False
-    media: tuple[dict[str, str], ...] = ()
 
 
 class PromptRun:
     """Decodes prompts and stores the outcome of each."""
 
-    def __init__(self, loaded: Loaded, options: dict[str, Any], output: Output) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        keywords: dict[str, Any],
+        options: GenerateOptions,
+        *,
+        media: tuple[dict[str, str], ...] = (),
+    ) -> None:
         """Prepare.
 
         Args:
             loaded: the speculator.
-            options: options of `Speculator.stream`.
-            output: output settings.
+            keywords: keywords of `Speculator.stream`.
+            options: options of the command.
+            media: parts of a chat message that are placed before the prompt.
         """
-        self._loaded, self._options, self._output = loaded, options, output
+        self._loaded, self._keywords, self._options, self._media = loaded, keywords, options, media
+        self._color = can_paint(options.color)
         self._speculator = loaded.speculator
         self._outcomes: list[PromptOutcome] = []
         self._batch: Batch | None = None
@@ -76,7 +64,7 @@ class PromptRun:
             prompts: prompts to decode.
             memory_limit: maximum bytes of the drafter's memory.
         """
-        baselines = Baselines(self._loaded, self._options, memory_limit=memory_limit, prompts=len(prompts))
+        baselines = Baselines(self._loaded, self._keywords, memory_limit=memory_limit, prompts=len(prompts))
         with closing(baselines):
             with waiting("warming up"):
                 self._notes += baselines.warm_up()
@@ -90,7 +78,7 @@ class PromptRun:
             PromptError: a prompt cannot be decoded; nothing was decoded.
             SpeculantError: some failed; their partial texts and all others are printed.
         """
-        options = dict(self._options)
+        options = dict(self._keywords)
         seed = options.pop("seed")
         self._batch = batch = self._speculator.batch(size)
         requests = []
@@ -128,30 +116,30 @@ class PromptRun:
             say("\n" + totals(self._outcomes, stats.seconds))
             say(f"batch       {stats.sequences / max(1, stats.rounds):.1f} prompts per pass, {stats.rounds} passes")
             self._notes += stats.notes
-        elif self._output.many:
+        elif self._options.many:
             say("\n" + totals(self._outcomes))
         else:
-            say("\n" + self._outcomes[0].block(verbose=self._output.verbose))
-        if self._output.verbose:
+            say("\n" + self._outcomes[0].block(verbose=self._options.verbose))
+        if self._options.verbose:
             say(f"threads     {self._loaded.threads}")
         for note in self._notes:
             say(f"note        {note}")
-        if self._output.color:
+        if self._color:
             say(legend())
 
     def record(self) -> None:
         """Write the JSON."""
         machine = environment(self._speculator.model)
         records = [outcome.to_json(machine) for outcome in self._outcomes]
-        if self._output.many or records:
-            write_json(str(self._output.json), records if self._output.many else records[0])
+        if self._options.many or records:
+            write_json(str(self._options.json), records if self._options.many else records[0])
 
     def remember(self) -> None:
         """Save what was learned to the memory file."""
         self._speculator.save(str(self._loaded.memory))
 
     def _generate_numbered(self, number: int, prompts: Sequence[Prompt], baselines: Baselines | None) -> None:
-        prompt, many, answers = prompts[number - 1], self._output.many, list[str]()
+        prompt, many, answers = prompts[number - 1], self._options.many, list[str]()
         for turn in range(len(prompt) if isinstance(prompt, tuple) else 1):
             asked = self._turn(prompt[: turn + 1], answers) if isinstance(prompt, tuple) else prompt
             if many:
@@ -180,17 +168,17 @@ class PromptRun:
         if baselines is not None:
             with waiting("decoding without drafts"):
                 comparison = baselines.before(prompt)
-        stream = self._speculator.stream(prompt, **self._options)
+        stream = self._speculator.stream(prompt, **self._keywords)
         outcome = PromptOutcome(asked, stream.result, comparison)
         self._outcomes.append(outcome)
         try:
-            if self._output.json == "-" or self._as_lines:
+            if self._options.json == "-" or self._as_lines:
                 for _ in stream:
                     pass
             else:
-                write_stream(stream, color=self._output.color)
+                write_stream(stream, color=self._color)
         finally:
-            if self._output.json != "-" and self._as_lines:
+            if self._options.json != "-" and self._as_lines:
                 self._print_line(outcome)
         if baselines is not None and comparison is not None:
             comparison.drafted.append(time_result(outcome.result))
@@ -200,7 +188,7 @@ class PromptRun:
     def _show(self, place: int, requests: Sequence[Request]) -> None:
         outcome = self._outcomes[place]
         say(f"--- {place + 1} of {len(requests)}: {shorten_prompt(outcome.prompt)}")
-        if self._output.json != "-":
+        if self._options.json != "-":
             if self._as_lines:
                 self._print_line(outcome)
             else:
@@ -210,7 +198,7 @@ class PromptRun:
     @property
     def _as_lines(self) -> bool:
         """Return whether to print texts as JSON lines, because newlines in them would hide where each ends."""
-        return self._output.many and not sys.stdout.isatty()
+        return self._options.many and not sys.stdout.isatty()
 
     def _print_line(self, outcome: PromptOutcome) -> None:
         result = outcome.result
@@ -218,11 +206,11 @@ class PromptRun:
         print(json.dumps(row, ensure_ascii=False), flush=True)
 
     def _ask(self, prompt: str | list[Message]) -> str | list[Message]:
-        if self._output.media:
-            return [{"role": "user", "content": [*self._output.media, {"type": "text", "text": prompt}]}]
+        if self._media:
+            return [{"role": "user", "content": [*self._media, {"type": "text", "text": prompt}]}]
         return (
             [{"role": "user", "content": prompt}]
-            if self._output.chat and isinstance(prompt, str) and prompt
+            if self._options.chat and isinstance(prompt, str) and prompt
             else prompt
         )
 
