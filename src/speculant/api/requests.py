@@ -67,6 +67,9 @@ class Preparation:
         """
         options = dict(asked.generation)
         check_options(options, asked)
+        temperature = None if asked.temperature is None else read_temperature(asked.temperature)
+        sampling = {"temperature": temperature, "top_p": asked.top_p, "top_k": asked.top_k}
+        options |= {name: value for name, value in sampling.items() if value is not None}
         bias = check_logit_bias(asked.logit_bias, self._engine.capabilities.vocabulary)
         strings = check_stop(asked.stop)
         ids, media = self._encode(prompt)
@@ -81,9 +84,6 @@ class Preparation:
             maximum = positions - taken
             notes.append(f"only {maximum} new tokens: the model has {positions} positions.")
         check_number("min_new_tokens", options.get("min_new_tokens"), minimum=0, maximum=maximum, whole=True)
-        temperature = None if asked.temperature is None else read_temperature(asked.temperature)
-        sampling = {"temperature": temperature, "top_p": asked.top_p, "top_k": asked.top_k}
-        options |= {name: value for name, value in sampling.items() if value is not None}
         presence, frequency = asked.presence_penalty or 0, asked.frequency_penalty or 0
         if presence or frequency:
             lowered = OutputPenalties(ids.shape[1], presence=presence, frequency=frequency)

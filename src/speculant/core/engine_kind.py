@@ -21,7 +21,6 @@ class ModelDescription:
         generates: whether its own `generate` decodes without a speculator.
         quantized: whether weights are quantised.
         weights: number of weights by kind, if several kinds are mixed.
-        bytes: size of the weights in bytes; 0 if another library holds them.
     """
 
     form: str
@@ -31,7 +30,6 @@ class ModelDescription:
     generates: bool = False
     quantized: bool = False
     weights: Mapping[str, int] = field(default_factory=dict)
-    bytes: int = 0
 
 
 class EngineKind(Protocol):
@@ -51,6 +49,10 @@ class EngineKind(Protocol):
 
     def describe(self, model: Any) -> ModelDescription:
         """Return what messages and results say of a model."""
+
+    def weight_bytes(self, model: Any) -> int:
+        """Return the size of a model's weights in bytes; 0 if another library holds them."""
+        return 0
 
     def use_threads(self, model: Any, threads: int) -> None:
         """Set the number of CPU threads of a model's passes, if it is not PyTorch's."""

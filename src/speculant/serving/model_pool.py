@@ -307,9 +307,9 @@ class ModelPool:
 
 def weight_bytes(speculator: Speculator) -> int:
     """Return the size of a model's weights in bytes; 0 if another library holds them."""
-    from speculant.api.engines import describe_model
+    from speculant.api.engines import find_engine
 
-    return describe_model(speculator.model).bytes
+    return find_engine(speculator.model).weight_bytes(speculator.model)
 
 
 def own_settings(settings: ServingOptions, source: FurtherModel) -> ServingOptions:

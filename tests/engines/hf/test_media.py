@@ -87,7 +87,7 @@ def test_prompts_given_as_embeddings_are_not_taken() -> None:
     """Guards `inputs_embeds`: a prompt of which the tokens are unknown says so."""
     model, inputs = build_media_model("llava")
     speculator = Speculator.from_transformers(model, method="mix")
-    call = _prepared(speculator, inputs)
+    call = _prepared(speculator, inputs).own
     call.inputs = call.inputs | {"inputs_embeds": torch.zeros(1, inputs["input_ids"].shape[1], 32)}
     call.ids = call.ids[:, :0]
     with pytest.raises(UnusualPromptError, match="embeddings"):

@@ -42,8 +42,10 @@ class TransformersKind(EngineKind):
             generates=True,
             quantized=any(True for _ in quantized_modules(model)),
             weights=getattr(model.config, "weight_kinds", {}),
-            bytes=count_bytes(model),
         )
+
+    def weight_bytes(self, model: Any) -> int:
+        return count_bytes(model)
 
     def open(self, model: Any, *, fast: Any, notes: Sequence[str], strict: bool) -> HFEngine:
         target = base_model(model)
