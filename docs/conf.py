@@ -54,6 +54,7 @@ NAVIGATION = {
         "docs/method-settings",
         "docs/server-api",
         "docs/architectures",
+        "docs/design",
         "docs/api/library",
         "docs/api/options",
         "docs/api/contracts",
