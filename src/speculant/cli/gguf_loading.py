@@ -45,10 +45,6 @@ def check_gguf_options(loading: ModelOptions) -> None:
     given = [name for name, value in {**own, "--fast": loading.fast or None}.items() if value is not None]
     if given and loading.engine == "llamacpp":
         raise UsageError(f"{given[0]} is for Speculant's own passes, not for --engine llamacpp. Leave one of them out.")
-    rounding = {"--quantize": loading.quantize, "--packed-cache": loading.packed_cache}
-    for option, value in rounding.items():
-        if value is not None:
-            raise UsageError(f"{option} does not apply to a GGUF file, whose weights are not converted. Leave it out.")
     check_file(Path(str(loading.model)))
     if loading.engine == "llamacpp":
         from speculant.engines.llamacpp.library import load_library
