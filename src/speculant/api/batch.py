@@ -325,8 +325,7 @@ class Batch:
     def _fail(self, generation: Generation, error: BaseException) -> None:
         """Remove a request because of an error. An interrupt is stored until the others are served."""
         if generation.error is None:
-            generation.fail(error)
-            self._pieces.append((generation, Piece("", [], [], [])))
+            self._pieces.append((generation, generation.fail(error)))
         if not isinstance(error, Exception) and self._interrupt is None:
             self._interrupt = error
         self._retire(generation)

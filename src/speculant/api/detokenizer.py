@@ -37,6 +37,12 @@ class Detokenizer:
         self._ids = list(before)  # the last tokens: decoding starts here, so that pieces are spaced as within the text
         self._done = len(self._ids)  # number of these whose text was emitted
 
+    def copy(self) -> Detokenizer:
+        """Return another one in the same state, so that tokens can be pushed to it on trial."""
+        made = Detokenizer(self._tokenizer, self._ids, special=self._special)
+        made.marks, made._done = self.marks, self._done
+        return made
+
     def push(self, token: int) -> str:
         """Add a token and return the text that it completes."""
         if token not in self.marks:

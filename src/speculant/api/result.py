@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,21 @@ class Result:
     cache: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What the pieces so far held. It is replaced as a whole, so an interrupted `take` can be repeated from it.
+
+    Attributes:
+        count: number of tokens.
+        text: their text.
+        detokenizer: converts the tokens that follow.
+    """
+
+    count: int
+    text: str
+    detokenizer: Detokenizer
+
+
 class Generation:
     """A request: the sequence that is being decoded, and its growing text.
 
@@ -115,11 +131,11 @@ class Generation:
         self.done = False
         self.takes_prefix = False
         self._streamer = streamer
-        self._detokenizer = Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist(), special=special)
+        self._taken = _Taken(0, "", Detokenizer(tokenizer, sequence.start.prompt[-4:].tolist(), special=special))
 
     def show_marks(self, marks: Mapping[int, str]) -> None:
         """Make special tokens part of the text; `marks` has their texts, by id."""
-        self._detokenizer.marks = marks
+        self._taken.detokenizer.marks = marks
 
     @property
     def owner(self) -> str:
@@ -153,36 +169,42 @@ class Generation:
         return tokens[: self.target.length]
 
     def take(self) -> Piece | None:
-        """Return what was committed since the last call and add it to the result; None if nothing was."""
-        sequence, result = self.sequence, self.result
-        known, committed = len(result.sources), len(sequence.sources)
+        """Return what was committed since the last call and add it to the result; None if nothing was.
+
+        If an error or an interrupt ends it at any point, the next call does all of it again.
+        """
+        sequence, result, taken = self.sequence, self.result, self._taken
+        known, committed = taken.count, len(sequence.sources)
         if known == committed:
             return None
         tokens, sources = sequence.sampler.tokens[known:committed], sequence.sources[known:committed]
-        result.ids[known:] = tokens  # overwrites what an interrupted earlier call left
-        result.sources[known:] = sources
         logprobs = sequence.logprobs[known:committed] if result.logprobs is not None else None
+        detokenizer, stopped = taken.detokenizer.copy(), sequence.ended and self.sampler.stopped
+        texts = [detokenizer.push(token) for token in (tokens[:-1] if stopped else tokens)]
+        if stopped:
+            texts.append(detokenizer.push_end(tokens[-1]))
+        if sequence.ended:
+            texts[-1] += detokenizer.flush()
+        text, reason = "".join(texts), "stop" if stopped else "length"
+        if sequence.ended and reason == "length":
+            self._note_cut()
+        result.ids[known:] = tokens  # overwrites what an interrupted earlier call left, as the next lines do
+        result.sources[known:] = sources
         if result.logprobs is not None and logprobs is not None:
             result.logprobs[known:] = logprobs
-        stopped = sequence.ended and self.sampler.stopped
-        texts = [self._detokenizer.push(token) for token in (tokens[:-1] if stopped else tokens)]
-        if stopped:
-            texts.append(self._detokenizer.push_end(tokens[-1]))
+        result.text = taken.text + text
         if sequence.ended:
-            texts[-1] += self._detokenizer.flush()
-            result.finish_reason = "stop" if stopped else "length"
-            self._note_cut()
-        result.text += "".join(texts)
+            result.finish_reason = reason
+        self._taken = _Taken(committed, result.text, detokenizer)
         if sequence.rounds is None:
-            return Piece("".join(texts), tokens, texts, sources, logprobs)
+            return Piece(text, tokens, texts, sources, logprobs)
         rounds, sequence.rounds = tuple(sequence.rounds), []
-        return Piece("".join(texts), tokens, texts, sources, logprobs, rounds, sequence.stats.seconds)
+        return Piece(text, tokens, texts, sources, logprobs, rounds, sequence.stats.seconds)
 
     def _note_cut(self) -> None:
-        """Note that a text reached its length before it matched its constraint."""
+        """Note that a text of maximum length does not match its constraint."""
         constraint, notes = self.sequence.start.constraint, self.result.stats.notes
-        cut = constraint is not None and self.result.finish_reason == "length" and CUT not in notes
-        if cut and constraint is not None and not constraint.complete(self.sampler.tokens):
+        if constraint is not None and CUT not in notes and not constraint.complete(self.sampler.tokens):
             notes.append(CUT)
 
     def put(self, piece: Piece) -> None:
@@ -193,11 +215,19 @@ class Generation:
             if self.sequence.ended:
                 self._streamer.end()
 
-    def fail(self, error: BaseException) -> None:
-        """End the request because of an error; its text so far stays in the result."""
+    def fail(self, error: BaseException) -> Piece:
+        """End the request because of an error; its text so far stays in the result.
+
+        Returns:
+            What an interrupted `take` left out; an empty piece if it left out nothing.
+        """
         self.sequence.fail(error)
+        rest = None
+        with suppress(Exception):  # if the text itself failed, the result ends before it
+            rest = self.take()
         if self.error is None:
             self.error, self.result.finish_reason = error, "error"
+        return rest or Piece("", [], [], [])
 
 
 class Stream:
@@ -232,11 +262,13 @@ class Stream:
                 if error is not None:
                     raise error
         finally:
-            generation.take()  # an interrupt may have left a cached round's tokens out of the result
-            sequence.close()
-            generation.done = True
-            if sequence.sizing is not None:
-                sequence.stats.sizes = self._parts.sizing.reason(sequence.sizing)
+            try:
+                generation.take()  # an interrupt may have left a cached round's tokens out of the result
+            finally:
+                sequence.close()
+                generation.done = True
+                if sequence.sizing is not None:
+                    sequence.stats.sizes = self._parts.sizing.reason(sequence.sizing)
 
     def _advance(self) -> BaseException | None:
         """Read part of the prompt or run a round; return an exception to raise after yielding what was committed."""
