@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from models import tiny_model
 from speculant import Source, Speculator
 from speculant.core.errors import (
+    FileError,
     ForeignMemoryError,
     PromptError,
     TokenizerError,
@@ -20,6 +21,7 @@ from speculant.core.errors import (
     UnsupportedError,
     UsageError,
 )
+from speculant.drafters.copying.lookup import LookupDrafter
 
 IDS = [5, 9, 14, 3, 8]
 
@@ -209,6 +211,57 @@ def test_memory_is_kept_and_tied_to_the_tokenizer(stories: Speculator, tmp_path:
         Speculator.from_transformers(tiny_model("llama"), memory=path)
     with pytest.raises(UnsupportedError, match="keeps no memory"):
         Speculator.from_transformers(stories.model, stories.tokenizer, method="none", memory=path)
+
+
+def test_a_method_that_saves_nothing_starts_from_a_file(stories: Speculator, tmp_path: Path) -> None:
+    """Guards ADED as published: it drafts from a table, which is never written, and which must be there."""
+    path, prompt = tmp_path / "table", "Once upon a time"
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0}
+    taught = Speculator.from_transformers(stories.model, stories.tokenizer, method="aded", nodes=8)
+    expected = taught.generate(prompt, **options)
+    taught.save(path)
+    before = path.read_bytes()
+
+    def paper(**more: Any) -> Speculator:
+        return Speculator.from_transformers(stories.model, stories.tokenizer, method="aded-paper", nodes=8, **more)
+
+    fresh = paper().generate(prompt, **options)
+    started = paper(memory=path)
+    later = paper()
+    later.load(path)
+    for speculator in (started, later):
+        found = speculator.generate(prompt, **options)
+        assert found.ids == fresh.ids == expected.ids
+        assert found.stats.rounds < fresh.stats.rounds
+        with pytest.raises(UnsupportedError, match="'aded-paper' can start from a memory but saves none"):
+            speculator.save(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["table"]
+    with pytest.raises(FileError, match="there is no memory file"):
+        paper(memory=tmp_path / "missing")
+    with pytest.raises(ForeignMemoryError, match="another tokenizer"):
+        Speculator.from_transformers(tiny_model("llama"), method="aded-paper", memory=path)
+    with pytest.raises(UnsupportedError, match="'lookup' has no memory to load"):
+        Speculator.from_transformers(stories.model, method="lookup").load(path)
+
+
+def test_a_users_drafter_that_only_loads(tiny: Speculator, tmp_path: Path) -> None:
+    """Guards objects with `load` alone: they are given the file, which must be a memory, and save nothing."""
+
+    class Loading(LookupDrafter):
+        loaded: Path | None = None
+
+        def load(self, path: Path) -> None:
+            self.loaded = path
+
+    path, drafter = tmp_path / "memory", Loading(vocabulary=64)
+    tiny.save(path)
+    speculator = Speculator.from_transformers(tiny.model, drafter=drafter, memory=path)
+    assert drafter.loaded == path
+    with pytest.raises(UnsupportedError, match="saves none"):
+        speculator.save(path)
+    with pytest.raises(FileError, match="there is no memory file"):
+        Speculator.from_transformers(tiny.model, drafter=drafter, memory=tmp_path / "missing")
 
 
 def test_no_nodes_is_plain_decoding(tiny: Speculator) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rounds import budget, start
-from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Persistent, Session, SessionRequest, Verified
+from speculant.core.drafter import EMPTY_PATH, Budget, Drafter, Loadable, Persistent, Session, SessionRequest, Verified
 from speculant.core.engine import NO_OUTPUTS, RequestedOutputs
 from speculant.core.tree import DraftTree
 
@@ -41,14 +41,18 @@ class Repeating(Session):
         pass
 
 
-class Saving(Counting):
+class Loading(Counting):
+    """Can start from a file."""
+
+    def load(self, path: Path) -> None:
+        pass
+
+
+class Saving(Loading):
     """Can be saved."""
 
     def save(self, path: Path) -> None:
         path.touch()
-
-    def load(self, path: Path) -> None:
-        pass
 
 
 def test_the_batched_proposal_asks_each_session_for_its_budget() -> None:
@@ -60,9 +64,9 @@ def test_the_batched_proposal_asks_each_session_for_its_budget() -> None:
 
 
 def test_persistence_is_a_matter_of_methods() -> None:
-    """A drafter is persistent if it can save and load."""
-    assert isinstance(Saving(), Persistent)
-    assert not isinstance(Counting(), Persistent)
+    """A drafter is persistent if it can save and load, and loadable if it can load."""
+    found = [(isinstance(each, Loadable), isinstance(each, Persistent)) for each in (Counting(), Loading(), Saving())]
+    assert found == [(False, False), (True, False), (True, True)]
 
 
 def test_the_empty_path() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -54,6 +55,13 @@ class Named:
         self.given = vocabulary, tokenizer, other
 
 
+class Loading(Named):
+    """Another, which starts from a file."""
+
+    def load(self, path: Path) -> None:
+        raise NotImplementedError
+
+
 class Demanding(Named):
     """Another, which needs what no context has."""
 
@@ -64,7 +72,9 @@ class Demanding(Named):
 def test_own_drafters_take_fields_of_the_context_by_name() -> None:
     """Guards drafters of users: constructors are given what they take by name, and nothing else is asked of them."""
     method = find_method(f"{__name__}:Named")
-    assert not any((method.takes_draft_model, method.takes_bases, method.keeps_memory))
+    assert not any((method.takes_draft_model, method.takes_bases, method.keeps_memory, method.loads_memory))
+    loading = find_method(f"{__name__}:Loading")
+    assert (loading.keeps_memory, loading.loads_memory) == (False, True)
     given = list[Any]()
 
     class Recording(Named):

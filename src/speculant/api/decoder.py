@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.options import AUTO, check_nodes
-from speculant.core.drafter import Background, Drafter, Persistent
+from speculant.core.drafter import Background, Drafter, Loadable, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.options.drafting import DraftingOptions
 from speculant.options.request import RequestKeywords, RequestOptions
@@ -263,19 +263,25 @@ class Decoder:
         """Write the drafter's memory.
 
         Raises:
-            UnsupportedError: the method has no memory.
+            UnsupportedError: the method saves no memory, even if it can start from one.
             FileError: it cannot be written; an existing file is unchanged.
         """
-        self._persistent().save(_path(path))
+        if isinstance(self.drafter, Persistent):
+            self.drafter.save(_path(path))
+        else:
+            which = "can start from a memory but saves none" if isinstance(self.drafter, Loadable) else "has no memory"
+            raise UnsupportedError(f"the method '{self.method}' {which}; to save what is learned, use 'mix'.")
 
     def load(self, path: str | Path) -> None:
-        """Replace the drafter's memory by that in a file.
+        """Replace the drafter's memory by that in a file, or start from a corpus file.
 
         Raises:
-            UnsupportedError: the method has no memory.
+            UnsupportedError: the method can do neither.
             FileError, MemoryFileError: the file cannot be used.
         """
-        self._persistent().load(_path(path))
+        if not isinstance(self.drafter, Loadable):
+            raise UnsupportedError(f"the method '{self.method}' has no memory to load; use 'mix'.")
+        self.drafter.load(_path(path))
 
     def probe(self, texts: int = 1) -> None:
         """Check the model's current state, as every request does; a batch checks it for the texts that share a pass.
@@ -348,11 +354,6 @@ class Decoder:
             UnsupportedError: llguidance is not installed, or does not support this kind of tokenizer.
         """
         return self._preparation.compile_constraint(constraint, eos_token_id)
-
-    def _persistent(self) -> Persistent:
-        if not isinstance(self.drafter, Persistent):
-            raise UnsupportedError(f"the method '{self.method}' has no memory to save or load; use 'mix'.")
-        return self.drafter
 
     def _drafts(self, prepared: PreparedRequest) -> bool:
         """Return whether drafts can be verified on a request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.bases import open_bases
@@ -11,10 +12,11 @@ from speculant.api.engines import check_engine_can, find_engine
 from speculant.api.loading import bundled_head_folder, means_bundled
 from speculant.api.options import check_alone, check_nodes
 from speculant.core.byte_size import MEMORY_LIMIT, check_bytes
-from speculant.core.drafter import Drafter, Persistent
+from speculant.core.drafter import Drafter, Loadable, Persistent
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.verifier import Verifier
 from speculant.drafters.checked import CheckedDrafter, add_checks
+from speculant.memory.file import read_header
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.options.drafting import DraftingOptions
 from speculant.registry import (
@@ -179,7 +181,9 @@ def _check_options(asked: DraftingOptions, own: CheckedDrafter | None, method: M
         raise UsageError(f"fast must be True, False, None or another speculator's acceleration, not {asked.fast!r}.")
     keeps = method.keeps_memory if own is None else isinstance(own, Persistent)
     if asked.memory is not None and not keeps and not asked.online:
-        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out `memory`, or use 'mix'.")
+        if not (method.loads_memory if own is None else isinstance(own, Loadable)):
+            raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out `memory`, or use 'mix'.")
+        read_header(Path(asked.memory))  # a file that is never written must exist
     if asked.share is not None:
         from speculant.sharing.opening import check_sharing
 

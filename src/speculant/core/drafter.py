@@ -199,14 +199,19 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class Persistent(Protocol):
-    """A drafter whose memory can be saved."""
-
-    def save(self, path: Path) -> None:
-        """Write the memory to a file atomically: a crash leaves either the old file or the new one."""
+class Loadable(Protocol):
+    """A drafter that can start from a memory file."""
 
     def load(self, path: Path) -> None:
         """Replace the memory with the contents of a file."""
+
+
+@runtime_checkable
+class Persistent(Loadable, Protocol):
+    """A drafter whose memory can also be saved."""
+
+    def save(self, path: Path) -> None:
+        """Write the memory to a file atomically: a crash leaves either the old file or the new one."""
 
 
 @dataclass(frozen=True, slots=True)

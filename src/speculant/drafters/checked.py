@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from speculant.core.drafter import Background, Budget, Drafter, Persistent, Session, SessionRequest
+from speculant.core.drafter import Background, Budget, Drafter, Loadable, Persistent, Session, SessionRequest
 from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UsageError
 from speculant.core.tree import ROOT, DraftTree
@@ -104,28 +104,32 @@ class CheckedDrafter(Drafter, Background):
             )
 
 
-class CheckedMemory(CheckedDrafter, Persistent):
-    """A checked drafter that has a memory."""
+class CheckedStart(CheckedDrafter, Loadable):
+    """A checked drafter that can start from a memory file."""
+
+    def load(self, path: Path) -> None:
+        """Replace the inner drafter's memory by the contents of a file."""
+        assert isinstance(self.inner, Loadable)
+        self.inner.load(path)
+
+
+class CheckedMemory(CheckedStart, Persistent):
+    """A checked drafter whose memory can also be saved."""
 
     def save(self, path: Path) -> None:
         """Write the inner drafter's memory."""
         assert isinstance(self.inner, Persistent)
         self.inner.save(path)
 
-    def load(self, path: Path) -> None:
-        """Replace the inner drafter's memory by the contents of a file."""
-        assert isinstance(self.inner, Persistent)
-        self.inner.load(path)
-
 
 def add_checks(drafter: Any) -> CheckedDrafter:
-    """Return a user's drafter with its drafts checked; it can be saved if the user's drafter can.
+    """Return a user's drafter with its drafts checked; it can be loaded and saved if the user's drafter can.
 
     Raises:
         UsageError: `drafter` is not a drafter.
     """
-    kind = CheckedMemory if isinstance(drafter, Persistent) else CheckedDrafter
-    return kind(drafter)
+    kind = CheckedStart if isinstance(drafter, Loadable) else CheckedDrafter
+    return (CheckedMemory if isinstance(drafter, Persistent) else kind)(drafter)
 
 
 def check_attributes(drafter: Any) -> None:

@@ -96,7 +96,8 @@ class DraftingOptions:
             to 64, by measured latency of passes and acceptance.
         max_depth: maximum depth of a draft, in tokens behind the last one; None for as deep as drafters go. Chains of a
             known length suit engines and comparisons; deep drafts cost time on models whose passes are cheap.
-        memory: memory file to begin with, if it exists; commands also save to it.
+        memory: memory file to begin with, if it exists; commands also save to it. For methods that save nothing, such
+            as `aded-paper`, it must exist and is never written.
         memory_limit: maximum size of the drafter's memory: bytes, or text such as "1GB".
         base: frozen bases under the memory of `mix`, which `speculant corpus build --kind mix-base` makes: a file or
             several; "bundled" for the one of stories that comes with the package; "auto" for those of the user's

@@ -50,6 +50,7 @@ class Method:
         takes_sublayers: whether it may also skip attention and MLP separately.
         takes_rows: whether its drafter runs the target on some rows of its cache.
         saves: whether a user's own drafter saves and loads a memory; those of the table have a `memory`.
+        loads: whether a user's own drafter loads one; those of the table have a `memory` or a `corpus`.
         drafts: whether it drafts at all.
         distillable: whether its draft model or head may learn while it drafts.
         requires: description of what it needs besides the target; "" for nothing.
@@ -79,6 +80,7 @@ class Method:
     takes_sublayers: bool = False
     takes_rows: bool = False
     saves: bool = False
+    loads: bool = False
     drafts: bool = True
     distillable: bool = True
     requires: str = ""
@@ -149,6 +151,11 @@ class Method:
     def keeps_memory(self) -> bool:
         """Whether its drafter keeps a memory that can be saved."""
         return self.saves or self.memory is not None
+
+    @property
+    def loads_memory(self) -> bool:
+        """Whether its drafter can start from a memory file, whether or not it can save one."""
+        return self.keeps_memory or self.loads or self.corpus is not None
 
     def settings_class(self) -> type[Any] | None:
         """Return the dataclass of its drafter's settings, or None if there are none."""

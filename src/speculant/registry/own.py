@@ -70,6 +70,7 @@ def find_own(place: str) -> Method:
         takes_sublayers="whole_layers" in taken,
         takes_rows="whole_cache" in taken,
         saves=hasattr(kind, "save") and hasattr(kind, "load"),
+        loads=hasattr(kind, "load"),
     )
 
 

@@ -14,7 +14,7 @@ from speculant.bench.replay.player import ReplayResult, replay
 from speculant.bench.replay.traces import RECORDED, Recording
 from speculant.bench.replay.united import UnitedDrafter
 from speculant.bench.systems.peers import PREFIX, find_peer
-from speculant.core.drafter import Drafter
+from speculant.core.drafter import Drafter, Loadable
 from speculant.core.errors import UnsupportedError
 from speculant.memory.bases import read_base_header
 from speculant.registry import METHODS, BuildContext, build_drafter, find_method
@@ -92,8 +92,8 @@ class Run:
             ),
         )
         if self.corpus is not None:
-            starting: Any = drafter  # it loads files, but need not be Persistent: aded-paper saves nothing
-            starting.load(self.corpus.path)
+            assert isinstance(drafter, Loadable)
+            drafter.load(self.corpus.path)
         return drafter
 
     def replay(self, advance: Callable[[int], object] = lambda _tokens: None) -> ReplayResult:
