@@ -48,6 +48,7 @@ def test_memories_and_keys_in_words(tmp_path: Path) -> None:
     assert by_key["keys"] == "2 API keys; requests must carry one"
     assert "cannot be used" in screen(memory=file, unused=[file])["memory"]
     assert screen(keeps=False)["memory"] == "none: the method keeps none"
+    assert screen(keeps=False, corpus=file)["memory"].startswith(f"starts from {file}, not saved")
 
 
 def test_a_speed_that_was_not_measured_is_left_out() -> None:

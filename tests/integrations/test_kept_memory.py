@@ -46,6 +46,16 @@ def test_methods_without_memory() -> None:
     assert not load_memory(drafter("lookup"), memory=None, corpus=None)
 
 
+def test_methods_that_only_start_from_a_file(tmp_path: Path) -> None:
+    """ADED as published begins with a corpus, and nothing is saved."""
+    held, path = drafter("aded-paper"), saved(tmp_path / "base", "aded", TEXT)
+    empty = held.memory_bytes  # type: ignore[attr-defined]
+    assert not load_memory(held, memory=None, corpus=path)
+    assert held.memory_bytes > empty  # type: ignore[attr-defined]
+    with pytest.raises(FileError):
+        load_memory(held, memory=None, corpus=tmp_path / "missing")
+
+
 def test_saving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Only what is new is saved; a failure is logged once until it works again."""
     held, count = drafter("aded"), [0]

@@ -90,6 +90,8 @@ def test_a_file(tmp_path: Path, suffix: str) -> None:
         ({"SPECULANT_METHOD": "recycling"}, UnsupportedError, "tokens only. Use none, mix"),
         ({"SPECULANT_METHOD": "eagle"}, UnsupportedError, "hidden states"),
         ({"SPECULANT_METHOD": "lookup", "SPECULANT_MEMORY": "x"}, UnsupportedError, "keeps no memory"),
+        ({"SPECULANT_METHOD": "lookup", "SPECULANT_CORPUS": "x"}, UnsupportedError, "keeps no memory"),
+        ({"SPECULANT_METHOD": "aded-paper", "SPECULANT_MEMORY": "x"}, UnsupportedError, "name the file by corpus"),
         ({"SPECULANT_MEMORY_LIMIT": "much"}, UsageError, "MEMORY_LIMIT"),
         ({"SPECULANT_SAVE_EVERY": "0"}, UsageError, "SAVE_EVERY must be above 0"),
         ({"SPECULANT_SAVE_EVERY": "soon"}, UsageError, "SAVE_EVERY"),

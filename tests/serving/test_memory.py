@@ -52,6 +52,28 @@ async def test_corpus_is_only_read(model: Any, tokenizer: Any, tmp_path: Path) -
     assert path.exists()
 
 
+async def test_a_method_that_saves_nothing_starts_from_a_corpus(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Guards `aded-paper`: it drafts from the corpus, also after memories were read again; a memory is refused."""
+    base = tmp_path / "base"
+    teacher = make_speculator(model, tokenizer, method="aded")
+    teacher.generate([{"role": "user", "content": "Once upon a time"}], temperature=0, max_new_tokens=60)
+    teacher.save(base)
+    before = base.read_bytes()
+    app = make_app(make_speculator(model, tokenizer, method="aded-paper"), corpus=base, per_request_metrics=True)
+    async with running(app):
+        before_reading = app.state.models.first.drafters[""]
+        counts = [await drafted(app)]
+        await app.state.reloader.run()
+        assert app.state.models.first.drafters[""] is not before_reading
+        counts.append(await drafted(app))
+    empty = make_app(make_speculator(model, tokenizer, method="aded-paper"), per_request_metrics=True)
+    async with running(empty):
+        assert min(counts) > await drafted(empty)
+    assert base.read_bytes() == before
+    with pytest.raises(UnsupportedError, match="keeps no memory"):
+        make_app(make_speculator(model, tokenizer, method="aded-paper"), memory=base)
+
+
 async def test_memories_by_key(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Guards tenants: what one key's requests teach drafts for no other, in memory and on disk."""
     path = tmp_path / "memory.speculant"

@@ -159,18 +159,23 @@ def _serve(loading: ModelOptions, drafting: DraftingOptions, serving: ServingOpt
 
 
 def check_kept(named: Method | None, drafting: DraftingOptions, serving: ServingOptions) -> None:
-    """Check before loading a model that the named method has a memory to keep, and that the corpus is valid.
+    """Check before loading a model that the named method can keep and load the files, and that the corpus is valid.
 
     Raises:
-        UnsupportedError: the method has no memory.
+        UnsupportedError: it cannot.
         FileError, MemoryFileError: the corpus cannot be used.
     """
     from speculant.memory.file import read_header
 
     given = serving.memory is not None or serving.corpus is not None
-    if given and named is not None and not (named.keeps_memory or drafting.online):
+    if given and named is not None and not (named.loads_memory or drafting.online):
         raise UnsupportedError(
             f"the method '{named.name}' keeps no memory; leave out --memory and --corpus, or use --method mix."
+        )
+    if serving.memory is not None and named is not None and not (named.keeps_memory or drafting.online):
+        raise UnsupportedError(
+            f"the method '{named.name}' can start from a memory but saves none; name the file by --corpus instead of "
+            "--memory."
         )
     if serving.corpus is not None:
         read_header(serving.corpus)

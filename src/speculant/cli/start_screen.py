@@ -47,7 +47,7 @@ def start_screen(
         "also": _also(serving),
         "method": f"{loaded.speculator.method}, up to {count_noun(serving.max_concurrency, 'text')} together",
         "speed": _speed(speed),
-        "memory": _memory(serving, unused) if keeps else "none: the method keeps none",
+        "memory": _memory(serving, unused) if keeps else _start(serving),
         "prompts": f"up to {_mebibytes(prefixes)} of what they have in common is kept" if prefixes else "",
         "keys": _keys(keys),
         "threads": loaded.threads,
@@ -86,6 +86,12 @@ def _memory(serving: ServingOptions, unused: Sequence[Path]) -> str:
     if serving.memory is None:
         return f"{limit}, not saved; --memory FILE keeps it"
     return f"{limit}, saved {'next to' if serving.memory_scope == 'key' else 'to'} {serving.memory}"
+
+
+def _start(serving: ServingOptions) -> str:
+    if serving.corpus is None:
+        return "none: the method keeps none"
+    return f"starts from {serving.corpus}, not saved: the method keeps none"
 
 
 def _mebibytes(size: int) -> str:

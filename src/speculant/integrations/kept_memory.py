@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-from speculant.core.drafter import Drafter, Persistent
+from speculant.core.drafter import Drafter, Loadable, Persistent
 from speculant.core.errors import SpeculantError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ def load_memory(drafter: Drafter, *, memory: Path | None, corpus: Path | None) -
         MemoryFileError, FileError, UnsupportedError: the corpus cannot be used.
     """
     if not isinstance(drafter, Persistent):
+        if corpus is not None and isinstance(drafter, Loadable):
+            drafter.load(corpus)
         return False
     if memory is not None and memory.exists():
         try:

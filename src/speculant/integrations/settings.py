@@ -45,9 +45,14 @@ class IntegrationSettings(HostingOptions):
                 f"the method '{self.method}' needs the target's logits, hidden states or a draft model, or is lossy; "
                 f"engines that call a drafter give it tokens only. Use {usable}."
             )
-        if method.memory is None and (self.memory or self.corpus):
+        if method.memory is None and method.corpus is None and (self.memory or self.corpus):
             raise UnsupportedError(
                 f"the method '{self.method}' keeps no memory; leave out memory and corpus, or use 'mix'."
+            )
+        if method.memory is None and self.memory:
+            raise UnsupportedError(
+                f"the method '{self.method}' can start from a memory but saves none; name the file by corpus instead "
+                "of memory."
             )
         if self.share is not None:
             check_sharing(method)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from speculant.core.drafter import Drafter, Persistent
+from speculant.core.drafter import Drafter, Loadable, Persistent
 from speculant.core.errors import FileError, MemoryFileError, SpeculantError, UnsupportedError
 from speculant.serving.scoped_metrics import ScopedMetrics
 
@@ -65,13 +65,14 @@ class MemoryKeeper:
         if path is not None and not path.parent.is_dir():
             raise FileError(f"cannot keep a memory in {path}: there is no folder {path.parent}.")
         for tenant, drafter in drafters.items():
-            if not isinstance(drafter, Persistent):
-                if path is not None or corpus is not None:
-                    raise UnsupportedError(
-                        "this drafting method keeps no memory; leave out --memory and --corpus, or use --method mix."
-                    )
-            else:
+            if isinstance(drafter, Persistent):
                 self._begin(tenant, drafter, corpus)
+            elif path is None and corpus is not None and isinstance(drafter, Loadable):
+                drafter.load(corpus)
+            elif path is not None or corpus is not None:
+                raise UnsupportedError(
+                    "this drafting method keeps no memory; leave out --memory and --corpus, or use --method mix."
+                )
         metrics.watch("memory_bytes", "Bytes of drafter memories.", lambda own: memory_bytes(drafters, own), own=True)
 
     def _begin(self, tenant: str, drafter: Persistent, corpus: Path | None) -> None:

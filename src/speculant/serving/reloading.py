@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.bases import open_bases
-from speculant.core.drafter import Background, Drafter, Persistent
+from speculant.core.drafter import Background, Drafter, Loadable, Persistent
 from speculant.core.errors import SpeculantError, UnsupportedError
 from speculant.memory.fingerprint import tokenizer_fingerprint
 from speculant.registry import find_method
@@ -137,7 +137,10 @@ class MemoryReloader:
         return f"{read}; {len(bases)} bases in force"
 
     def _renew_drafter(self, drafter: Drafter, path: Path | None, bases: Sequence[MixBase]) -> Drafter:
-        """Return a new drafter with the memory of a file or, without one, with the memory of another drafter."""
+        """Return a new drafter with the memory of a file or, without one, with the memory of another drafter.
+
+        If its method saves none, it begins with the corpus again.
+        """
         limit = self._settings.memory_limit // len(self._drafters)
         made = new_memory(self._speculator, limit=limit, settings=self._method_settings, bases=bases)
         if isinstance(made, Persistent) and isinstance(drafter, Persistent):
@@ -147,4 +150,6 @@ class MemoryReloader:
                 with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
                     drafter.save(Path(folder) / "memory")
                     made.load(Path(folder) / "memory")
+        elif isinstance(made, Loadable) and self._settings.corpus is not None:
+            made.load(self._settings.corpus)
         return made
