@@ -61,6 +61,9 @@ CASES: Sequence[tuple[Sequence[str], str]] = [
     (["serve", "--method", "mixx"], "Did you mean 'mix'?"),
     (["serve", "--port", "0", "--memory", "file", "--memory-strict"], "file"),
     (["serve", "--port", "0", "--memory", "m", "--method", "lookup"], "'lookup' keeps no memory"),
+    (["serve", "--port", "0", "--memory", "m", "--method", "aded-paper"], "name the file by --corpus instead"),
+    (["serve", "--port", "0", "--corpus", "missing", "--method", "aded-paper"], "there is no memory file missing"),
+    (["generate", "Tom", "--memory", "missing", "--method", "aded-paper"], "there is no memory file missing"),
     (["serve", "--port", "0", "--corpus", "missing"], "there is no memory file missing"),
     (
         ["serve", "--port", "0", "--share", "redis://localhost"],

@@ -137,6 +137,27 @@ def test_memory_is_kept_between_runs(tmp_path: Path, record: Callable[..., Any])
     assert second["rounds"] < first["rounds"]
 
 
+def test_a_method_that_saves_nothing_only_reads_its_memory(
+    tmp_path: Path, record: Callable[..., Any], capsys: CaptureFixture
+) -> None:
+    """ADED as published drafts from a table that was made before, also when compared, and leaves the file alone."""
+    table, options = tmp_path / "table", [*SHORT, "--nodes", "8", "--method"]
+    record("Once upon a time", *options, "aded", "--memory", str(table))
+    before = table.read_bytes()
+    table.chmod(0o400)
+    fresh = record("Once upon a time", *options, "aded-paper")
+    for more in ([], ["--compare"]):
+        found = record("Once upon a time", *options, "aded-paper", "--memory", str(table), *more)
+        assert found["ids"] == fresh["ids"]
+        assert found["rounds"] < fresh["rounds"]
+    assert main(["generate", "Tom", *options, "aded-paper", "--memory", str(table)]) == 0
+    assert f"{table} is only read: the method 'aded-paper' starts from it" in capsys.readouterr().err
+    assert table.read_bytes() == before
+    assert main(["generate", "Tom", *options, "aded-paper", "--memory", str(tmp_path / "missing")]) == 1
+    assert "there is no memory file" in capsys.readouterr().err
+    assert not (tmp_path / "missing").exists()
+
+
 def test_ctrl_c_keeps_text_record_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
 ) -> None:

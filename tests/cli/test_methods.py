@@ -51,6 +51,20 @@ def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert {entry["name"]: entry["requires"] for entry in listed}["draft-model"] == "a draft model"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mix", "can be saved: --memory FILE"),
+        ("aded-paper", "starts from a corpus: --memory FILE, never written"),
+        ("lookup", "not kept between runs"),
+    ],
+)
+def test_what_becomes_of_a_memory(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of a method says whether a file of --memory is written, or only read."""
+    assert main(["methods", name]) == 0
+    assert f"memory      {said}\n" in capsys.readouterr().out
+
+
 def test_requirements_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The page of a method says what it needs beside the target, or that it needs nothing."""
     assert main(["methods", "draft-model"]) == 0

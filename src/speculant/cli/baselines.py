@@ -40,7 +40,7 @@ class Baselines:
         self._speculator = loaded.speculator
         self._plain = self._other("none")
         self._folder = tempfile.TemporaryDirectory(prefix="speculant-")
-        self._learned: str | None = None
+        self._learned = loaded.start  # the memory of repeated runs
 
     def warm_up(self) -> list[str]:
         """Decode a few tokens each way, with a separate memory, so that nothing is learned.
@@ -49,7 +49,7 @@ class Baselines:
             Messages for the user before the runs.
         """
         short = self._options | {"max_new_tokens": WARM_UP_TOKENS}
-        memory = self._loaded.memory
+        memory = self._loaded.memory or self._loaded.start
         same = self._other(self._speculator.method, nodes=WARM_UP_NODES, memory=memory, memory_limit=sys.maxsize)
         self._plain.generate(WARM_UP, **short)
         same.generate(WARM_UP, **short)

@@ -54,11 +54,10 @@ def register(app: typer.Typer) -> None:
 
 def chat(*, sampling: SamplingOptions, drafting: DraftingOptions, model: ModelOptions) -> int:
     """Chat until the input ends; save the memory in any case."""
-    from speculant.cli.files import check_writable
     from speculant.cli.loading import load_speculator, model_title
+    from speculant.cli.loading_checks import check_memory
 
-    if drafting.memory is not None:
-        check_writable(drafting.memory)
+    check_memory(drafting)
     loaded, title = load_speculator(model, drafting), model_title(model.model)
     check_template(loaded.speculator, title)
     if isinstance(sys.stdin, io.TextIOWrapper):

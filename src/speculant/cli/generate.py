@@ -51,18 +51,16 @@ def generate(
     model: ModelOptions,
 ) -> int:
     """Decode every prompt; report, record and save the results in any case."""
-    from speculant.cli.files import JSON, check_no_input, check_result, check_writable
+    from speculant.cli.files import JSON, check_result
     from speculant.cli.generation import PromptRun
     from speculant.cli.loading import load_speculator
-    from speculant.cli.loading_checks import check_drafting, check_named
+    from speculant.cli.loading_checks import check_drafting, check_memory, check_named
     from speculant.cli.prompts import read_prompt_argument, read_prompts, single_turns
 
     media = media_parts(options)
     if options.compare:
         sampling = comparable(sampling, constraint)
-    if drafting.memory is not None:
-        check_writable(drafting.memory)
-        check_no_input("--memory", drafting.memory, [options.prompts])
+    check_memory(drafting, [options.prompts])
     check_result("--json", options.json, JSON, [options.prompts, drafting.memory])
     prompts = [read_prompt_argument(str(options.prompt))] if options.prompts is None else read_prompts(options.prompts)
     together = single_turns(prompts) if options.batch > 1 else []

@@ -28,6 +28,7 @@ from speculant.cli.loading_checks import (
     check_drafting,
     check_keeps,
     check_named,
+    writes_memory,
 )
 from speculant.cli.settings import build_settings
 from speculant.cli.terminal import importing, say, waiting
@@ -53,6 +54,7 @@ class Loaded:
         threads: description of the thread count.
         verifier: name of the acceptance rule, or None for the method's own.
         head: the given head, or the one that came with the model; or None.
+        start: memory file that a method that saves none began with; or None.
     """
 
     speculator: Speculator
@@ -61,6 +63,7 @@ class Loaded:
     threads: str
     verifier: str | None = None
     head: LoadedHead | None = None
+    start: str | None = None
 
 
 def load_speculator(
@@ -135,11 +138,17 @@ def load_speculator(
             **options,
         )
         speculator.probe(texts)
-        memory = drafting.memory if drafting.memory is not None and recall(speculator, drafting.memory) else None
+        memory = start = None
+        if drafting.memory is not None and not writes_memory(method, drafting):
+            speculator.load(drafting.memory)
+            start = drafting.memory
+            say(f"{start} is only read: the method '{method.name}' starts from it and saves nothing.")
+        elif drafting.memory is not None and recall(speculator, drafting.memory):
+            memory = drafting.memory
     if not speculator.engine.capabilities.drafts:
         say(speculator.engine.capabilities.notes[-1])
     head = head or getattr(speculator.drafter, "head", None)
-    return Loaded(speculator, memory, settings, threads, drafting.verifier, head)
+    return Loaded(speculator, memory, settings, threads, drafting.verifier, head, start)
 
 
 def find_processor(name: str | None, model: Any) -> Any:

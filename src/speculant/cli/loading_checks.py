@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from speculant.api.loading import check_dtype, check_quantize, find_draft_model, find_model, load_config
+from speculant.cli.files import check_no_input, check_writable
 from speculant.cli.gguf_loading import check_gguf_options, check_no_gguf_options, is_gguf_model
 from speculant.cli.head_file import find_head
 from speculant.cli.terminal import importing
 from speculant.core.errors import ModelNotFoundError, UnsupportedError, UsageError
 from speculant.memory.bases import find_base, read_base_header
+from speculant.memory.file import read_header
 from speculant.options.drafting import AUTOMATIC, DEFAULT_METHOD, DraftingOptions
 from speculant.options.model import ModelOptions
 from speculant.registry import Method, check_verifier, find_method, is_own
@@ -60,18 +63,47 @@ def check_drafting(drafting: DraftingOptions) -> Method | None:
 
 
 def check_keeps(method: Method, drafting: DraftingOptions) -> None:
-    """Check that a method has a memory to keep or share.
+    """Check that a method has a memory to keep, start from or share.
 
     Raises:
         UnsupportedError, UsageError: it has none, the URL is invalid, or redis-py is not installed.
+        FileError, MemoryFileError: it saves none, and there is no memory file that it can start from.
     """
-    if drafting.memory is not None and not (method.keeps_memory or drafting.online):
-        raise UnsupportedError(f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix.")
+    if drafting.memory is not None and not writes_memory(method, drafting):
+        if not method.loads_memory:
+            raise UnsupportedError(
+                f"the method '{method.name}' keeps no memory; leave out --memory, or use --method mix."
+            )
+        read_header(Path(drafting.memory))
     if drafting.share is not None:
         from speculant.sharing.opening import check_address, check_sharing
 
         check_sharing(method)
         check_address(drafting.share)
+
+
+def writes_memory(method: Method, drafting: DraftingOptions) -> bool:
+    """Return whether a command saves to --memory; other methods at most start from that file."""
+    return method.keeps_memory or bool(drafting.online)
+
+
+def check_memory(drafting: DraftingOptions, inputs: Sequence[str | None] = ()) -> None:
+    """Check --memory before the work begins: that it can be written and is no input, if it will be written.
+
+    Args:
+        drafting: the options.
+        inputs: other files that the same command reads.
+
+    Raises:
+        FileError, UsageError: it cannot be used.
+        SpeculantError: see `check_drafting`.
+    """
+    if drafting.memory is None:
+        return
+    named = check_drafting(drafting)
+    if named is None or writes_memory(named, drafting):
+        check_writable(drafting.memory)
+        check_no_input("--memory", drafting.memory, inputs)
 
 
 def check_named(loading: ModelOptions, drafting: DraftingOptions | None = None) -> None:

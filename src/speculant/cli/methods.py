@@ -110,7 +110,7 @@ def describe_method(method: Method, settings: list[Setting]) -> str:
         f"requires    {method.requires or 'nothing but the target'}",
         f"source      {method.source}",
         f"verifier    {', '.join(verifiers)}",
-        f"memory      {'can be saved: --memory FILE' if method.memory else 'not kept between runs'}",
+        f"memory      {_memory(method)}",
         "",
     ]
     if not settings:
@@ -120,6 +120,12 @@ def describe_method(method: Method, settings: list[Setting]) -> str:
         lines.append(f"  {each.name}={each.default}".ljust(26) + f"  {each.values}")
         lines += textwrap.wrap(each.description, 76, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
+
+
+def _memory(method: Method) -> str:
+    if method.keeps_memory:
+        return "can be saved: --memory FILE"
+    return "starts from a corpus: --memory FILE, never written" if method.loads_memory else "not kept between runs"
 
 
 def to_json(method: Method) -> dict[str, Any]:

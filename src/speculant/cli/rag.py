@@ -84,9 +84,9 @@ def rag(
     model: ModelOptions,
 ) -> int:
     """Check the options, load the model, index the documents, answer."""
-    from speculant.cli.files import JSON, check_no_input, check_result, check_writable
+    from speculant.cli.files import JSON, check_result
     from speculant.cli.loading import load_speculator
-    from speculant.cli.loading_checks import check_drafting, check_named
+    from speculant.cli.loading_checks import check_drafting, check_memory, check_named
     from speculant.cli.prompts import read_prompt_argument
     from speculant.cli.terminal import importing, say, waiting
 
@@ -95,9 +95,7 @@ def rag(
     if options.compare and sampling.temperature and sampling.seed is None:
         say("note: to compare, both must draw the same random numbers; --seed 0 is used.")
         sampling = replace(sampling, seed=0)
-    if drafting.memory is not None:
-        check_writable(drafting.memory)
-        check_no_input("--memory", drafting.memory, [options.documents])
+    check_memory(drafting, [options.documents])
     check_result("--json", options.json, JSON, [options.documents, drafting.memory])
     question = read_prompt_argument(options.question)
     check_drafting(drafting)

@@ -58,17 +58,15 @@ def transcribe(
 ) -> int:
     """Check the options, load the model, transcribe."""
     from speculant.api.transcription import TASKS
-    from speculant.cli.files import JSON, check_no_input, check_result, check_writable, write_record
+    from speculant.cli.files import JSON, check_result, write_record
     from speculant.cli.loading import load_speculator
-    from speculant.cli.loading_checks import check_drafting, check_named
+    from speculant.cli.loading_checks import check_drafting, check_memory, check_named
 
     if model.model is None:
         raise UsageError("name a Whisper model by --model, such as openai/whisper-small or a folder of one.")
     if options.task not in (None, *TASKS):
         raise UsageError(f"--task is {' or '.join(TASKS)}, not '{options.task}'.")
-    if drafting.memory is not None:
-        check_writable(drafting.memory)
-        check_no_input("--memory", drafting.memory, [options.audio])
+    check_memory(drafting, [options.audio])
     check_result("--json", options.json, JSON, [options.audio, drafting.memory])
     if drafting.draft_model and drafting.method is None and drafting.drafter is None:
         drafting = replace(drafting, verifier=drafting.verifier or "sample-then-follow")
