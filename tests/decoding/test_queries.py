@@ -19,6 +19,7 @@ from speculant.core.engine import RequestedOutputs
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.core.tree import ROOT, DraftTree, Queries
 from speculant.engines.hf.engine import HFEngine
+from speculant.engines.hf.target_cache import HFTargetCache
 from speculant.engines.recorded import RecordedEngine
 
 TOKENS = 14
@@ -178,3 +179,40 @@ def test_a_recorded_output_counts_their_rows() -> None:
     rows: list[int] = []
     RecordedEngine(on_pass=rows.append).forward([(None, 4, DRAFT)])
     assert rows == [len(DRAFT) + 1 + len(WINDOW)]
+
+
+class Noting(Drafter):
+    """Has queries, drafts nothing, and notes for how many nodes it is asked."""
+
+    def __init__(self) -> None:
+        self.nodes: list[int] = []
+
+    @property
+    def needs(self) -> RequestedOutputs:
+        return RequestedOutputs(queries=4)
+
+    def open(self, start: SessionRequest) -> Session:
+        return NotingSession(self.nodes)
+
+
+class NotingSession(Session):
+    """Drafts nothing."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        self.nodes = nodes
+
+    def propose(self, budget: Budget) -> DraftTree:
+        self.nodes.append(budget.nodes)
+        return DraftTree.empty()
+
+    def observe(self, verified: Verified) -> None:
+        pass
+
+
+def test_queries_take_room_from_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a pass may append six rows, a drafter with four queries is asked for two nodes."""
+    monkeypatch.setattr(HFTargetCache, "room", property(lambda _: 6))
+    drafter = Noting()
+    speculator = Speculator.from_transformers(tiny_model("llama"), drafter=drafter, nodes=8)
+    speculator.generate(prompts()[0], max_new_tokens=12, temperature=0)
+    assert set(drafter.nodes) == {2}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from speculant.core.errors import UnsupportedError, UsageError
 from speculant.registry import METHODS, VERIFIERS, build_verifier
+from speculant.verifiers.thresholds import Rollback
 
 
 @pytest.mark.parametrize(
@@ -17,6 +20,7 @@ from speculant.registry import METHODS, VERIFIERS, build_verifier
         ("lenience:lenience=2", "at most 1"),
         ("rollback:threshold=-1", "above 0"),
         ("typical:epsilon=much", "must be a number"),
+        ("rollback:threshold=nan", "must be a number"),
         ("blockwise:k=1.5", "a whole number"),
         ("typical:beta=3", r"no setting 'beta'. Did you mean 'delta'\? It has epsilon \(0.09\)"),
         ("block:k=3", "has no settings"),
@@ -27,6 +31,13 @@ def test_bad_names_and_settings_are_refused(name: str, reason: str) -> None:
     """Guards thresholds that would accept everything or nothing, and misspelt ones."""
     with pytest.raises(UsageError, match=reason):
         build_verifier("mix", name, lossy=True)
+
+
+def test_thresholds_may_be_infinite() -> None:
+    """An infinite threshold accepts every draft, given as text as in Python."""
+    rule = build_verifier("mix", "rollback:threshold=inf", lossy=True)
+    assert isinstance(rule, Rollback)
+    assert rule.threshold == math.inf
 
 
 @pytest.mark.parametrize("name", [rule.name for rule in VERIFIERS.values() if rule.lossy])

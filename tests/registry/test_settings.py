@@ -47,3 +47,5 @@ def test_texts_and_switches() -> None:
     assert Setting("s", str, "").read("a=b") == "a=b"
     with pytest.raises(ValueError, match="must be true or false"):
         Setting("s", bool, False).read("maybe")
+    with pytest.raises(ValueError, match="a tuple such as its default"):
+        Setting("s", tuple[int, ...], (1,)).read("{[]: 1}")

@@ -80,7 +80,7 @@ class DraftCaches:
             prompt = np.where(prompt < known, prompt, 0).astype(np.int32)
         if positions is not None and len(prompt) > (maximum := max(2, 3 * positions // 4)):
             prompt = np.concatenate([prompt[:1], prompt[len(prompt) - maximum + 1 :]])
-        return torch.from_numpy(prompt).long()[None].to(self.engine.model.device)
+        return torch.from_numpy(prompt).long()[None].to(self.engine.device)
 
 
 def default_draft_model(target: Any) -> tuple[Any, Any]:

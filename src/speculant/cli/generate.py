@@ -59,7 +59,7 @@ def generate(
 
     media = media_parts(options)
     if options.compare:
-        sampling = comparable(sampling, constraint)
+        sampling = fix_seed(sampling, constraint)
     check_memory(drafting, [options.prompts])
     check_result("--json", options.json, JSON, [options.prompts, drafting.memory])
     prompts = [read_prompt_argument(str(options.prompt))] if options.prompts is None else read_prompts(options.prompts)
@@ -85,7 +85,7 @@ def generate(
     return 0
 
 
-def comparable(sampling: SamplingOptions, constraint: ConstraintOptions) -> SamplingOptions:
+def fix_seed(sampling: SamplingOptions, constraint: ConstraintOptions) -> SamplingOptions:
     """Return the options of texts that are decoded in several ways: with a seed if they are sampled.
 
     Raises:

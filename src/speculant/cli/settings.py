@@ -20,10 +20,9 @@ def build_settings(method: Method, given: Sequence[str]) -> Any:
     """
     if not given:
         return None
-    values = read_texts(method.title, settings_of(method.settings_class()), given)
     try:
-        return method.read_settings(values)
-    except ValueError as error:
+        return method.read_settings(read_texts(method.title, settings_of(method.settings_class()), given))
+    except (UsageError, ValueError) as error:
         raise UsageError(f"--set: {error}") from error
 
 

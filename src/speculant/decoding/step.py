@@ -153,12 +153,12 @@ def _propose(
     trees, queries = parts.engine.capabilities.trees and parts.verifier.trees, parts.drafter.needs.queries
     for place, (sequence, maximum) in enumerate(zip(sequences, nodes, strict=True)):
         cache, depth = sequence.cache, sequence.depth if maximum else 0
-        most = min(maximum, cache.room - queries) if depth > 0 else 0
-        if most > 0:
+        allowed = min(maximum, cache.room - queries) if depth > 0 else 0
+        if allowed > 0:
             state = _state(sequence)
             places.append(place)
             asked.append(
-                state.make_budget(nodes=most, depth=depth, trees=trees, queries=cache.depth, branches=branches)
+                state.make_budget(nodes=allowed, depth=depth, trees=trees, queries=cache.depth, branches=branches)
             )
     if not places:
         return

@@ -47,8 +47,8 @@ class Rule:
             UsageError: there is no such setting, or its value has the wrong type or is out of range.
         """
         found: type[Verifier] = load_object(self.verifier)
-        given = read_texts(f"the verifier '{self.name}'", settings_of(found), filter(None, settings.split(",")))
-        return found(**given)
+        known = settings_of(found, infinite=True)  # an infinite threshold accepts everything
+        return found(**read_texts(f"the verifier '{self.name}'", known, filter(None, settings.split(","))))
 
 
 _THRESHOLDS = "speculant.verifiers.thresholds"

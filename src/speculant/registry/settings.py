@@ -26,12 +26,14 @@ class Setting:
         kind: its type.
         default: its value if it is not set.
         description: from the dataclass's docstring; empty if it has none.
+        infinite: whether a number may be infinite.
     """
 
     name: str
     kind: Any
     default: Any
     description: str = ""
+    infinite: bool = False
 
     @property
     def kinds(self) -> tuple[Any, ...]:
@@ -54,15 +56,19 @@ class Setting:
             return None
         kind = next(each for each in self.kinds if each is not type(None))
         try:
-            return _read(kind, text)
-        except (ValueError, SyntaxError):
+            return _read(kind, text, infinite=self.infinite)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # of literals, too
             raise ValueError(f"must be {self.values}, not '{shorten(text)}'.") from None
 
 
-def settings_of(cls: type[Any] | None) -> dict[str, Setting]:
+def settings_of(cls: type[Any] | None, *, infinite: bool = False) -> dict[str, Setting]:
     """Return the settings that a dataclass states as fields, by name; none for other classes.
 
     Inherited settings are described where they are defined.
+
+    Args:
+        cls: the class.
+        infinite: whether its numbers may be infinite.
     """
     if cls is None or not is_dataclass(cls):
         return {}
@@ -70,7 +76,8 @@ def settings_of(cls: type[Any] | None) -> dict[str, Setting]:
     for each in reversed(cls.__mro__):
         texts |= parse_attributes((each.__doc__ and inspect.getdoc(each)) or "")
     return {
-        each.name: Setting(each.name, hints[each.name], each.default, texts.get(each.name, "")) for each in fields(cls)
+        each.name: Setting(each.name, hints[each.name], each.default, texts.get(each.name, ""), infinite)
+        for each in fields(cls)
     }
 
 
@@ -115,7 +122,7 @@ def find_name(owner: str, known: Mapping[str, Any], name: Any) -> str:
     if found in known:
         return found
     if not known:
-        raise UsageError(f"{owner} has no settings.")
+        raise UsageError(f"{owner} has no settings; leave them out.")
     near = difflib.get_close_matches(found, known, n=1, cutoff=0.5)
     hint = f"Did you mean '{near[0]}'? " if near else ""
     there = ", ".join(each if value is MISSING else f"{each} ({value!r})" for each, value in known.items())
@@ -129,13 +136,13 @@ def parse_attributes(docstring: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
 
 
-def _read(kind: Any, text: str) -> Any:
+def _read(kind: Any, text: str, *, infinite: bool) -> Any:
     if kind is bool:
         truth = read_truth(text)
         if truth is None:
             raise ValueError(text)
         return truth
-    if kind is float and not math.isfinite(float(text)):
+    if kind is float and (math.isnan(float(text)) or (math.isinf(float(text)) and not infinite)):
         raise ValueError(text)
     if kind in (int, float, str):
         return kind(text)

@@ -71,8 +71,8 @@ def measure_scaling(
     """
     speculator = make()
     lengths = lengths_of(speculator.engine.capabilities.positions)
-    clock_name, clock = clock_of(speculator.model.device)
-    peak = PeakMemory(speculator.model.device)
+    clock_name, clock = clock_of(speculator.engine.device)
+    peak = PeakMemory(speculator.engine.device)
     peak.reset()
     base = peak.read()
     prefixes, rounds = [], []

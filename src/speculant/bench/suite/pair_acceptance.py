@@ -45,7 +45,7 @@ def measure_pair(plain: Speculator, drafts: DraftCaches, prompts: Sequence[Int32
     for prompt in prompts:
         text = np.array(plain.generate(prompt.tolist(), max_new_tokens=tokens, temperature=0).ids, np.int32)
         with torch.no_grad():
-            target = plain.engine.open(torch.from_numpy(prompt).long()[None].to(plain.model.device))
+            target = plain.engine.open(torch.from_numpy(prompt).long()[None].to(plain.engine.device))
             ours = _distributions(target, text)
             theirs = _distributions(drafts(prompt), text)
         theirs = pad(theirs[:, : ours.shape[1]], (0, max(0, ours.shape[1] - theirs.shape[1]))).to(ours.device)

@@ -7,6 +7,7 @@ import torch
 from models import tiny_model
 from speculant.core.sampler import GREEDY, Sampling
 from speculant.engines.hf.sampling.generate_capture import make_request, prepare_call
+from speculant.engines.hf.sampling.sampler import plan_sampling
 
 IDS = torch.tensor([[3, 4, 5]])
 
@@ -27,3 +28,19 @@ def test_settings_of_the_sampling() -> None:
     request = make_request(prepare_call(tiny_model("llama"), IDS, max_new_tokens=4, **options))
     assert request.sampling == Sampling(temperature=0.7, top_k=5, top_p=0.9)
     assert len(request.processors) == 3
+
+
+def test_sampling_without_warpers_samples() -> None:
+    """A temperature of 1 needs no processor, and is no greedy decoding."""
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    request = make_request(prepare_call(tiny_model("llama"), IDS, max_new_tokens=4, **options))
+    assert not request.processors
+    assert plan_sampling(request, first=[], stop=[], tokenizer=None, generator=None).sample
+
+
+def test_padding_is_part_of_the_request() -> None:
+    """What is in front of a text reaches the engine, so that the cache is opened behind it."""
+    mask = torch.tensor([[0, 1, 1]])
+    request = make_request(prepare_call(tiny_model("llama"), IDS, max_new_tokens=4, attention_mask=mask))
+    assert request.padding is not None
+    assert request.padding.tolist() == mask.tolist()

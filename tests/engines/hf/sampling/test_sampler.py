@@ -293,3 +293,10 @@ def test_the_empty_draft_is_a_plain_step() -> None:
         drawn.append(follow(planned(kind, generator=generator), torch.zeros(1, 50), DraftTree.empty()))
     assert drawn[0] == drawn[1]
     assert torch.equal(*(generator.get_state() for generator in generators))
+
+
+def test_end_tokens_count_beside_criteria() -> None:
+    """A criterion that goes on does not undo an ending token."""
+    sampler = planned(HostSampler, ends=frozenset({3}), criteria=[lambda *_: False], sample=False)
+    assert follow(sampler, torch.eye(VOCABULARY)[[3]], make_tree([], [])) == Walk([], [3], True)
+    assert sampler.stopped
