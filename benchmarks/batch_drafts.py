@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from serving_turns import LENGTHS
 from versions import VersionProcess
 
 SIZES = (1, 4, 16, 64)
 SIDES, KINDS = ("none", "mix"), ("fresh", "known")
 TOKENS, SHORTEST = 64, 8
-LENGTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # relative lengths; equal texts would end in the same rounds
 SLICE = 0.1  # seconds of a turn
 
 
