@@ -10,6 +10,7 @@ from models import VOCABULARY, tiny_model
 from speculant import Speculator
 from speculant.api import engines
 from speculant.api.engines import ListedEngine, describe_model, find_engine
+from speculant.api.tuning import step_cost_file
 from speculant.cli.env import environment
 from speculant.core.errors import UnsupportedError, UsageError
 from table_engine import END, TableKind, TableModel
@@ -66,6 +67,8 @@ def test_what_it_does_not_offer_is_refused(model: TableModel) -> None:
         opened(model, "mix").generate(PROMPT, top_k=5)
     with pytest.raises(UnsupportedError, match="no logits of the prompt"):
         opened(model, "mix").generate(PROMPT, prompt_logprobs=0)
+    with pytest.raises(UsageError, match="costs of passes on TableEngine cannot be stored"):
+        step_cost_file(opened(model, "mix").engine)
     with pytest.raises(UsageError, match="must be a loaded transformers tokenizer"):
         Speculator.from_transformers(model, object())
 

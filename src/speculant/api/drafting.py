@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant.api.bases import open_bases
-from speculant.api.engines import check_engine_can, find_engine
+from speculant.api.engine_checks import check_engine_can
+from speculant.api.engines import find_engine
 from speculant.api.loading import bundled_head_folder, means_bundled
 from speculant.api.options import check_alone, check_nodes
 from speculant.core.byte_size import MEMORY_LIMIT, check_bytes

@@ -142,7 +142,7 @@ class Speculator(Decoder):
         """
         import torch
 
-        from speculant.api.engines import find_layer_use
+        from speculant.api.engine_checks import find_layer_use
         from speculant.api.gguf_engine import choose_engine
         from speculant.engines.llamacpp.options import LlamaCppOptions
         from speculant.engines.llamacpp.request_model import load_gguf

@@ -31,19 +31,23 @@ _DRIFT = 256  # tokens that the cache may grow beyond the prefix while passes ar
 
 
 def step_cost_file(engine: ModelEngine) -> Path:
-    """Return the file for the latency of a model's passes on its device."""
-    facts = [*engine.latency_facts, "rows of different tokens"]  # earlier files have passes over rows of one token
-    identity = json.dumps(facts, sort_keys=True, default=str).encode()
+    """Return the file for the latency of a model's passes on its device.
+
+    Raises:
+        UsageError: its engine does not say on what the latency depends, so that none can be stored.
+    """
+    if not (facts := engine.latency_facts):
+        raise UsageError(f"costs of passes on {engine.name} cannot be stored: it names no facts that they depend on.")
+    own = [*facts, "rows of different tokens"]  # earlier files have passes over rows of one token
+    identity = json.dumps(own, sort_keys=True, default=str).encode()
     return cache_folder() / f"step-cost-{hashlib.blake2b(identity, digest_size=8).hexdigest()}.json"
 
 
 def stored_step_cost(engine: ModelEngine, *, maximum: int) -> StepCost | None:
     """Return what `speculant tune` measured for this model and device for up to `maximum` nodes, or None."""
-    if not engine.latency_facts:
-        return None
     try:
         found = read_step_cost(step_cost_file(engine))
-    except (FileError, OSError):
+    except (FileError, UsageError, OSError):
         return None  # a missing or broken file only costs a few rounds of measuring
     return found if found.nodes[-1] >= maximum else None
 

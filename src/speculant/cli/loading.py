@@ -107,7 +107,7 @@ def load_speculator(
             found.check(find_model(loading.model))
         if named_drafts:
             check_draft_encoders(loading.model, named_drafts)
-        from speculant.api.engines import check_engine_can, find_layer_use
+        from speculant.api.engine_checks import check_engine_can, find_layer_use
         from speculant.api.speculator import Speculator
     model, tokenizer, threads = load(loading, needed=find_layer_use(method=method.name, head=found))
     if adapter is not None:
